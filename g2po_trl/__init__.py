@@ -3,19 +3,16 @@
 Names are looked up on first use, so that the graph and the advantages load without torch and TRL.
 """
 
+# ruff: noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .credit.estimators.registry import ESTIMATORS
 
 if TYPE_CHECKING:
     from .config import G2POConfig
     from .credit.estimators.common import episode_advantage
-    from .credit.estimators.crbc import crbc
     from .credit.estimators.g2po import edge_advantage, g2po, node_advantage
-    from .credit.estimators.gigpo import gigpo
-    from .credit.estimators.graphgpo import graphgpo
-    from .credit.estimators.grpo import grpo
-    from .credit.estimators.hgpo import hgpo
-    from .credit.estimators.rloo import rloo
     from .credit.graph import StateGraph, TrajectoryRecord
     from .credit.state_keys import NormalisedKey
     from .engines.sampling import Sampling
@@ -40,22 +37,17 @@ if TYPE_CHECKING:
     from .utils.errors import G2POError
 
 _MODULE_OF = {
+    **dict.fromkeys(ESTIMATORS, "credit"),
+    "StateGraph": "credit",
+    "TrajectoryRecord": "credit",
+    "NormalisedKey": "credit",
+    "episode_advantage": "credit",
+    "node_advantage": "credit",
+    "edge_advantage": "credit",
     "Step": "trajectory",
     "Trajectory": "trajectory",
     "read_jsonl": "trajectory",
     "write_jsonl": "trajectory",
-    "StateGraph": "credit.graph",
-    "TrajectoryRecord": "credit.graph",
-    "episode_advantage": "credit.estimators.common",
-    "node_advantage": "credit.estimators.g2po",
-    "edge_advantage": "credit.estimators.g2po",
-    "g2po": "credit.estimators.g2po",
-    "gigpo": "credit.estimators.gigpo",
-    "grpo": "credit.estimators.grpo",
-    "rloo": "credit.estimators.rloo",
-    "graphgpo": "credit.estimators.graphgpo",
-    "hgpo": "credit.estimators.hgpo",
-    "crbc": "credit.estimators.crbc",
     "TextEnvironment": "environments.contract",
     "Observation": "environments.contract",
     "StepResult": "environments.contract",
@@ -74,7 +66,6 @@ _MODULE_OF = {
     "TransformersEngine": "engines.transformers",
     "PromptTemplate": "prompts.template",
     "HubError": "runs.hub",
-    "NormalisedKey": "credit.state_keys",
     "G2POError": "utils.errors",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
@@ -82,48 +73,7 @@ _MODULE_OF = {
     "PPOTrainer": "ppo.trainer",
 }
 
-__all__ = [
-    "AgentCommand",
-    "AgentEnvironment",
-    "EnvironmentPool",
-    "G2POConfig",
-    "G2POError",
-    "G2POTrainer",
-    "GymnasiumEnvironment",
-    "HubError",
-    "NormalisedKey",
-    "Observation",
-    "PPOConfig",
-    "PPOTrainer",
-    "Player",
-    "PoolLimits",
-    "PromptActor",
-    "PromptTemplate",
-    "Sampling",
-    "StateGraph",
-    "Step",
-    "StepResult",
-    "TextArenaEnvironment",
-    "TextEnvironment",
-    "ToolEnvironment",
-    "Trajectory",
-    "TrajectoryRecord",
-    "TransformersEngine",
-    "check_environment",
-    "crbc",
-    "edge_advantage",
-    "episode_advantage",
-    "g2po",
-    "gigpo",
-    "graphgpo",
-    "grpo",
-    "hgpo",
-    "node_advantage",
-    "read_jsonl",
-    "rloo",
-    "tasks_dataset",
-    "write_jsonl",
-]
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

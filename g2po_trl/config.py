@@ -53,14 +53,14 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
             `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule then count passes
             over a rollout, which are iterations with `num_iterations=1`. Needs
             `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
-        gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. `"g2po"`, `"gigpo"` and `"hgpo"` use it; `"crbc"` has
-            its own, in `estimator_kwargs`.
+        gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. Some estimators do not use it, or have their own in
+            `estimator_kwargs`: docs/method.md.
         value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to
             0: returns also use the values of the states that followed, which is less noisy if state keys show
             everything that matters, and biased if they do not. `g2po report` tests the keys of a run.
-        advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
-            never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`, `"rewardflow"`; docs/method.md has their equations. An
-            `advantage_fn` given to the trainer replaces it; the options of the built-in estimators are then refused.
+        advantage_estimator: `"g2po"`, or another name of `g2po_trl.credit.estimators.registry`; docs/method.md has
+            their equations. An `advantage_fn` given to the trainer replaces it; the options of the built-in
+            estimators are then refused.
         estimator_kwargs: options of the estimator, which are the parameters of its function; docs/method.md lists
             them. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and
             `episode_statistics`, `"trajectory"` (the paper's equations) or `"step"` (the released code; long episodes

@@ -7,13 +7,13 @@ import os
 import re
 import warnings
 from dataclasses import fields
-from inspect import get_annotations, signature
+from inspect import get_annotations
 from typing import Any
 from urllib.parse import urlsplit
 
 from trl import GRPOConfig
 
-from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES
+from .credit.estimators.registry import ESTIMATORS
 from .credit.state_keys import IGNORABLE, similarity_threshold
 from .engines.sampling import reserved_option, reshaping_options
 from .experimental.strategies import check_strategy
@@ -233,11 +233,11 @@ def check_estimator(args: GRPOConfig) -> None:
     """Refuse an unknown estimator, its options if it does not have them, and fields that it does not use."""
     name = args.advantage_estimator
     _require(name in ESTIMATORS, "advantage_estimator", name, f"choose one of {', '.join(ESTIMATORS)}")
-    parameters = signature(ESTIMATORS[name]).parameters
+    row = ESTIMATORS[name]
     unused = {
-        "value_lambda": (1.0, name not in USE_NODE_VALUES),
-        "step_advantage_weight": (1.0, "step_weight" not in parameters),
-        **dict.fromkeys(("state_key", "state_key_ignores"), (None, name in COMPARE_EPISODES)),
+        "value_lambda": (1.0, not row.uses_value_lambda),
+        "step_advantage_weight": (1.0, "step_weight" not in row.parameters),
+        **dict.fromkeys(("state_key", "state_key_ignores"), (None, row.compares == "episodes")),
     }
     for field_name, (default, is_unused) in unused.items():
         value = getattr(args, field_name)
@@ -248,10 +248,10 @@ def check_estimator(args: GRPOConfig) -> None:
             f"advantage_estimator={name!r} does not use it; leave it at {default!r}",
         )
     _require(
-        name != "crbc" or args.gamma == type(args).gamma,
+        "gamma" not in row.options or args.gamma == type(args).gamma,
         "gamma",
         args.gamma,
-        f"advantage_estimator='crbc' has its own discount: set estimator_kwargs to {{\"gamma\": {args.gamma}}}",
+        f'advantage_estimator={name!r} has its own discount: set estimator_kwargs to {{"gamma": {args.gamma}}}',
     )
     args.make_estimator()
 

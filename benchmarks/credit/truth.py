@@ -1,6 +1,7 @@
 """Credit against the truth: how near does each estimator's gradient come to the exact one?
 
     python -m benchmarks.credit.truth --output benchmarks/results/truth [--jobs 2] [--houses 8] [--settings default …]
+        [--methods g2po …]
 
 A fixed policy of an exactly known success rate plays the tabular household. Backward induction gives the true
 advantage of every step and the exact gradient of the success rate (`exact.py`); every estimator values the same
@@ -16,6 +17,8 @@ and setting:
   scale that fits them best. Both are unbiased estimates, so that one of 0 may come out below it.
 - `gain`: exact change of the success rate, in points, by a step of fixed length in the direction of the gradient.
 
+`--methods` measures only these, and keeps the others of the results in the folder.
+
 Prints and writes the command, the machine and all values by house; intervals are Student's over houses, 95 %, and
 those of differences are paired by house.
 """
@@ -23,6 +26,7 @@ those of differences are paired by house.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -323,10 +327,19 @@ def gain(houses: Sequence[Task], gradients: np.ndarray) -> float:
     return float(np.mean(changes))
 
 
-def summary(by_house: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
-    """[method][measure]: values by house, mean, half width of its 95 % interval; of the difference to G2PO too."""
+def summary(
+    by_house: Sequence[Mapping[str, Mapping[str, float]]], known: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """[method][measure]: values by house, mean, half width of its 95 % interval; of the difference to G2PO too.
+
+    `known`: the summary of methods that were measured before, in the same houses.
+    """
+    by_house = [
+        {method: {name: of[name]["values"][house] for name in MEASURES} for method, of in (known or {}).items()} | new
+        for house, new in enumerate(by_house)
+    ]
     found: dict[str, dict[str, Any]] = {}
-    for method in by_house[0]:
+    for method in [name for name in METHODS if name in by_house[0]]:
         found[method] = {}
         for name in MEASURES:
             values = [house[method][name] for house in by_house]
@@ -372,15 +385,18 @@ def main() -> None:
     parser.add_argument("--houses", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), metavar="SETTING")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD")
     args = parser.parse_args()
     started, results = time.perf_counter(), {}
+    known = json.loads((args.output / "results.json").read_bytes())["results"] if args.methods else {}
+    options = (args.iterations, args.methods or list(METHODS))
     with ProcessPoolExecutor(args.jobs) as pool:
         jobs = {
-            setting: [pool.submit(measure, setting, seed, args.iterations) for seed in range(args.houses)]
+            setting: [pool.submit(measure, setting, seed, *options) for seed in range(args.houses)]
             for setting in args.settings
         }
         for setting, of in jobs.items():
-            results[setting] = summary([job.result() for job in of])
+            results[setting] = summary([job.result() for job in of], known.get(setting, {}))
             print(f"{setting}: done after {time.perf_counter() - started:.0f} s", flush=True)
     lines = tables(results)
     print("\n".join(lines))

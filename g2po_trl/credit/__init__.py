@@ -4,32 +4,27 @@ State keys → `StateGraph` → values of its nodes → advantages (`estimators`
 so that any framework can use it (docs/elsewhere.md).
 """
 
-from .estimators.common import episode_advantage
-from .estimators.crbc import crbc
-from .estimators.g2po import edge_advantage, g2po, node_advantage
-from .estimators.gigpo import gigpo
-from .estimators.graphgpo import graphgpo
-from .estimators.grpo import grpo
-from .estimators.hgpo import hgpo
-from .estimators.rloo import rloo
-from .graph import StateGraph, TrajectoryRecord
-from .interop import spread_over_tokens, step_advantages
-from .state_keys import NormalisedKey
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "NormalisedKey",
-    "StateGraph",
-    "TrajectoryRecord",
-    "crbc",
-    "edge_advantage",
-    "episode_advantage",
-    "g2po",
-    "gigpo",
-    "graphgpo",
-    "grpo",
-    "hgpo",
-    "node_advantage",
-    "rloo",
-    "spread_over_tokens",
-    "step_advantages",
-]
+from .estimators.registry import ESTIMATORS
+
+_MODULE_OF = {
+    "StateGraph": "graph",
+    "TrajectoryRecord": "graph",
+    "NormalisedKey": "state_keys",
+    "spread_over_tokens": "interop",
+    "step_advantages": "interop",
+    "episode_advantage": "estimators.common",
+    "edge_advantage": "estimators.g2po",
+    "node_advantage": "estimators.g2po",
+    **{name: f"estimators.{name}" for name in ESTIMATORS},
+}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    return value

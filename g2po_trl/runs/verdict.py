@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, estimator_name
+from ..credit.estimators.registry import ESTIMATORS, estimator_name
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
 ALMOST_NONE = 0.01  # of completions or actions
 NEARLY_ALL = 0.9  # of completions
 # What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
-_COMPARES = {name: "episodes" if name in COMPARE_EPISODES else "states" for name in ESTIMATORS}
+_COMPARES = {name: row.compares for name, row in ESTIMATORS.items()}
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
 
 
@@ -124,7 +124,7 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
     if (text := cut_off(tally)) is not None:
         return text
     if tally.unequal_groups:
-        if compares != "states" or not tally.later_steps or tally.shared_steps:
+        if compares != "steps" or not tally.later_steps or tally.shared_steps:
             return None
         return (
             f"No action was compared with another in the same state: after an episode's first step, "

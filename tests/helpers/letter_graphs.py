@@ -5,30 +5,23 @@ from pathlib import Path
 
 import numpy as np
 
-from g2po_trl import StateGraph, Step, Trajectory, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
-from g2po_trl.credit.estimators.rewardflow import rewardflow
+from g2po_trl import StateGraph, Step, Trajectory, crbc, g2po, gigpo, graphgpo, hgpo, rewardflow, rloo
+from g2po_trl.credit.estimators.registry import ESTIMATORS as ROWS
 
 GOLDEN_ADVANTAGES = Path(__file__).parents[3] / "shared" / "golden" / "g2po_advantages.json"
 RELEASED = {"invalid_action_penalty": 0.1, "episode_statistics": "step"}
 ESTIMATORS = {
-    "g2po": g2po,
+    **{name: row.function for name, row in ROWS.items()},
     "g2po released": lambda graph: g2po(graph, **RELEASED),
     "g2po unscaled": lambda graph: g2po(graph, step_weight=0.5, scale_by_std=False),
     "g2po without A_NC": lambda graph: g2po(graph, node_centric=False),
     "g2po without A_EC": lambda graph: g2po(graph, edge_centric=False),
     "g2po without aggregation": lambda graph: g2po(graph, aggregate=False),
-    "gigpo": gigpo,
     "gigpo released": lambda graph: gigpo(graph, **RELEASED),
-    "grpo": grpo,
-    "rloo": rloo,
     "rloo with penalty": lambda graph: rloo(graph, invalid_action_penalty=0.1),
-    "graphgpo": graphgpo,
     "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
-    "rewardflow": rewardflow,
     "rewardflow with step statistics": lambda graph: rewardflow(graph, **RELEASED),
-    "hgpo": hgpo,
     "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history_length=5, depth_exponent=2.0),
-    "crbc": crbc,
     "crbc with step statistics": lambda graph: crbc(graph, least_std=0.0, **RELEASED),
 }
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import g2po_trl
+from g2po_trl.credit.estimators.registry import ESTIMATORS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,8 +36,23 @@ def test_the_generated_pages_are_what_the_code_says():
 def test_the_api_page_has_every_public_name_once():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^\.\. auto(?:class|exception|function):: g2po_trl\.([\w.]+)", page, re.MULTILINE)
-    assert sorted(named) == sorted(g2po_trl.__all__)
+    assert sorted({*named, *ESTIMATORS}) == g2po_trl.__all__, "method.md has the estimators"
     assert len(re.findall(r"^\.\. auto", page, re.MULTILINE)) == len(named)
+
+
+def test_the_method_page_has_every_estimator_with_its_options():
+    """A row each: the paper's address, the name, and every option with its default."""
+    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    section = page.split("## Estimators\n")[1].split("\n## ")[0]
+    rows = {re.search(r"`(\w+)` \|", row)[1]: row for row in section.splitlines() if re.match(r"\| .*`\w+` \|", row)}
+    assert rows.keys() == ESTIMATORS.keys()
+    for name, row in ESTIMATORS.items():
+        assert row.paper is None or f"https://arxiv.org/abs/{row.paper})" in rows[name], name
+        discounted = "yes" if row.uses_gamma else "own" if "gamma" in row.options else "no"
+        assert f"| {discounted} |" in rows[name], name
+        for option, default in row.options.items():
+            if option != "episode_statistics":
+                assert f"`{option}`" in rows[name] and (row.ablations or f"{default:g}" in rows[name]), (name, option)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...credit.estimators.registry import ESTIMATORS
 from ...environments.loading import (
     find_agents,
     find_environments,
@@ -23,7 +24,7 @@ from ..launch import VIEW, launch
 from ..preflight import check_command
 from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
 
-HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
+HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
 TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
             alfworld-ppo, webshop-ppo: by PPO; textworld: a recipe for a GPU;
@@ -49,7 +50,7 @@ batch       --num_generations N        episodes of one task, a group
                                        groups per iteration = processes x both / num_generations
             --max_tokens_per_micro_batch N   memory of the update
 learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --step_advantage_weight X
-            --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc|rewardflow
+            --advantage_estimator {"|".join(ESTIMATORS)}
 episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
             --temperature X  --eval_temperature X  --invalid_action_penalty X
 generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …

@@ -1,15 +1,7 @@
-"""Estimators: pure functions from a state graph to one advantage per step, one file each.
+"""Estimators: pure functions from a state graph to one advantage per step, one file each; `registry` lists them.
 
-    G2PO       A = A_EP + w (A_NC + A_EC)
-    GiGPO      A = A_EP + w A_S
-    GraphGPO   A = A_EP + w A_D
-    CRBC       A = A_EP + w A_V
-    HGPO       A = sum_k w_k A_k
-    GRPO       A = A_EP
-    RLOO       A = R - mean reward of the group's other trajectories
-
-Each A_* is a set of numbers, centred, and divided by their standard deviation if `scale_by_std`. It is 0 in a set of
-one, or of equal values. Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
+Each term A_* is a set of numbers, centred, and divided by their standard deviation if `scale_by_std`. It is 0 in a set
+of one, or of equal values. Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
 
 `episode_statistics="trajectory"` (default) are the papers' equations: each episode counts once, and
 `invalid_action_penalty` is subtracted from the advantage of a step whose completion lacks the required format. The

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...utils.errors import G2POError
 from ..graph import StateGraph
 
 EPSILON = 1e-6
@@ -26,14 +27,14 @@ def episode_advantage(
         (S,) float64.
 
     Raises:
-        ValueError: for an unknown `episode_statistics`.
+        G2POError: for an unknown `episode_statistics`.
     """
     penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
     rewards = graph.rewards[graph.trajectory]
     if episode_statistics == "step":
         return compare(graph, rewards - penalty, graph.group, scale_by_std, invalid_action_penalty)
     if episode_statistics != "trajectory":
-        raise ValueError(
+        raise G2POError(
             f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
             "once) or 'step' (the released code: each step counts once)"
         )

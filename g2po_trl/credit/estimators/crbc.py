@@ -1,4 +1,4 @@
-"""CRBC: next values compared within a state, with values from the fixed point and a bounded standard deviation.
+"""CRBC ([arXiv:2609.35082](https://arxiv.org/abs/2609.35082)): next values of the fixed point, compared within a state.
 
     A    = A_EP + w A_V
     A_V  = (V(s_{j+1}) - mean V) / max(std V, least_std max R)      over steps out of the same node
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...utils.errors import G2POError
 from ..graph import StateGraph
 from ..values import lambda_values
 from .common import compare, episode_advantage
@@ -41,12 +42,12 @@ def crbc(
         (S,) float64.
 
     Raises:
-        ValueError: if `value_weight`, `gamma` or `least_std` is out of range or `episode_statistics` is unknown.
+        G2POError: if `value_weight`, `gamma` or `least_std` is out of range or `episode_statistics` is unknown.
     """
     if value_weight < 0 or least_std < 0:
-        raise ValueError(f"value_weight is {value_weight!r} and least_std {least_std!r}: set both to 0 or more")
+        raise G2POError(f"value_weight is {value_weight!r} and least_std {least_std!r}: set both to 0 or more")
     if not 0 < gamma <= 1:
-        raise ValueError(f"gamma is {gamma!r}: set it above 0 and at most 1")
+        raise G2POError(f"gamma is {gamma!r}: set it above 0 and at most 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     used = graph.counted

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...utils.errors import G2POError
 from ..graph import StateGraph
 from .common import compare
 
@@ -37,10 +38,10 @@ def hgpo(
         (S,) float64.
 
     Raises:
-        ValueError: if `depth_exponent` is negative.
+        G2POError: if `depth_exponent` is negative.
     """
     if depth_exponent < 0:
-        raise ValueError(f"depth_exponent is {depth_exponent!r}: set it to 0 or more")
+        raise G2POError(f"depth_exponent is {depth_exponent!r}: set it to 0 or more")
     returns = graph.returns / graph.gamma
     context = np.maximum(graph.node, 0)
     total, weights = np.zeros(graph.num_steps), np.zeros(graph.num_steps)

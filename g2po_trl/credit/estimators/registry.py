@@ -1,38 +1,23 @@
-"""The built-in estimators by name. The signature of an estimator's function is the list of its options."""
+"""The estimators: one row each. Help texts, exports, refusals and pages read the rows, and options the signatures.
+
+To add an estimator: a file NAME.py with a function NAME here, and a row. Reading the rows imports nothing else.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ...trajectory import Step, Trajectory
+from ...utils.errors import G2POError
 from ...utils.options import check_options
-from ..graph import StateGraph
-from .crbc import crbc
-from .g2po import ABLATIONS, g2po
-from .gigpo import gigpo
-from .graphgpo import graphgpo
-from .grpo import grpo
-from .hgpo import hgpo
-from .rewardflow import rewardflow
-from .rloo import rloo
 
-ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
-    "g2po": g2po,
-    "gigpo": gigpo,
-    "grpo": grpo,
-    "rloo": rloo,
-    "graphgpo": graphgpo,
-    "hgpo": hgpo,
-    "crbc": crbc,
-    "rewardflow": rewardflow,
-}
-COMPARE_EPISODES = frozenset({"grpo", "rloo"})  # keys of states make no difference to them
-USE_NODE_VALUES = frozenset({"g2po"})  # `value_lambda` makes no difference to others
+if TYPE_CHECKING:
+    import numpy as np
+
 # Parameters that are settings of a run, not options of an estimator -> the field of `G2POConfig`.
 RUN_SETTINGS = {
     "step_weight": "step_advantage_weight",
@@ -42,10 +27,59 @@ RUN_SETTINGS = {
 }
 
 
-def estimator_options(name: str) -> dict[str, Any]:
-    """Return the options of an estimator with their defaults: its parameters without the graph and `RUN_SETTINGS`."""
-    graph, *parameters = inspect.signature(ESTIMATORS[name]).parameters.values()
-    return {one.name: one.default for one in parameters if one.name not in RUN_SETTINGS}
+@dataclass(frozen=True)
+class Estimator:
+    """An estimator.
+
+    Args:
+        name: of its module in this package, of the function in it, and in configurations.
+        about: what it compares, in a few words.
+        paper: arXiv number; `None` if there is none.
+        compares: "steps", or whole "episodes", for which state keys make no difference.
+        uses_gamma: whether the graph's discount makes a difference. Otherwise it has none, or an option of its own.
+        uses_value_lambda: whether `value_lambda` makes a difference.
+        ablations: option -> the term that is missing if it is `False`, for names in tables.
+    """
+
+    name: str
+    about: str
+    paper: str | None = None
+    compares: str = "steps"
+    uses_gamma: bool = False
+    uses_value_lambda: bool = False
+    ablations: Mapping[str, str] | None = None
+
+    @property
+    def function(self) -> Callable[..., np.ndarray]:
+        """`(graph, **options) -> (S,)`."""
+        return getattr(import_module(f".{self.name}", __package__), self.name)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of the function after the graph, with their defaults."""
+        _, *parameters = inspect.signature(self.function).parameters.values()
+        return {one.name: one.default for one in parameters}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """`parameters` without `RUN_SETTINGS`: what `estimator_kwargs` may set."""
+        return {name: default for name, default in self.parameters.items() if name not in RUN_SETTINGS}
+
+
+_G2PO_TERMS = {"node_centric": "A_NC", "edge_centric": "A_EC", "aggregate": "group aggregation"}
+ESTIMATORS = {
+    row.name: row
+    for row in (
+        Estimator("g2po", "values of next states, and their changes", "2606.22995", "steps", True, True, _G2PO_TERMS),
+        Estimator("gigpo", "returns from the same state", "2505.10978", uses_gamma=True),
+        Estimator("grpo", "rewards of whole episodes", "2402.03300", "episodes"),
+        Estimator("rloo", "rewards with those of the other episodes, never scaled", "2402.14740", "episodes"),
+        Estimator("graphgpo", "distances to a success", "2605.26684"),
+        Estimator("hgpo", "returns after the same history", "2602.22817", uses_gamma=True),
+        Estimator("crbc", "next values from the fixed point, weighted 5", "2609.35082"),
+        Estimator("rewardflow", "rewards propagated along shortest paths", "2603.18859"),
+    )
+}
 
 
 def make_estimator(
@@ -55,45 +89,36 @@ def make_estimator(
 
     Args:
         name: key of `ESTIMATORS`.
-        estimator_kwargs: options, see `estimator_options`.
+        estimator_kwargs: `Estimator.options`.
         settings: values of `RUN_SETTINGS`. Ignored if the estimator has no such parameter.
 
     Raises:
-        ValueError: for an unknown option, or a value that the estimator refuses.
+        G2POError: for an unknown option, or a value that the estimator refuses.
     """
-    function = ESTIMATORS[name]
-    _check_options(name, estimator_kwargs or {})
-    parameters = inspect.signature(function).parameters
-    used = {setting: value for setting, value in settings.items() if setting in parameters}
-    return partial(function, **used, **(estimator_kwargs or {}))
+    from ...trajectory import Step, Trajectory
+    from ..graph import StateGraph
+
+    row, kwargs = ESTIMATORS[name], estimator_kwargs or {}
+    for option in RUN_SETTINGS.keys() & kwargs:
+        raise G2POError(f"estimator_kwargs has {option!r}: set {RUN_SETTINGS[option]} instead")
+    check_options("estimator_kwargs", kwargs, row.options, f"advantage_estimator={name!r}")
+    used = {setting: value for setting, value in settings.items() if setting in row.parameters}
+    estimator = partial(row.function, **used, **kwargs)
+    if kwargs:  # refused now, not after the first rollout
+        estimator(StateGraph.from_groups([[Trajectory("task", [Step("state", "action")], 1.0, "success")]]))
+    return estimator
 
 
-def compares_steps(name: str, estimator_kwargs: Mapping[str, Any] | None = None, step_weight: float = 1.0) -> bool:
+def compares_steps(name: str, estimator_kwargs: Mapping[str, Any] | None = None) -> bool:
     """Return whether the estimator compares steps. `False`: whole episodes only."""
-    options = {**estimator_options(name), **(estimator_kwargs or {})}
-    weighted = "step_weight" in inspect.signature(ESTIMATORS[name]).parameters
-    weight = step_weight if weighted else options.get("value_weight", 1.0)
+    options = {**ESTIMATORS[name].options, **(estimator_kwargs or {})}
     terms = options.get("node_centric", True) or options.get("edge_centric", True)
-    return name not in COMPARE_EPISODES and weight != 0 and terms
+    return ESTIMATORS[name].compares == "steps" and options.get("value_weight", 1.0) != 0 and terms
 
 
 def estimator_name(name: str, estimator_kwargs: Mapping[str, Any] | None = None, value_lambda: float = 1.0) -> str:
     """Return the estimator's name in tables: `g2po`, `g2po without A_EC`, `g2po, value_lambda 0.5`."""
-    missing = [term for option, term in ABLATIONS.items() if (estimator_kwargs or {}).get(option, True) is False]
+    terms = (ESTIMATORS[name].ablations or {}).items() if name in ESTIMATORS else ()
+    missing = [term for option, term in terms if (estimator_kwargs or {}).get(option, True) is False]
     without = f" without {' and '.join(missing)}" if missing else ""
     return name + without + (f", value_lambda {value_lambda}" if value_lambda != 1 else "")
-
-
-def _check_options(name: str, kwargs: Mapping[str, Any]) -> None:
-    for option in kwargs:
-        if option in RUN_SETTINGS:
-            raise ValueError(f"estimator_kwargs has {option!r}: set {RUN_SETTINGS[option]} instead")
-    check_options("estimator_kwargs", kwargs, estimator_options(name), f"advantage_estimator={name!r}")
-    if kwargs:
-        try:
-            ESTIMATORS[name](_ONE_STEP, **kwargs)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"estimator_kwargs has a value that {name} refuses: {error}") from error
-
-
-_ONE_STEP = StateGraph.from_groups([[Trajectory("task", [Step("state", "action")], 1.0, "success")]])
