@@ -1,4 +1,6 @@
-"""CRBC ([arXiv:2609.35082](https://arxiv.org/abs/2609.35082)): next values of the fixed point, compared within a state.
+"""CRBC ([arXiv:2609.35082](https://arxiv.org/abs/2609.35082)): next values compared within a state.
+
+Values are those of the fixed point, and the standard deviation is bounded.
 
     A    = A_EP + w A_V
     A_V  = (V(s_{j+1}) - mean V) / max(std V, least_std max R)      over steps out of the same node
