@@ -77,6 +77,7 @@ ESTIMATORS = {
         Estimator("graphgpo", "distances to a success", "2605.26684"),
         Estimator("hgpo", "returns after the same history", "2602.22817", uses_gamma=True),
         Estimator("crbc", "next values from the fixed point, weighted 5", "2609.35082"),
+        Estimator("graft", "advantages over several hops, without rewards of episodes", "2609.28963"),
         Estimator("graphhca", "ratios of success probabilities", "2609.35084"),
         Estimator("rewardflow", "rewards propagated along shortest paths", "2603.18859"),
     )
