@@ -42,7 +42,7 @@ from benchmarks.common import facts
 from benchmarks.credit.exact import Policy, Truth, success_rate
 from benchmarks.credit.household import REWARD, Household, Rollout, play, softmax
 from benchmarks.credit.tabular import KEYS
-from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
+from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graft, graphgpo, graphhca, grpo, hgpo, rloo
 from g2po_trl.credit.estimators.common import EPSILON, episode_advantage, mean_and_std
 from g2po_trl.credit.estimators.g2po import edge_advantage
 from g2po_trl.utils.json import write_json
@@ -166,6 +166,9 @@ METHODS: dict[str, Callable[[Played], np.ndarray]] = {
     "hgpo": of_graph(hgpo),
     "graphgpo": of_graph(graphgpo),
     "crbc": of_graph(crbc),
+    "graft": of_graph(graft),
+    "graft, gae_lambda 0": of_graph(partial(graft, gae_lambda=0.0)),
+    "graphhca": of_graph(graphhca),
     "perfect critic": lambda played: played.won - played.value,
     "true advantage": lambda played: played.advantage,
 }
