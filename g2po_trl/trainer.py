@@ -178,7 +178,7 @@ class G2POTrainer(GRPOTrainer):
         check_datasets(environment_factory, train_dataset, eval_dataset)
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
             check_best_metric(args, eval_dataset)
-        check_reward_columns(self.environment_factory, own_columns(train_dataset[0]))
+        check_reward_columns(self.environment_factory, train_dataset[0])
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
@@ -218,7 +218,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
-        first = self.player.pool.check(own_columns(train_dataset[0]))
+        first = self.player.pool.check(train_dataset[0])
         self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -491,7 +491,7 @@ class G2POTrainer(GRPOTrainer):
         self.model.eval()
         set_optimizer_mode(self.optimizer, training=False)
         trajectories, rows = self._play_panel(
-            [own_columns(row) for row in dataset for _ in range(self.num_generations_eval)], temperature
+            [row for row in dataset for _ in range(self.num_generations_eval)], temperature
         )
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:

@@ -19,7 +19,6 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
-from .environments.tasks import own_columns
 from .prompts.chat_template import get_chat_template
 from .runs.metrics import has_metric
 from .runs.summary import at_temperature
@@ -205,7 +204,7 @@ def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dat
         prefixed |= {at_temperature(prefix, other): rows for other in args.other_eval_temperatures}
     metric = name if name.startswith("eval_") else f"eval_{name}"
     for prefix, rows in prefixed.items():
-        task_types = {own_columns(row).get("task_type") for row in rows}
+        task_types = {row.get("task_type") for row in rows}
         if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
             return
     raise ValueError(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults.pool_faults [--output benchmarks/results/pool_faults]
 
-One group of 8 whose steps take 0.2 s (they sleep), in 8 workers: seconds a turn, divided and in one worker. Then 8
+One group of 8 whose steps take 0.2 s (they sleep), in 8 workers: seconds a turn. Then 8
 episodes in one worker, of which one hangs or dies: how many fail, are lost, and are played to their end with the
 observations of an undisturbed run, and what it costs. Prints all; writes it to OUTPUT/results.json.
 """
@@ -47,8 +47,8 @@ class Counting(TextEnvironment):
             os._exit(1)
 
 
-def seconds_a_turn(spread_groups: bool | None) -> float:
-    with EnvironmentPool(Counting, PoolLimits(8), spread_groups=spread_groups) as pool:
+def seconds_a_turn() -> float:
+    with EnvironmentPool(Counting, PoolLimits(8)) as pool:
         pool.reset([{"seconds": 0.2}] * 8, groups=[0] * 8)
         seconds = []
         for _ in range(TURNS):
@@ -89,10 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     results = {
         **facts(),
-        "seconds a turn, one group of 8, 8 workers, steps of 0.2 s": {
-            "divided (default)": seconds_a_turn(None),
-            "in one worker": seconds_a_turn(False),
-        },
+        "seconds a turn, one group of 8, 8 workers, steps of 0.2 s": seconds_a_turn(),
         "8 episodes in one worker, one of them": {
             "hangs in a step": with_a_fault("hang", 5, args.limit),
             "kills its process": with_a_fault("kill", 5, args.limit),

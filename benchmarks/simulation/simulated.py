@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2po_trl import Observation, StepResult
-from g2po_trl.environments.pool.placement import FIRST_RESET, RESET, STEP, MeasuredTimes, place_episodes
+from g2po_trl.environments.pool.placement import place_groups
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Step
+
+FIRST_RESET, RESET, STEP = "first reset of a group in a worker", "reset", "step"
 
 
 @dataclass
@@ -73,9 +75,8 @@ class SimulatedPool:
     does.
     """
 
-    def __init__(self, clock: Clock, costs: PoolCosts, spread_groups: bool | None = None):
-        self.clock, self.costs, self.spread_groups = clock, costs, spread_groups
-        self.times = MeasuredTimes()
+    def __init__(self, clock: Clock, costs: PoolCosts):
+        self.clock, self.costs = clock, costs
         self.recorded: dict[str, Recorded] = {}
         self.live: dict[int, list[Any]] = {}  # by slot: name of what is recorded, its worker, its group, turns played
         self.pending: set[int] = set()
@@ -96,11 +97,10 @@ class SimulatedPool:
         retry_group: Hashable = None,
     ) -> list[int]:
         groups = [object() for _ in tasks] if groups is None else groups
-        load, hosts = [0] * self.costs.workers, {}
-        for _, worker, group, _ in self.live.values():
+        load = [0] * self.costs.workers
+        for _, worker, _, _ in self.live.values():
             load[worker] += 1
-            hosts[group] = worker
-        homes = place_episodes(groups, self.costs.workers, self.times, self.spread_groups, load, hosts)
+        homes = place_groups(groups, load)
         taken = self.live.keys() | self.answers.keys()
         free = [slot for slot in range(len(tasks) + len(taken)) if slot not in taken]
         slots, known = [], {(worker, group) for _, worker, group, _ in self.live.values()}
@@ -170,7 +170,6 @@ class SimulatedPool:
                 heapq.heappush(self._cores, end)
                 self._push(end, True, worker)
                 continue
-            self.times.add(kind, wait + work)
             self.working += wait + work
             self._jobs[worker].popleft()
             if self._jobs[worker]:

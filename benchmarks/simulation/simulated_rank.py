@@ -37,11 +37,10 @@ class Rank:
     pool_costs: PoolCosts
     max_turns: int
     loop: str
-    spread_groups: bool | None = None
 
     def __post_init__(self):
         self.clock, self.version, self.rolling = Clock(), 0, None
-        self.pool = SimulatedPool(self.clock, self.pool_costs, self.spread_groups)
+        self.pool = SimulatedPool(self.clock, self.pool_costs)
         self.engine = SimulatedEngine(self.clock, self.engine_costs)
 
     @property

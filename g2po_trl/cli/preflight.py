@@ -20,7 +20,7 @@ from ..environments.tasks import split_tasks
 from ..runs.ownership import check_free
 from ..utils.adapter_files import find_adapter
 from ..utils.dependent_options import check_given
-from ..utils.extras import MODULE_EXTRAS, install_command
+from ..utils.extras import extra_of, install_command
 from ..utils.options import as_mapping
 from ..utils.parser import read_config, refuse_removed, take_options
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
@@ -136,7 +136,7 @@ def _check_installed(script: Path, given: Mapping[str, Any]) -> None:
     wanted += [(f"{name} is True", module) for name, module in _NEEDED_WITH.items() if given.get(name)]
     for why, module in wanted:
         if find_spec(module) is None:
-            raise ValueError(f"{why}: {module} is not installed: {install_command(MODULE_EXTRAS[module])}")
+            raise ValueError(f"{why}: {module} is not installed: {install_command(extra_of(module))}")
     report_to = given.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:
         if name in _TRACKERS and find_spec(_TRACKERS[name]) is None:

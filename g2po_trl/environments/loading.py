@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..utils.errors import G2POError
 from .file_modules import import_file
 
 
@@ -23,22 +24,19 @@ def load(name: str) -> Any:
             an OpenEnv server.
 
     Raises:
-        SystemExit: if the object does not exist or cannot be imported.
+        G2POError: if the object does not exist or cannot be imported.
     """
     if name.startswith(("http://", "https://")):
         from .adapters.openenv import RemoteEnvironment
 
         return partial(RemoteEnvironment, [name])
-    try:
-        module, _, attribute = resolve_environment_name(name).rpartition(":")
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    module, _, attribute = resolve_environment_name(name).rpartition(":")
     if not module:
-        raise SystemExit(f"{name!r} is not the name of an environment: write module:Class, e.g. my_game:MyEnvironment")
+        raise G2POError(f"{name!r} is not the name of an environment: write module:Class, e.g. my_game:MyEnvironment")
     try:
         return getattr(import_named(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
+        raise G2POError(f"{name!r} cannot be loaded: {error}") from error
 
 
 def import_named(module: str) -> ModuleType:
@@ -52,24 +50,18 @@ def import_named(module: str) -> ModuleType:
 def resolve_environment_name(name: str) -> str:
     """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one environment.
 
-    The file is parsed, not imported. Other names are returned unchanged.
+    The file is parsed, not imported: it may be a script. Other names are returned unchanged.
 
     Raises:
-        ValueError: if the file cannot be read, lacks the class, or contains no environment or several.
+        G2POError: if the file cannot be read, lacks the class, or contains no environment or several.
     """
     return _resolve(name, find_environments, "Class", "contains no TextEnvironment")
 
 
 def resolve_agent_name(name: str) -> str:
-    """Return the full name of an agent: `/folder/file.py:NAME` for `file.py` with one agent.
-
-    The file is parsed, not imported. Other names are returned unchanged.
-
-    Raises:
-        ValueError: if the file cannot be read, lacks the name, or contains no agent or several.
-    """
+    """Return the full name of an agent, as `resolve_environment_name` does of an environment."""
     if name.startswith(("http:", "https:")) or not (":" in name or name.endswith(".py")):
-        raise ValueError(f"agent is {name!r}: write FILE.py, or FILE.py:NAME, with a function (task, client)")
+        raise G2POError(f"agent is {name!r}: write FILE.py, or FILE.py:NAME, with a function (task, client)")
     return _resolve(name, find_agents, "NAME", "contains no public function (task, client) and no AgentCommand")
 
 
@@ -78,37 +70,31 @@ def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, noth
     if not path.endswith(".py") or path.startswith(("http:", "https:")):
         return name
     if not Path(path).is_file():
-        raise ValueError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
+        raise G2POError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
     tree = read_source(path)
     found = find(tree)
     if attribute and not binds(tree, attribute):
-        raise ValueError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
+        raise G2POError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
     if not attribute and len(found) != 1:
         content = f"contains {', '.join(found)}" if found else nothing
-        raise ValueError(f"{path} {content}: write {path}:{found[0] if found else kind}")
+        raise G2POError(f"{path} {content}: write {path}:{found[0] if found else kind}")
     return f"{Path(path).resolve()}:{attribute or found[0]}"
+
+
+def read_source(path: str | Path) -> ast.Module:
+    """Return the syntax tree of a file. Raises `G2POError` if the file cannot be read or parsed."""
+    try:
+        return ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
+    except (OSError, SyntaxError, ValueError) as error:
+        at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise G2POError(f"{path} cannot be read{at}: {getattr(error, 'msg', error)}") from error
 
 
 def binds(tree: ast.Module, name: str) -> bool:
     """Return whether the file defines or imports the name; a star import counts."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            return True
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
-            return True
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any(alias.name == "*" or (alias.asname or alias.name) == name for alias in node.names):
-                return True
-    return False
-
-
-def read_source(path: str | Path) -> ast.Module:
-    """Return the syntax tree of a file. Raises `ValueError` if the file cannot be read or parsed."""
-    try:
-        return ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"{path} cannot be read{at}: {getattr(error, 'msg', error)}") from error
+    found = {getattr(node, "asname", None) or getattr(node, "name", None) for node in ast.walk(tree)}
+    found |= {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return name in found or "*" in found
 
 
 def find_environments(tree: ast.Module) -> list[str]:
@@ -117,24 +103,18 @@ def find_environments(tree: ast.Module) -> list[str]:
     A class is an environment if it derives from `TextEnvironment`, directly or through another class of the file, or
     is in TRL's style, with `reset` and `get_reward`.
     """
-    imported = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    environments: set[str] = set()
-    found = []
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported = {one.asname or one.name: f"{node.module}.{one.name}" for node in imports for one in node.names}
+    environments = []
     for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
-        bases = [imported.get(base, base) for base in bases]
-        methods = {part.name for part in node.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        if any(base in environments or _is_environment(base) for base in bases) or {"reset", "get_reward"} <= methods:
-            environments.add(node.name)
-            found += [] if node.name.startswith("_") else [node.name]
-    return found
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            methods = {getattr(part, "name", None) for part in node.body}
+            if {"reset", "get_reward"} <= methods or any(
+                base in environments or _is_environment(imported.get(base, base)) for base in bases
+            ):
+                environments.append(node.name)
+    return [name for name in environments if not name.startswith("_")]
 
 
 def _is_environment(base: str) -> bool:
@@ -148,12 +128,10 @@ def find_agents(tree: ast.Module) -> list[str]:
     found = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            parameters = [*node.args.posonlyargs, *node.args.args]
-            names = [node.name] if [one.arg for one in parameters[:2]] == ["task", "client"] else []
-        else:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            call = getattr(node, "value", None)
-            made = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
-            names = [one.id for one in targets if isinstance(one, ast.Name)] if made == "AgentCommand" else []
-        found += [name for name in names if not name.startswith("_")]
-    return found
+            parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+            found += [node.name] if parameters[:2] == ["task", "client"] else []
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_agent = ast.unparse(node.value.func).rpartition(".")[2] == "AgentCommand"
+            found += [one.id for one in targets if is_agent and isinstance(one, ast.Name)]
+    return [name for name in found if not name.startswith("_")]

@@ -7,8 +7,9 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ if "datasets" in sys.modules:  # slow to import; `load_from_disk` may come next
 def plain(dataset: Any) -> Any:
     """Return a dataset, or each of a dictionary, with rows of Python's own values instead of a `with_format`'s.
 
-    A `with_transform` stays: `own_columns` converts the arrays of its rows. What is no `Dataset` is returned as it is.
+    A `with_transform` stays, with the arrays of its batches as lists. What is no `Dataset` is returned as it is.
     """
     from datasets import Dataset
 
@@ -129,9 +130,14 @@ def plain(dataset: Any) -> Any:
         _register_format()
         return dataset.with_format(FORMAT)
     kind, columns, all_columns = (dataset.format[name] for name in ("type", "columns", "output_all_columns"))
-    if kind in (None, "custom"):
-        return dataset
-    return dataset.with_format(None, columns=None if all_columns else columns)
+    if kind == "custom":
+        transform = dataset.format["format_kwargs"]["transform"]
+        return dataset.with_transform(partial(_plain_batch, transform), columns, all_columns)
+    return dataset if kind is None else dataset.with_format(None, columns=None if all_columns else columns)
+
+
+def _plain_batch(transform: Callable, batch: Mapping[str, Any]) -> dict[str, Any]:
+    return _plain_value(dict(transform(batch)))
 
 
 def _as_text(row: Mapping[str, Any], number: int) -> str:
@@ -155,8 +161,8 @@ def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as plain data, without the columns that only other rows of its batch have."""
-    return {name: _plain_value(value) for name, value in row.items() if value is not ABSENT}
+    """Return a row of a batch without the columns that only other rows have."""
+    return {name: value for name, value in row.items() if value is not ABSENT}
 
 
 def _plain_value(value: Any) -> Any:
@@ -193,7 +199,7 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
                 check_task_columns(environment_factory, columns)
             except ValueError as error:
                 raise ValueError(f"{name} dataset{where}: {error}") from error
-        row, again = own_columns(dataset[0]), own_columns(dataset[0])
+        row, again = dataset[0], dataset[0]
         for column, value in row.items():
             if task_id_of({column: value}) != task_id_of({column: again[column]}):
                 raise ValueError(
@@ -239,5 +245,5 @@ def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:
         return {"": tuple(dataset.column_names)}
     first: dict[tuple[str, ...], str] = {}
     for number, row in enumerate(dataset, 1):
-        first.setdefault(tuple(sorted(own_columns(row))), f", row {number}")
+        first.setdefault(tuple(sorted(row)), f", row {number}")
     return {where: columns for columns, where in first.items()}

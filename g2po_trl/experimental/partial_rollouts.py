@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines.sampling import derived_seed
-from ..environments.tasks import own_columns, task_id_of
+from ..environments.tasks import task_id_of
 from ..rollout.episode import Episode
 from ..rollout.loop import Loop
 from ..rollout.player import EXCLUDED
@@ -265,7 +265,7 @@ class PartialRollouts:
         draws = random.Random(derived_seed(self.context.seed, self.context.rank, next(self._group_numbers)))
         while number > 0:
             places = draws.sample(range(len(self.tasks)), min(number, len(self.tasks)))
-            self.queue.extend(own_columns(self.tasks[place]) for place in places)
+            self.queue.extend(self.tasks[place] for place in places)
             number -= len(places)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..engines.sampling import derived_seed
-from ..environments.tasks import own_columns, task_id_of
+from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
 from .strategy import Rollout, RolloutContext, Row, SynchronousRollout
 
@@ -68,7 +68,7 @@ class DynamicSampling(SynchronousRollout):
         tasks, excluded, names = self.context.tasks, self.context.player.excluded, set(names)
         draws = random.Random(derived_seed(self.context.seed, iteration))
         for place in draws.sample(range(len(tasks)), len(tasks)):
-            row = own_columns(tasks[place])
+            row = tasks[place]
             if task_id_of(row) not in names and task_id_of(row) not in excluded:
                 yield row
 

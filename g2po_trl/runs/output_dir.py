@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..environments.tasks import own_columns, tasks_hash
+from ..environments.tasks import tasks_hash
 from ..trajectory import Trajectory, write_jsonl
 from ..utils.json import read_json_lines, write_json, write_json_lines
 from ..utils.masking import masked
@@ -238,7 +238,7 @@ class RunFolder:
         for name, rows in panels.items():
             # As written, also NaN and half a character: `g2po evaluate` plays these rows again.
             lossless = {"ensure_ascii": True, "allow_nan": True}
-            write_json_lines(self.path / "panels" / f"{name}.jsonl", map(own_columns, rows), **lossless)
+            write_json_lines(self.path / "panels" / f"{name}.jsonl", rows, **lossless)
 
     def take_for_evaluation(self) -> bool:
         """Before `train`, on the main process: whether the folder is this run's, or has become it now.

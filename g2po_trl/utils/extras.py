@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from importlib.metadata import requires
 from pathlib import Path
 
-# Module -> the extra of setup.cfg that installs it.
-MODULE_EXTRAS = {
-    "alfworld": "alfworld",
-    "textworld": "alfworld",
-    "regex": "webshop",
-    "snowballstemmer": "webshop",
-    "textblob": "webshop",
-    "thefuzz": "webshop",
-    "openenv": "openenv",
-    "uvicorn": "openenv",
-    "websockets": "openenv",
-    "openai": "agents",
-    "bitsandbytes": "qlora",
-    "gguf": "pretrained",
-    "vllm": "vllm",
-    "datasketch": "similarity",
-    "matplotlib": "plots",
-    "pyvis": "view",
-    "gymnasium": "gymnasium",
-    "textarena": "textarena",
-}
+# Modules that the package of an extra brings along.
+_BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "openenv"}
+
+
+@cache
+def extra_of(module: str) -> str | None:
+    """Return the extra that installs a module, from the metadata of g2po-trl; `None` if there is none."""
+    package = _BROUGHT_BY.get(module, module)
+    for requirement in requires("g2po-trl") or ():
+        found = re.match(r"""([\w.-]+).*\bextra == ["']([\w-]+)["']""", requirement)
+        if found and found[1] == package and found[2] != "dev":
+            return found[2]
+    return None
 
 
 def install_command(extra: str) -> str:
@@ -40,6 +35,5 @@ def missing_extra(error: ImportError) -> str | None:
     module = (error.name or "").partition(".")[0]
     if "vLLM is not available" in str(error):  # TRL names its own extra
         module = "vllm"
-    if module not in MODULE_EXTRAS:
-        return None
-    return f"{module} is not installed: {install_command(MODULE_EXTRAS[module])}"
+    extra = extra_of(module)
+    return extra and f"{module} is not installed: {install_command(extra)}"

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 from typing import Any
 
@@ -26,6 +27,16 @@ def show(value: Any) -> str:
 def printable(text: str) -> str:
     """Return a text that a model or an environment wrote, so that a terminal shows it and obeys nothing in it."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def describe_exit(status: int) -> str:
+    """Return a description of a process's exit status."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no name
+        return f"signal {-status}"
 
 
 class _Output(io.FileIO):

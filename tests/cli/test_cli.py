@@ -22,7 +22,7 @@ from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import Request, read, resolve
 from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.recipe_files import config_names, recipe_names, recipes_folder
-from g2po_trl.utils.extras import MODULE_EXTRAS, install_command
+from g2po_trl.utils.extras import extra_of, install_command
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "peft", "trl", "bitsandbytes", "pandas", "vllm"}
@@ -228,7 +228,7 @@ def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
     extras = {name: lines.split() for name, lines in setup["options.extras_require"].items() if name != "dev"}
     brought = {re.match(r"\w+", line)[0]: extra for extra, lines in extras.items() for line in lines if line[0] != "#"}
     del brought["pyyaml"]  # in every installation
-    assert len(brought) > 8 and {module: MODULE_EXTRAS.get(module) for module in brought} == brought
+    assert len(brought) > 8 and {module: extra_of(module) for module in brought} == brought
 
 
 def test_flags_are_read_and_passed_on():

@@ -65,6 +65,7 @@ from g2po_trl.cli.process import set_up_process
 set_up_process()
 from pathlib import Path
 from g2po_trl import Observation, TextEnvironment
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
 
 class Loud(TextEnvironment):
@@ -75,7 +76,7 @@ class Loud(TextEnvironment):
 
 print("started", flush=True)
 sys.stdin.read()
-with EnvironmentPool(Loud, num_workers=1) as pool:
+with EnvironmentPool(Loud, PoolLimits(1)) as pool:
     played = pool.reset([{}])[0]
     print("step 1", flush=True)
     print("a warning", file=sys.stderr, flush=True)

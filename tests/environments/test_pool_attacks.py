@@ -3,18 +3,20 @@
 Nothing of it runs in the trainer, and only its own episode is lost.
 """
 
+import json
 import os
 import pickle
-import struct
 
 import pytest
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decode, encode
+from g2po_trl.environments.pool.channel import LENGTH
+from g2po_trl.environments.validation import validate_observation, validate_step
 
 # The worker's socket, as code finds it that was given nothing.
 SOCKET = """
-import os, pickle, socket, struct, time
+import os, socket, time
 for name in os.listdir('/proc/self/fd'):
     try:
         if os.readlink(f'/proc/self/fd/{name}').startswith('socket:'):
@@ -58,19 +60,22 @@ class Runs:
 
 
 def framed(message):
-    return struct.pack("!Q", len(message)) + message
+    return LENGTH.pack(len(message)) + message
 
 
-FORGED = b'[%d,0.0,"0","0",{"seen":["forged",null,null,null],"step":[10.0,true,false,{}]}]'
+def forged(job):
+    return framed(encode(Answer(job, "0", StepResult(Observation("forged"), 10.0, True))))
+
+
 ATTACKS = {
     "garbage": "write(b'not a message at all')",
-    "a huge message announced": "write(struct.pack('!Q', 1 << 40))",
-    "an answer that nobody is owed": f"write({framed(FORGED.replace(b'%d', b'17'))!r})",
-    "an answer for another episode": f"for n in range(3): write({framed(FORGED.replace(b'%d', b'1'))!r})",
-    "a message of nothing": "write(bytes(8))",
-    "nothing, a thousand times": "write(bytes(8000))",
-    "half a message": "write(struct.pack('!Q', 50) + b'half')",
-    "millions of bytes": "write(struct.pack('!Q', 20_000_000) + bytes(20_000_000))",
+    "a huge message announced": f"write({LENGTH.pack(1 << 40)!r})",
+    "an answer that nobody is owed": f"write({forged(17)!r})",
+    "an answer for another episode": f"for n in range(3): write({forged(1)!r})",
+    "a message of nothing": f"write({framed(b'')!r})",
+    "nothing, a thousand times": f"write({framed(b'')!r} * 1000)",
+    "half a message": f"write({framed(bytes(50))[:12]!r})",
+    "millions of bytes": f"write({LENGTH.pack(20_000_000)!r} + bytes(20_000_000))",
     "bytes without an end": "while True: write(b'x' * 1_000_000)",
     "the socket closed": "os.close(pipe)",
     "the socket shut": "socket.socket(fileno=os.dup(pipe)).shutdown(socket.SHUT_RDWR)",
@@ -97,7 +102,7 @@ def test_what_is_written_to_the_workers_socket_costs_one_episode(executing, code
 def test_half_a_message_and_silence():
     with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=5)) as pool:
         pool.reset([{"number": 0}, {"number": 1}])
-        results = pool.step({0: SOCKET + "write(struct.pack('!Q', 5000) + b'half')", 1: "pass"})
+        results = pool.step({0: SOCKET + f"write({framed(bytes(5000))[:12]!r})", 1: "pass"})
         assert results[0].kind == "timeout" and "more than 5 s" in results[0].message
         assert results[1].observation.text == "1 step 1"
 
@@ -106,7 +111,7 @@ def test_a_message_that_comes_in_drops():
     """No time limit is renewed by a byte now and then."""
     with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=3)) as pool:
         pool.reset([{"number": 0}])
-        drops = "write(struct.pack('!Q', 5000))\nwhile True: write(b'x'); time.sleep(0.2)"
+        drops = f"write({LENGTH.pack(5000)!r})\nwhile True: write(b'x'); time.sleep(0.2)"
         assert pool.step({0: SOCKET + drops})[0].kind == "timeout"
 
 
@@ -157,65 +162,61 @@ def test_neither_forks_nor_programs_have_the_socket(executing):
     assert executing.step({0: code.replace("{{n}}", "{n}")})[0].observation.text == "0 0 0 step 1"
 
 
-class Answering:
-    """Results of all kinds, as a worker checks them."""
-
-    seen = Observation("x\ud83d\ude00é\0", "key", ["a", "b"], "task")
-    info = {"success": True, "score": 0.1, "deep": [{"a": None}], "big": 10**4000, "half": "\ud800", "none": None}
-    results = (
-        None,
-        ("exception", "it raised"),
-        Observation("x"),
-        seen,
-        Observation("", admissible_actions=[]),
-        StepResult(seen, -0.1, True, False, info),
-        StepResult(Observation("x", "k"), 1e-300, info={}),
-    )
+SEEN = Observation("x\U0001f600é\0", "key", ["a", "b"], "task")
+INFO = {"success": True, "score": 0.1, "deep": [{"a": None}], "big": 10**4000, "half": "\ud800", "none": None}
+RESULTS = (
+    None,
+    ("exception", "it raised"),
+    Observation("x"),
+    SEEN,
+    Observation("", admissible_actions=[]),
+    StepResult(SEEN, -0.1, True, False, INFO),
+    StepResult(Observation("x", "k"), 1e-300, info={}),
+)
 
 
-@pytest.mark.parametrize("result", Answering.results, ids=range(len(Answering.results)))
+@pytest.mark.parametrize("result", RESULTS, ids=range(len(RESULTS)))
 def test_answers_arrive_as_they_were_sent(result):
-    if isinstance(result, Observation) and "\ud83d" in result.text or isinstance(result, StepResult) and result.info:
-        seen = Observation("x\U0001f600é\0", "key", ["a", "b"], "task")
-        result = seen if isinstance(result, Observation) else StepResult(seen, -0.1, True, False, result.info)
-    answer = Answer(2**61 + 1, 0.25, "0f", result)
+    answer = Answer(2**61 + 1, "0f", result)
     arrived = decode(encode(answer))
     assert arrived == answer and type(arrived.result) is type(result)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        b"null",
-        b"[]",
-        b"\xff\xfe",
-        b"[1,0.0,null]",
-        b'[1.5,0.0,"m",null]',
-        b'["1",0.0,"m",null]',
-        b'[true,0.0,"m",null]',
-        b'[1,-1.0,"m",null]',
-        b'[1,NaN,"m",null]',
-        b'[1,Infinity,"m",null]',
-        b"[1,0.0,5,null]",
-        b'[1,0.0,"m",5]',
-        b'[1,0.0,"m",["crash","x"]]',
-        b'[1,0.0,"m",["exception",5]]',
-        b'[1,0.0,"m",{}]',
-        b'[1,0.0,"m",{"seen":[5,null,null,null]}]',
-        b'[1,0.0,"m",{"seen":["\\ud800",null,null,null]}]',
-        b'[1,0.0,"m",{"seen":["x",null,"abc",null]}]',
-        b'[1,0.0,"m",{"seen":["x",null,[5],null]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null]}]\0bytes',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1e999,false,false,{}]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"step":["1",false,false,{}]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1,0,false,{}]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1,false,false,[]]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1,false,false,{"score":"high"}]}]',
-        pickle.dumps((0.0, "m", None)),
-        b"[" * 100_000,
-    ],
-)
+def changed(value):
+    """The value with each of its parts left out, or replaced by something else."""
+    yield from (None, True, 5, 1.5, float("inf"), "x", "\ud800", [], [1, 2], {}, {"score": "high"})
+    if isinstance(value, (list, dict)):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            for other in changed(value[key]):
+                yield {**value, key: other} if isinstance(value, dict) else [*value[:key], other, *value[key + 1 :]]
+            yield (
+                {k: v for k, v in value.items() if k != key}
+                if isinstance(value, dict)
+                else [*value[:key], *value[key + 1 :]]
+            )
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=range(len(RESULTS)))
+def test_what_is_decoded_keeps_the_contract(result):
+    """Whatever bytes come, the trainer gets what `validate_step` would let through, or refuses them."""
+    refused = 0
+    for other in changed(json.loads(encode(Answer(1, "m", result)).decode("utf-8", "surrogatepass"))):
+        try:
+            answer = decode(json.dumps(other, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        except InvalidAnswerError:
+            refused += 1
+            continue
+        assert type(answer.job) is int and isinstance(answer.digest, (str, type(None)))
+        if isinstance(answer.result, StepResult):
+            assert validate_step(answer.result, "it") == answer.result
+        elif isinstance(answer.result, Observation):
+            assert validate_observation(answer.result, "it") == answer.result
+        else:
+            assert answer.result is None or list(map(type, answer.result)) == [str, str]
+    assert refused > 20
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff\xfe", b"[1,null]\0bytes", pickle.dumps((0.0, "m")), b"[" * 100_000])
 def test_what_is_no_answer_is_refused(message):
     with pytest.raises(InvalidAnswerError):
         decode(message)

@@ -12,15 +12,6 @@ from faulty_pools import interrupted
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
-from g2po_trl.environments.pool.placement import (
-    FIRST_RESET,
-    RESET,
-    STEP,
-    MeasuredTimes,
-    keep_groups,
-    place_episodes,
-    split_groups,
-)
 
 held = []
 
@@ -304,14 +295,3 @@ def test_the_episodes_of_a_worker_that_has_grown_move():
         assert pool.recycled == 1 and old not in pool.worker_pids and pool.replayed == 2
         pool.end([1])  # playing it again would grow the next one, too
         assert texts(pool.step({0: "go", 5: "go"})) == {0: "a go", 5: "f go"}
-
-
-def test_new_episodes_go_to_idle_workers_and_to_their_groups():
-    assert keep_groups(["a", "a", "b"], 3, load=[2, 0, 1], hosts={"b": 0}) == [1, 1, 0]
-    assert split_groups(["a"] * 4, 3, load=[3, 0, 1]) == [1, 1, 1, 2] and split_groups(["a"], 2, load=[5, 4]) == [1]
-    times = MeasuredTimes()
-    for kind, seconds in ((FIRST_RESET, 60.0), (RESET, 0.1), (STEP, 0.01)):
-        for _ in range(1000):
-            times.add(kind, seconds)
-    assert place_episodes(["a"], 2, times, load=[5, 4], hosts={"a": 0}) == [0], "preparing the game again is dear"
-    assert place_episodes(["a"], 2, MeasuredTimes(), load=[90, 4], hosts={"a": 0}) == [1]

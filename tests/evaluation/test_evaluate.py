@@ -164,7 +164,7 @@ def test_a_panel_of_errors_has_no_number_and_its_files_are_json(game, server, ca
 
 
 def test_an_environment_that_loads_too_slowly_is_given_up_with_the_remedy(game, server):
-    with pytest.raises(SystemExit, match="loading Game .* more than 0.01 s; .*--environment-load-timeout"):
+    with pytest.raises(SystemExit, match="loading Game .* more than 0.01 s; .*environment_load_timeout"):
         main(served(game, server, "--environment-load-timeout", 0.01))
 
 

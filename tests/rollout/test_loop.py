@@ -173,7 +173,7 @@ def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
             asked.append(prompt)
             (tmp_path / f"asked-1-{len(asked)}").touch()
 
-    with EnvironmentPool(partial(Waiting, tmp_path), PoolLimits(2), spread_groups=True) as pool:
+    with EnvironmentPool(partial(Waiting, tmp_path), PoolLimits(2)) as pool:
         trajectories, _ = Player(pool, make_actor(encode, watch=watch), 4).play([{"number": 0}, {"number": 1}])
     assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
 

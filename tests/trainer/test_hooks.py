@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
 
 from g2po_trl import G2POTrainer, tasks_dataset
-from g2po_trl.environments.tasks import own_columns, plain
+from g2po_trl.environments.tasks import plain
 from g2po_trl.trainer_validation import check_best_metric
 
 PANEL = TASKS.select(range(2))
@@ -301,8 +301,8 @@ def formats():
 def test_rows_of_any_format_are_plain_data(name):
     data = dict(formats())[name]
     for rows in (list(plain(data)), [plain(data)[place] for place in range(len(data))]):
-        assert repr([own_columns(row) for row in rows]) == repr(ROWS), "types too"
-    assert list(map(own_columns, plain({"a": data})["a"])) == ROWS
+        assert repr(rows) == repr(ROWS), "types too"
+    assert list(plain({"a": data})["a"]) == ROWS
 
 
 @pytest.mark.parametrize("name", ["pandas", "transform"])

@@ -11,12 +11,11 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import G2POConfig, PromptTemplate
-from g2po_trl.environments.pool.limits import withheld_variables
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
-from g2po_trl.utils.masking import HIDDEN, masked, masked_names
+from g2po_trl.utils.masking import HIDDEN, masked, masked_names, withheld_variables
 
 
 class Keyed(KeyDoorEnvironment):

@@ -96,7 +96,7 @@ def test_a_pass_is_not_interrupted():
 def test_a_pool_by_hand():
     """Two workers, a core: members of a group share a worker, what waits needs no core."""
     clock, episode = Clock(), Recorded([1, 1], [1, 1], [5.0, 0.0], True)
-    pool = SimulatedPool(clock, PoolCosts(2, step=1, reset=1, first_reset=2, cores=1), spread_groups=False)
+    pool = SimulatedPool(clock, PoolCosts(2, step=1, reset=1, first_reset=2, cores=1))
     slots = pool.begin([{"episodes": [episode] * 2}] * 2 + [{"episodes": [episode]}], ["a", "a", "b"])
     assert list(pool.receive(None)) == [slots[0]] and clock.now == 2
     assert list(pool.receive(None)) == [slots[2]] and clock.now == 4

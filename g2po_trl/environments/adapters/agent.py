@@ -94,7 +94,7 @@ class AgentClient:
         Raises:
             ImportError: if openai is not installed.
         """
-        openai = import_extra("openai", "agents")
+        openai = import_extra("openai")
         # No certificates are read for loopback, and no proxies.
         return openai.OpenAI(**self._options(openai.DefaultHttpxClient(trust_env=False, verify=False), options))
 
@@ -104,7 +104,7 @@ class AgentClient:
         Raises:
             ImportError: if openai is not installed.
         """
-        openai = import_extra("openai", "agents")
+        openai = import_extra("openai")
         return openai.AsyncOpenAI(
             **self._options(openai.DefaultAsyncHttpxClient(trust_env=False, verify=False), options)
         )

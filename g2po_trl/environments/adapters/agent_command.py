@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..pool.worker_process import describe_exit
+from ...utils.show import describe_exit
 from .agent import AgentClient, CommandError
 from .endpoint import bypass_proxies
 

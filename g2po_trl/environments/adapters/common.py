@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from ...utils.extras import install_command
+from ...utils.extras import extra_of, install_command
 from ...utils.json import to_plain
 from ..validation import is_score
 
 
-def import_extra(module: str, extra: str) -> ModuleType:
+def import_extra(module: str) -> ModuleType:
     """Return a module that an extra of the package installs. Raises `ImportError`, naming the extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the library is installed, one of its dependencies is not
-        raise ImportError(f"{module} is not installed: {install_command(extra)}") from error
+        raise ImportError(f"{module} is not installed: {install_command(extra_of(module))}") from error
 
 
 class PrivateRandomState:

@@ -57,7 +57,7 @@ class GymnasiumEnvironment(TextEnvironment):
         task: str | None = None,
         any_text: bool = False,
     ):
-        self.gymnasium = import_extra("gymnasium", "gymnasium")
+        self.gymnasium = import_extra("gymnasium")
         self.env_id, self.task = env_id, task
         self.actions_in_info, self.any_text = actions_in_info, any_text
         self.randomness = PrivateRandomState()

@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...prompts.conversation import ChatRequest
+from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
-from ..pool.limits import PoolLimits, withheld_variables
+from ..pool.limits import PoolLimits
 from ..pool.pool import EnvironmentFailure, EnvironmentPool
 from ..validation import factory_name
 from .trl_tools import is_tool_environment, text_environment_factory

@@ -48,7 +48,7 @@ class TextArenaEnvironment(TextEnvironment):
     ):
         if state_key not in STATE_KEYS:
             raise ValueError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
-        self.textarena = import_extra("textarena", "textarena")
+        self.textarena = import_extra("textarena")
         for variant in _VARIANTS:
             env_id = env_id.removesuffix(variant)
         self.env_id, self.brackets = env_id, brackets

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .limits import PoolLimits
-from .placement import STEP
 from .worker_process import Job, WorkerProcess
 
 
@@ -45,7 +44,6 @@ class PooledEpisode:
     slot: int
     task: Mapping[str, Any]
     pickled: bytes
-    group: Hashable
     retry_group: Hashable
     worker: WorkerProcess | None = None
     action: str | None = None
@@ -56,15 +54,15 @@ class PooledEpisode:
     timeouts: int = 0
     reassignment_reason: str = ""
 
-    def replay_jobs(self, limits: PoolLimits, kind: str) -> list[Job]:
-        """Return the jobs that replay the episode, with the expected digests. `kind`: of the reset (`Job.kind`)."""
+    def replay_jobs(self, limits: PoolLimits) -> list[Job]:
+        """Return the jobs that replay the episode, with the expected digests."""
         first = self.digests[0] if self.digests else None
-        reset = Job(self.number, self.slot, "reset", self.pickled, first, limits.environment_reset_timeout, kind)
+        reset = Job(self.number, self.slot, "reset", self.pickled, first, limits.environment_reset_timeout)
         played = zip(self.actions, self.digests[1:])
         return [reset, *(self.step(action, limits, digest) for action, digest in played)]
 
     def step(self, action: str, limits: PoolLimits, expected: str | None = None) -> Job:
-        return Job(self.number, self.slot, "step", action, expected, limits.environment_step_timeout, STEP)
+        return Job(self.number, self.slot, "step", action, expected, limits.environment_step_timeout)
 
     def reassign(self, why: str) -> None:
         """Mark the episode for reassignment."""

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from ...utils.show import describe_exit
 from .episode_log import PooledEpisode
 from .limits import PoolLimits
-from .worker_process import Job, WorkerProcess, describe_exit
+from .worker_process import Job, WorkerProcess
 
 MAX_LOST_WORKERS = 20  # per answer; then the episode is given up
 MAX_TIMEOUTS = 3  # among them by a time limit

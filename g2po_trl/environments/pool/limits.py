@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...utils.errors import G2POError
-from ...utils.masking import is_secret_variable
 from ...utils.options import KINDS, is_of_kind
 
 _WHOLE_NUMBERS = ("num_environment_workers", "environment_worker_resets", "max_observation_characters")
@@ -85,14 +83,6 @@ class PoolLimits:
     def load_timeout(self) -> float:
         """Seconds for importing the environment."""
         return self.environment_load_timeout or max(60.0, self.environment_reset_timeout)
-
-
-def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
-    """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
-    if unknown := sorted(set(passed) - set(os.environ)):
-        names = ", ".join(unknown)
-        raise G2POError(f"environment_variables names {names}, not set here: export it, or remove it")
-    return sorted(name for name, value in os.environ.items() if is_secret_variable(name, value) and name not in passed)
 
 
 def usable_cores() -> int:

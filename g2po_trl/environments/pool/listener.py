@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
@@ -30,12 +31,12 @@ class Listener:
 
     def sent(self, worker: WorkerProcess) -> None:
         """Watch for writability after a send that left bytes unsent."""
-        if worker.channel.unsent and worker.disconnected_at is None:
+        if worker.channel.unsent:
             self._selector.modify(worker.channel, READ | WRITE, worker)
 
     def remove(self, worker: WorkerProcess) -> None:
         """Stop watching a worker; call it before its channel is closed."""
-        with contextlib.suppress(KeyError):  # already removed when it disconnected
+        with contextlib.suppress(KeyError):
             self._selector.unregister(worker.channel)
 
     def close(self) -> None:
@@ -50,24 +51,15 @@ class Listener:
             A worker, its messages, and `"timeout"`, `"crash"` or `"corrupt"` if it failed, else `None`.
         """
         before = time.monotonic()
-        until = before + min(patience, CHECK_SECONDS)
-        for worker in workers:
-            if worker.disconnected_at is not None:
-                until = min(until, before + 0.005)
-            elif worker.pending_jobs and worker.deadline < until:
-                until = worker.deadline
+        until = min([before + min(patience, CHECK_SECONDS), *(w.deadline for w in workers if w.pending_jobs)])
         events = {key.data: mask for key, mask in self._selector.select(max(0.0, until - before))}
         now = time.monotonic()
         check = now - self._checked_at >= CHECK_SECONDS
         if check:
             self._checked_at = now
         for worker in list(workers):
-            mask = events.get(worker, 0)
-            late = worker.pending_jobs and now > worker.deadline
-            if (
-                mask or check or late or worker.disconnected_at is not None
-            ) and worker.in_service:  # it may have been retired
-                messages, failure_kind = self._poll(worker, mask, check, now)
+            if worker.in_service:  # it may have been retired
+                messages, failure_kind = self._poll(worker, events.get(worker, 0), check, now)
                 if messages or failure_kind:
                     yield worker, messages, failure_kind
 
@@ -76,18 +68,17 @@ class Listener:
             worker.flush()
             if not worker.channel.unsent:
                 self._selector.modify(worker.channel, READ, worker)
-        dead = (check or worker.disconnected_at is not None) and worker.is_dead()
+        dead = check and worker.is_dead()
         messages: list[bytes] = []
-        if worker.disconnected_at is None and (mask & READ or dead or (worker.pending_jobs and now > worker.deadline)):
+        if mask & READ or dead or worker.is_late(now):
             try:
                 messages = worker.receive()
             except EOFError:
-                self.remove(worker)
-                worker.disconnected_at = now
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(EXIT_SECONDS)
+                return [], "crash"
             if worker.channel.corrupt:
                 return messages, "corrupt"
-        if worker.disconnected_at is not None:
-            return messages, "crash" if worker.is_dead() or now - worker.disconnected_at > EXIT_SECONDS else None
         if dead and not mask & READ:
             return messages, "crash"
-        return messages, "timeout" if worker.pending_jobs and not messages and now > worker.deadline else None
+        return messages, "timeout" if not messages and worker.is_late(now) else None

@@ -14,10 +14,11 @@ from typing import Any
 import cloudpickle
 
 from ...utils.errors import G2POError
+from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import EnvironmentContractError, factory_name
 from .episode_log import EnvironmentFailure
-from .limits import PoolLimits, withheld_variables
+from .limits import PoolLimits
 from .scheduler import WorkerScheduler
 from .worker_process import pickled
 
@@ -41,19 +42,12 @@ class EnvironmentPool:
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
         limits: number and limits of workers; by default `PoolLimits()`.
-        spread_groups: split groups among workers, which costs resets but saves time if steps are slow. `None`: decide
-            by measured times. Results do not depend on it.
 
     Raises:
         G2POError: if the factory cannot be pickled, or a variable is not set.
     """
 
-    def __init__(
-        self,
-        environment_factory: Callable[[], TextEnvironment],
-        limits: PoolLimits | None = None,
-        spread_groups: bool | None = None,
-    ):
+    def __init__(self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None):
         limits = PoolLimits() if limits is None else limits
         withheld = withheld_variables(limits.environment_variables or ())
         self.name = factory_name(environment_factory)
@@ -66,7 +60,7 @@ class EnvironmentPool:
                 f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
                 "function or a functools.partial with plain data"
             ) from error
-        self._scheduler = WorkerScheduler(setup, withheld, limits, self.name, spread_groups)
+        self._scheduler = WorkerScheduler(setup, withheld, limits, self.name)
 
     @property
     def num_workers(self) -> int:
@@ -108,7 +102,7 @@ class EnvironmentPool:
 
         Args:
             tasks: keyword arguments of `reset`, one mapping per episode.
-            groups: group of each episode. Members share a worker unless steps are slow. `None`: no groups.
+            groups: group of each episode. Members share a worker if all workers are busy then. `None`: no groups.
 
         Returns:
             The first observation of each episode, or its failure.
@@ -145,8 +139,8 @@ class EnvironmentPool:
 
         Args:
             tasks: keyword arguments of `reset`, one mapping per episode.
-            groups: group of each episode, which may have running members. Members share a worker unless steps are
-                slow. Use a new name if a group is played again. `None`: one group per episode.
+            groups: group of each episode. Members share a worker if all workers are busy then. Use a new name if a
+                group is played again. `None`: one group per episode.
             retry_group: after two resets of a task in a retry group ended their workers, other episodes of that task
                 and retry group fail. `None`: each group is a retry group.
 

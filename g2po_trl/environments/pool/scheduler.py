@@ -21,8 +21,7 @@ from .episode_log import EnvironmentFailure, PooledEpisode
 from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, is_old, too_big, why_give_up
 from .limits import PoolLimits
 from .listener import Listener
-from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_episodes
-from .scratch import sweep
+from .placement import least_busy, place_groups
 from .worker_process import Job, WorkerProcess, end_all
 
 Received = Observation | StepResult | EnvironmentFailure
@@ -36,20 +35,14 @@ class WorkerScheduler:
         withheld: names of environment variables that workers do not get.
         limits: number and limits of workers.
         name: the environment's name, for messages.
-        spread_groups: as in `EnvironmentPool`.
     """
 
-    def __init__(
-        self, setup: bytes, withheld: Sequence[str], limits: PoolLimits, name: str, spread_groups: bool | None
-    ):
-        sweep()
-        self.setup, self.withheld, self.name = setup, withheld, name
-        self.limits, self.spread_groups = limits, spread_groups
+    def __init__(self, setup: bytes, withheld: Sequence[str], limits: PoolLimits, name: str):
+        self.setup, self.withheld, self.limits, self.name = setup, withheld, limits, name
         self.workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
         self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
         self.pending: set[int] = set()  # slots with a pending answer
         self.answers: dict[int, Received] = {}  # not collected yet, in order of arrival
-        self.times = MeasuredTimes()
         self.replayed = 0  # episodes that continued after a replay
         self.recycled = 0  # workers replaced for their resets or memory
         self.in_service: list[WorkerProcess] = []  # including draining workers
@@ -57,7 +50,6 @@ class WorkerScheduler:
         self._listener = Listener()
         self._failed_resets = FailedResets()
         self._numbers = itertools.count()
-        self._opened = 0  # episodes since the times were aged
         self.close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
 
     def fileno(self) -> int:
@@ -73,17 +65,12 @@ class WorkerScheduler:
         with self._dropping_pending_on_error():
             if not self.episodes:
                 self._failed_resets.clear()
-            if self._opened >= len(self.episodes):  # about once per full set of episodes
-                self._opened = 0
-                self.times.age()
-            self._opened += len(tasks)
             self._replace_workers()
-            load, hosts = self._load(), self._hosts()
-            homes = place_episodes(groups, len(self.workers), self.times, self.spread_groups, load, hosts)
+            homes = place_groups(groups, self._load())
             free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self.answers)
             episodes = [
-                PooledEpisode(next(self._numbers), slot, *task, group, retry_group)
-                for slot, task, group, retry_group in zip(free, tasks, groups, retry_groups)
+                PooledEpisode(next(self._numbers), slot, *task, retry_group)
+                for slot, task, retry_group in zip(free, tasks, retry_groups)
             ]
             self.episodes |= {episode.slot: episode for episode in episodes}
             self.pending |= {episode.slot for episode in episodes}
@@ -123,14 +110,11 @@ class WorkerScheduler:
         for index in sorted({homes[episode.slot] for episode in unassigned}):
             if self.workers[index] is None:  # all start before the first job is sent, in parallel
                 self.workers[index] = self._start()
-        played = {(episode.worker, episode.group) for episode in self.episodes.values()} if unassigned else set()
         jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
         for episode in episodes:
             if episode.worker is None:
                 episode.worker = self.workers[homes[episode.slot]]
-                kind = RESET if (episode.worker, episode.group) in played else FIRST_RESET
-                played.add((episode.worker, episode.group))
-                jobs[episode.worker] += episode.replay_jobs(self.limits, kind)
+                jobs[episode.worker] += episode.replay_jobs(self.limits)
             if episode.action is not None:
                 jobs[episode.worker].append(episode.step(episode.action, self.limits))
         for worker, of_worker in jobs.items():
@@ -149,12 +133,6 @@ class WorkerScheduler:
         """Return the number of running episodes of each worker."""
         load = Counter(episode.worker for episode in self.episodes.values())
         return [load[worker] if worker is not None else 0 for worker in self.workers]
-
-    def _hosts(self) -> dict[Hashable, int]:
-        """Return the worker that plays most episodes of each group."""
-        indices = {worker: index for index, worker in enumerate(self.workers) if worker is not None}
-        members = Counter((e.group, indices[e.worker]) for e in self.episodes.values() if e.worker in indices)
-        return {group: index for (group, index), _ in reversed(members.most_common())}
 
     def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> bool:
         """Wait up to `timeout` seconds while answers are pending; return whether any, or all of `slots`, are there."""
@@ -208,7 +186,6 @@ class WorkerScheduler:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
             self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
         elif not job.expected:
-            self.times.add(job.kind, answer.seconds)
             self.replayed += episode.record(job, answer.digest)
             self._deliver(episode, result)
 

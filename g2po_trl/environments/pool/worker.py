@@ -40,29 +40,28 @@ from ..validation import (
     validate_step,
 )
 from .answers import Answer, encode
-from .channel import WorkerChannel
+from .channel import Channel, WorkerChannel
 from .scratch import clear
 
 CHECK_SECONDS = 0.001  # between reads of new messages while jobs are queued
+_PROCESS = os.getpid()
 
 
 class EpisodeTooLongError(RuntimeError):
     """The resets and steps of an episode together exceeded `episode_timeout`."""
 
 
+class LoadError(RuntimeError):
+    """The environment factory cannot be loaded in a worker."""
+
+
 class WorkerLoop:
     """The environments of one worker. Instances are reused, since constructing one may be costly."""
 
-    def __init__(
-        self,
-        environment_factory,
-        max_observation_characters: int | None,
-        episode_timeout: float | None,
-    ):
+    def __init__(self, environment_factory, max_observation_characters: int | None, episode_timeout: float | None):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
         self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
         self.seconds: dict[int, float] = {}  # of each episode so far
-        self.process = os.getpid()
         self.idle: list[Any] = []
         self.running: dict[int, Any] = {}
 
@@ -80,11 +79,9 @@ class WorkerLoop:
         arguments = pickle.loads(task)
         environment = self.idle.pop() if self.idle else self._construct()
         with self._closed_on_failure(environment):
-            observation = validate_observation(
-                environment.reset(**arguments), f"{self.name}.reset", self.max_characters
-            )
+            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", self.max_characters)
         self.running[episode], self.seconds[episode] = environment, 0.0
-        return observation
+        return seen
 
     def _construct(self) -> Any:
         environment = self.factory()
@@ -119,12 +116,12 @@ class WorkerLoop:
         try:
             yield
         except Exception:
-            _exit_if_forked(self.process)
+            _exit_if_forked()
             with contextlib.suppress(Exception):
                 environment.close()
             raise
         finally:
-            _exit_if_forked(self.process)
+            _exit_if_forked()
 
     def close(self) -> None:
         for environment in [*self.idle, *self.running.values()]:
@@ -132,9 +129,9 @@ class WorkerLoop:
                 environment.close()
 
 
-def _exit_if_forked(process: int) -> None:
+def _exit_if_forked() -> None:
     """Exit if this is a fork of the worker, made by an environment, that returned into the worker's code."""
-    if os.getpid() != process:
+    if os.getpid() != _PROCESS:
         os._exit(0)
 
 
@@ -163,6 +160,8 @@ def run_job(
         if isinstance(error, UnusableWorkerError):
             print(f"{call}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
+        if isinstance(error, LoadError):
+            return None, ("exception", str(error))
         if isinstance(error, EpisodeTooLongError):
             return None, ("timeout", f"{call}: {error}")
         if isinstance(error, EnvironmentContractError):
@@ -185,62 +184,66 @@ def _traceback(error: Exception) -> str:
     return text if text.rstrip().rpartition("\n")[2].endswith(last) else f"{text}{last}\n"
 
 
-def encode_answer(number: int, seconds: float, digest: str | None, result: Any) -> bytes:
+def encode_answer(number: int, digest: str | None, result: Any) -> bytes:
     """Return the message that answers a job, or an `"invalid"` failure if the result cannot be encoded."""
     try:
-        return encode(Answer(number, seconds, digest, result))
+        return encode(Answer(number, digest, result))
     except (ValueError, RecursionError) as error:
-        return encode(Answer(number, seconds, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
+        return encode(Answer(number, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
 
 
-def serve(pool: WorkerChannel) -> bool:
-    """Run jobs until the pool dismisses the worker; return `False` if it died instead."""
-    loop = unusable = None
-    process, dismissed = os.getpid(), False
+def load_environments(setup: bytes) -> WorkerLoop:
+    """Return the environments of a worker. If the factory cannot be loaded, each reset says so."""
     try:
-        loop = WorkerLoop(*cloudpickle.loads(pool.receive()))
-    except EOFError:
-        return False
-    except Exception as error:  # reported to every episode, else the pool would start a worker for each
-        unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{_traceback(error)}"
+        return WorkerLoop(*cloudpickle.loads(setup))
+    except Exception as error:  # else the pool would start a worker for each episode
+        message = f"the environment_factory cannot be loaded in a worker\n{_traceback(error)}"
+
+    def factory():
+        raise LoadError(message)
+
+    return WorkerLoop(factory, None, None)
+
+
+def serve(pool: Channel) -> bool:
+    """Run jobs until the pool dismisses the worker; return `False` if it died instead."""
     queue: deque[tuple] = deque()
     ended: set[int] = set()  # which may have jobs in the queue
-    checked_at = 0.0
+    loop, checked_at = None, 0.0
     with contextlib.suppress(EOFError, OSError):
-        pool.send(b"")
-        while not dismissed:
+        while True:
             messages = []
-            if not queue:
-                ended.clear()
-                messages = [pool.receive()]
-            elif time.perf_counter() - checked_at > CHECK_SECONDS:
-                messages, checked_at = pool.arrived(), time.perf_counter()
+            if not queue or time.perf_counter() - checked_at > CHECK_SECONDS:
+                messages, checked_at = pool.receive(wait=not queue), time.perf_counter()
             for message in messages:
-                if not message:
-                    dismissed = True
-                    break
-                over, jobs = pickle.loads(message)
-                ended.update(over)
-                if loop is not None:
+                if loop is None:
+                    loop = load_environments(message)
+                    pool.send(b"")
+                elif not message:
+                    loop.close()
+                    return True
+                else:
+                    over, jobs = pickle.loads(message)
+                    if not queue:
+                        ended.clear()
+                    ended.update(over)
                     for episode in over:
                         loop.end(episode)
-                queue.extend((place == 0, *job) for place, job in enumerate(jobs))
-            if not queue or dismissed:
+                    queue.extend((place == 0, *job) for place, job in enumerate(jobs))
+            if not queue:
                 continue
             first_of_its_list, number, episode, command, argument, expected = queue.popleft()
             if first_of_its_list:
                 pool.send(b"")
-            started, made = time.perf_counter(), (None, unusable)
-            if loop is not None:
-                playable = episode in loop.running or command == "reset"  # it has not failed
-                made = (None, None)
-                if playable and episode not in ended:
-                    made = run_job(loop, command, episode, argument, expected)
-            _exit_if_forked(process)
-            pool.send(encode_answer(number, time.perf_counter() - started, *made))
+            playable = episode in loop.running or command == "reset"  # it has not failed
+            made = None, None
+            if playable and episode not in ended:
+                made = run_job(loop, command, episode, argument, expected)
+            _exit_if_forked()
+            pool.send(encode_answer(number, *made))
     if loop is not None:
         loop.close()
-    return dismissed
+    return False
 
 
 def end_with_pool(descriptor: int, scratch: str, patience: float = 5.0) -> None:
@@ -256,9 +259,8 @@ def end_with_pool(descriptor: int, scratch: str, patience: float = 5.0) -> None:
     os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
 
 
-def main(descriptor: int, lock: int, scratch: str) -> None:
+def main(descriptor: int, scratch: str) -> None:
     outlive_readers()  # an environment may print
-    os.set_inheritable(lock, False)  # open until this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C and closes the channel
     threading.Thread(target=end_with_pool, args=(descriptor, scratch), daemon=True).start()
     if not serve(WorkerChannel(descriptor)):

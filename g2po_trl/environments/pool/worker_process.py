@@ -27,7 +27,7 @@ from .scratch import clear, make_scratch
 # sys.path is an argument, since every Python that an environment starts would inherit PYTHONPATH.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from g2po_trl.environments.pool.worker import main; main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+    "from g2po_trl.environments.pool.worker import main; main(int(sys.argv[1]), sys.argv[2])"
 )
 
 
@@ -42,7 +42,6 @@ class Job:
         argument: the pickled task of a reset, or the action of a step.
         expected: the digest of its answer if it is a replay, else `None`.
         limit: time limit in seconds.
-        kind: kind of job, for the measured times.
         number: repeated in the answer; unguessable, so that other code in the worker cannot forge an answer.
     """
 
@@ -52,7 +51,6 @@ class Job:
     argument: Any
     expected: str | None
     limit: float
-    kind: str
     number: int = field(default_factory=lambda: secrets.randbits(62))
 
 
@@ -82,14 +80,13 @@ class WorkerProcess:
     """
 
     def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
-        self.scratch, lock = make_scratch()  # removed when the worker ends
-        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as started:
-            started.callback(os.close, lock)  # the worker keeps its own copy
+        self.scratch = make_scratch()  # removed when the worker ends
+        with contextlib.ExitStack() as on_failure:
             on_failure.callback(clear, [self.scratch])
             ours, theirs = socket.socketpair()
             on_failure.callback(ours.close)
             with theirs:
-                self.process = self._start([theirs.fileno(), lock], withheld)
+                self.process = self._start(theirs.fileno(), withheld)
             on_failure.pop_all()
         self.channel = Channel(ours)
         self.pending_jobs: deque[Job] = deque()
@@ -101,13 +98,12 @@ class WorkerProcess:
         self.draining = False  # accepts no new episodes
         self.over_memory = ""  # why its episodes must be reassigned
         self.resets, self.resets_at_memory_check = 0, 0  # the latter: resets at the last memory check
-        self.disconnected_at: float | None = None  # time at which it closed the channel
         self._ending: threading.Thread | None = None
         self.load_limit = load_limit
         self.deadline = time.monotonic() + load_limit
         self.channel.send(setup)
 
-    def _start(self, descriptors: Sequence[int], withheld: Sequence[str]) -> subprocess.Popen:
+    def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
         if os.name == "nt":
             raise OSError("environments run in POSIX process groups, which Windows does not have: use WSL")
         path = json.dumps([folder or os.getcwd() for folder in sys.path])
@@ -115,8 +111,8 @@ class WorkerProcess:
         # -P: modules are imported from the trainer's path, not from a copy in the current folder.
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, descriptors), self.scratch],
-                pass_fds=descriptors,
+                [sys.executable, "-P", "-c", _PROGRAM, path, str(descriptor), self.scratch],
+                pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,  # input() raises instead of reading the trainer's terminal
                 env={**variables, "OMP_NUM_THREADS": "1", "TMPDIR": self.scratch},
                 process_group=0,  # processes that an environment starts end with the worker
@@ -147,9 +143,9 @@ class WorkerProcess:
 
     def flush(self) -> None:
         """Send unsent bytes; progress resets the deadline of a worker without a running job."""
-        before = self.channel.bytes_transferred
+        before = self.channel.bytes_sent
         self.channel.flush()
-        if self.channel.bytes_transferred > before and self.loaded and not self.job_started:
+        if self.channel.bytes_sent > before and self.loaded and not self.job_started:
             self._restart_deadline()
 
     def receive(self) -> list[bytes]:
@@ -193,6 +189,10 @@ class WorkerProcess:
         """Start the time limit of the next job."""
         if self.loaded and self.pending_jobs:
             self.deadline = time.monotonic() + self.pending_jobs[0].limit
+
+    def is_late(self, now: float) -> bool:
+        """Return whether a job has exceeded its time limit."""
+        return bool(self.pending_jobs) and now > self.deadline
 
     def is_dead(self) -> bool:
         return self.process.poll() is not None
@@ -258,13 +258,3 @@ def end_all(workers: list[WorkerProcess], owner: int) -> None:
             worker._ending.join(patience)
     clear([worker.scratch for worker in workers])
     workers.clear()
-
-
-def describe_exit(status: int) -> str:
-    """Return a description of an exit status."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"signal {signal.Signals(-status).name}"
-    except ValueError:  # real-time signals have no name
-        return f"signal {-status}"
