@@ -20,6 +20,7 @@ from typing import Any
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.environments.contract import Observation, TextEnvironment
 from g2po_trl.prompts.template import last_steps
+from g2po_trl.utils.errors import G2POError
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}
@@ -50,7 +51,7 @@ class Goal:
                 found = match.groupdict()
                 verb = found.get("verb") or _ADJECTIVES.get(found.get("adjective"))
                 return cls(found["object"], found.get("place"), found.get("lamp"), verb, bool(found.get("two")))
-        raise ValueError(f"not the sentence of a known task type: {task!r}")
+        raise G2POError(f"not the sentence of a known task type: {task!r}")
 
 
 def _kind(name: str) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from g2po_envs.alfworld import engine
 from g2po_envs.alfworld.manifest import Manifest, game_id
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.utils.errors import G2POError
 
 KEYS = ("released", "memory")
 _CHANGES = ("You heat", "You cool", "You clean", "You turn on")
@@ -52,7 +53,7 @@ class AlfworldEnvironment(TextEnvironment):
         if isinstance(hidden_actions, str):
             raise TypeError("hidden_actions must be a sequence of words, not one string")
         if key not in KEYS:
-            raise ValueError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
+            raise G2POError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
         self.manifest = manifest
         self.hidden_actions = frozenset(hidden_actions)
         self.success_reward = success_reward

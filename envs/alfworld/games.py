@@ -27,6 +27,7 @@ from pathlib import Path
 from g2po_envs.alfworld.manifest import GAME_FILE, TASK_TYPES, Manifest, game_id
 from g2po_envs.alfworld.planning import Planners
 from g2po_envs.alfworld.vocabulary import HOLDS, LAMP, OPENABLE, PROPERTIES, ROOMS, TOOLS
+from g2po_trl.utils.errors import G2POError
 
 GENERATOR_VERSION = 2
 # Share of all layouts that each split owns.
@@ -108,11 +109,11 @@ def generate_games(
         The games' manifest.
     """
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+        raise G2POError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     if size not in SIZES:
-        raise ValueError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
+        raise G2POError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     if num_games < 1:
-        raise ValueError(f"num_games is {num_games}; it must be at least 1")
+        raise G2POError(f"num_games is {num_games}; it must be at least 1")
     directory = Path(directory).expanduser().absolute()
     made_of = {"version": GENERATOR_VERSION, "split": split, "num_games": num_games, "seed": seed, "size": size}
     if _is_complete(directory, made_of):

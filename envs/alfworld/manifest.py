@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from g2po_envs.alfworld.engine import CorruptGameError, read_game
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.json import write_json
 
 GAME_FILE = "game.tw-pddl"
@@ -62,7 +63,7 @@ class Manifest:
         wanted = TASK_TYPES if task_types is None else tuple(task_types)
         unknown = set(wanted) - set(TASK_TYPES)
         if unknown:
-            raise ValueError(f"unknown task types {sorted(unknown)}; there are {', '.join(TASK_TYPES)}")
+            raise G2POError(f"unknown task types {sorted(unknown)}; there are {', '.join(TASK_TYPES)}")
         games, skipped = {}, Counter()
         for path in sorted(Path(root, GAME_FILE) for root, _, files in os.walk(directory) if GAME_FILE in files):
             game = read_game(str(path))
@@ -132,7 +133,7 @@ class Manifest:
         data = json.loads(Path(path).read_text())
         manifest = cls({task_id: tuple(game) for task_id, game in data["games"].items()}, data["skipped"])
         if manifest.hash != data["hash"]:
-            raise ValueError(f"{path}: the games do not match the hash {data['hash']}: the file was changed")
+            raise G2POError(f"{path}: the games do not match the hash {data['hash']}: the file was changed")
         return manifest
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from g2po_envs.alfworld.manifest import Manifest
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.json import write_json
 
 RELEASE = "json_2.1.1"
@@ -57,13 +58,13 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
         release: expected numbers and ids. `None`: the bundled ones.
 
     Raises:
-        ValueError: for an unknown split.
+        G2POError: for an unknown split.
         FileNotFoundError: if the games are missing; the message contains the download command.
         OfficialGamesError: if the games differ from the official ones, or from the recorded ones.
     """
     release = release or Release.load()
     if split not in release.numbers:
-        raise ValueError(f"there is no split {split!r}: choose one of {', '.join(release.numbers)}")
+        raise G2POError(f"there is no split {split!r}: choose one of {', '.join(release.numbers)}")
     root = Path(directory) if directory else data_directory()
     folder = root / RELEASE / split
     if not folder.is_dir():

@@ -25,6 +25,8 @@ from typing import Any
 
 import psutil
 
+from g2po_trl.utils.errors import G2POError
+
 _APP = "appworld.serve.environment:app"
 _PROGRAM = Path(__file__).with_name("keyed_server.py")
 _LAST_LINES = 2_000  # characters of the server's output in an error
@@ -77,7 +79,7 @@ class Installation:
 
         Raises:
             FileNotFoundError: if the dataset does not exist.
-            ValueError: if no task has one of the difficulties.
+            G2POError: if no task has one of the difficulties.
         """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
         if not path.is_file():
@@ -87,7 +89,7 @@ class Installation:
         chosen = [task_id for task_id in ids if not difficulties or self._difficulty(task_id) in difficulties]
         if not chosen:
             there = sorted({self._difficulty(task_id) for task_id in ids})
-            raise ValueError(f"difficulties is {list(difficulties)}: the tasks of {dataset!r} have {there}")
+            raise G2POError(f"difficulties is {list(difficulties)}: the tasks of {dataset!r} have {there}")
         return chosen
 
     def _difficulty(self, task_id: str) -> int:

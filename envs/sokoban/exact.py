@@ -17,6 +17,7 @@ from g2po_envs.sokoban.environment import SokobanEnvironment
 from g2po_envs.sokoban.solver import distances
 from g2po_trl import StateGraph, g2po
 from g2po_trl.credit.graph import hash_key
+from g2po_trl.utils.errors import G2POError
 
 
 class ExactAdvantage:
@@ -48,12 +49,12 @@ class ExactAdvantage:
         """Return one advantage per step.
 
         Raises:
-            ValueError: if an episode begins in an unknown state: it is no level of `rows`, or drawn otherwise.
+            G2POError: if an episode begins in an unknown state: it is no level of `rows`, or drawn otherwise.
         """
         moves = np.array([self.distance.get(key.tobytes(), np.inf) for key in graph.node_keys])
         begins = graph.node[(graph.position == 0) & graph.counted]
         if not np.isfinite(moves[begins]).all():  # all states would be worth 0
-            raise ValueError(
+            raise G2POError(
                 "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, "
                 "and the environment that plays them, e.g. SokobanEnvironment(positions=True)"
             )

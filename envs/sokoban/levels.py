@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from g2po_trl.utils.errors import G2POError
+
 from .solver import Cell, State, distances
 
 WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL = "#", "_", "o", "x", "*", "p", "P"
@@ -88,20 +90,20 @@ class Level:
         """Return the level whose start is drawn, in rows of equal length; spaces are left out.
 
         Raises:
-            ValueError: if it is not a drawing of a level.
+            G2POError: if it is not a drawing of a level.
         """
         rows = [row.replace(" ", "") for row in text.strip().splitlines()]
         cells = {(r, c): mark for r, row in enumerate(rows) for c, mark in enumerate(row)}
         known = {WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL}
         if unknown := set(cells.values()) - known:
-            raise ValueError(f"the level has {sorted(unknown)}: use {' '.join(sorted(known))} alone")
+            raise G2POError(f"the level has {sorted(unknown)}: use {' '.join(sorted(known))} alone")
         if any(len(row) != len(rows) for row in rows):
-            raise ValueError(f"the level has {len(rows)} rows of {sorted(map(len, rows))} cells: draw a square")
+            raise G2POError(f"the level has {len(rows)} rows of {sorted(map(len, rows))} cells: draw a square")
         players = [cell for cell, mark in cells.items() if mark in (PLAYER, PLAYER_ON_GOAL)]
         boxes = frozenset(cell for cell, mark in cells.items() if mark in (BOX, BOX_ON_GOAL))
         goals = frozenset(cell for cell, mark in cells.items() if mark in (GOAL, BOX_ON_GOAL, PLAYER_ON_GOAL))
         if len(players) != 1 or not boxes or len(boxes) != len(goals):
-            raise ValueError(
+            raise G2POError(
                 f"the level has {len(players)} players, {len(boxes)} boxes and {len(goals)} goals: draw one player, "
                 "and as many goals as boxes"
             )
@@ -114,10 +116,10 @@ def make_level(size: str, number: int) -> Level:
     """Return a level, the same one for the same size and number.
 
     Raises:
-        ValueError: if there is no such size.
+        G2POError: if there is no such size.
     """
     if size not in SIZES:
-        raise ValueError(f"size is {size!r}: choose one of {', '.join(SIZES)}")
+        raise G2POError(f"size is {size!r}: choose one of {', '.join(SIZES)}")
     wanted, rng = SIZES[size], random.Random(f"sokoban-{size}-{number}")
     inner = [(row, column) for row in range(1, wanted.side - 1) for column in range(1, wanted.side - 1)]
     for _ in range(_TRIES):
@@ -161,10 +163,10 @@ def level_rows(size: str, number: int, held_out: bool = False, first: int = 0) -
         first: the number to begin with.
 
     Raises:
-        ValueError: if there is no such size, or it has too few levels.
+        G2POError: if there is no such size, or it has too few levels.
     """
     if number < 1:
-        raise ValueError(f"the number of levels is {number}: set it to at least 1")
+        raise G2POError(f"the number of levels is {number}: set it to at least 1")
     seen, rows = set(), []
     for one in range(first, first + 20 * number + 200):
         drawing = make_level(size, one).draw()
@@ -173,4 +175,4 @@ def level_rows(size: str, number: int, held_out: bool = False, first: int = 0) -
             rows.append({"task_id": f"{size}-{one}", "size": size, "number": one, "task_type": size})
         if len(rows) == number:
             return rows
-    raise ValueError(f"size is {size!r}, which has only {len(rows)} of {number} different levels: choose a larger one")
+    raise G2POError(f"size is {size!r}, which has only {len(rows)} of {number} different levels: choose a larger one")

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from g2po_trl.utils.errors import G2POError
+
 CACHE = "~/.cache/g2po_trl"
 HELD_OUT = 1_000_000  # seeds of evaluation begin here
 
@@ -33,10 +35,10 @@ def make_game(kind: str, seed: int, cache_dir: str = CACHE) -> Path:
     """Return the file of a game, which is made if it is not there (some seconds).
 
     Raises:
-        ValueError: if there is no such kind.
+        G2POError: if there is no such kind.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}")
+        raise G2POError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}")
     folder = Path(cache_dir).expanduser() / f"textworld-{kind}"
     if (path := folder / f"{seed}.z8").is_file():
         return path

@@ -8,6 +8,7 @@ from g2po_envs.textworld.environment import TextWorldEnvironment
 from g2po_envs.textworld.games import CACHE, KINDS, game_rows
 from g2po_envs.textworld.prompts import TEXTWORLD_PROMPT
 from g2po_trl.runs.panel import Panel
+from g2po_trl.utils.errors import G2POError
 
 ABOUT = """You play a text game: you walk through rooms ("go north"), open things, take them and put them where they \
 belong. You see the room you are in alone. The game is won when its objective is reached."""
@@ -23,10 +24,10 @@ def load_panel(name: str = "coin-5", number: int = 128, skip: int = 0, cache_dir
         cache_dir: where games are kept.
 
     Raises:
-        ValueError: if there is no such kind.
+        G2POError: if there is no such kind.
     """
     if name not in KINDS:
-        raise ValueError(f"--panel is {name!r}: choose one of {', '.join(KINDS)}")
+        raise G2POError(f"--panel is {name!r}: choose one of {', '.join(KINDS)}")
     return Panel(
         name=f"TextWorld {name}",
         rows=game_rows(name, number, held_out=True, first=skip),

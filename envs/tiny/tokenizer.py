@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
+from g2po_trl.utils.errors import G2POError
+
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -34,7 +36,7 @@ def train_tokenizer(
         pieces: further single tokens that the class would split, such as numbers and separators.
 
     Raises:
-        ValueError: if `vocab_size` is too small for the words.
+        G2POError: if `vocab_size` is too small for the words.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
@@ -61,7 +63,7 @@ def train_tokenizer(
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *pieces)])
     split = [text for text in (*words, *pieces) if len(tokenizer(text)["input_ids"]) != 1]
     if split:
-        raise ValueError(f"vocab_size={vocab_size} is too small: {', '.join(split[:5])} … take more than one token")
+        raise G2POError(f"vocab_size={vocab_size} is too small: {', '.join(split[:5])} … take more than one token")
     return tokenizer
 
 

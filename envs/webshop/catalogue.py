@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from g2po_trl.utils.errors import G2POError
+
 from .search import SearchIndex
 
 NO_PRICE = 100.0
@@ -100,7 +102,7 @@ class Catalogue:
             number: number of items to read. `None`: all.
 
         Raises:
-            ValueError: for a file in another format; names the file and the item.
+            G2POError: for a file in another format; names the file and the item.
         """
         return cls.from_records(
             _read_json(items, list)[:number],
@@ -128,7 +130,7 @@ class Catalogue:
                     continue
                 products[asin] = _product(record, attributes.get(asin, {}), human_instructions.get(asin, ()), rng)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"{name}, item {position}: not a WebShop product ({error!r})") from error
+                raise G2POError(f"{name}, item {position}: not a WebShop product ({error!r})") from error
         return cls(products)
 
 
@@ -173,7 +175,7 @@ def _read_json(path: str | Path, kind: type) -> Any:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): is it a file of the WebShop data?") from error
+        raise G2POError(f"{path} cannot be read as JSON ({error}): is it a file of the WebShop data?") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a {kind.__name__}: is it the right file?")
+        raise G2POError(f"{path} holds a {type(content).__name__}, not a {kind.__name__}: is it the right file?")
     return content

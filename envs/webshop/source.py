@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from g2po_trl.utils.errors import G2POError
+
 from .catalogue import Catalogue
 from .goals import Goal, human_goals, synthetic_goals
 from .synthetic import make_records
@@ -46,13 +48,13 @@ class ShopSource:
 
     def __post_init__(self):
         if self.goals not in ("synthetic", "human"):
-            raise ValueError(f"goals is {self.goals!r}: choose 'synthetic' or 'human'")
+            raise G2POError(f"goals is {self.goals!r}: choose 'synthetic' or 'human'")
         if self.items is not None and self.attributes is None:
-            raise ValueError("items is given and attributes is None: pass the items_ins_v2 file that belongs to it")
+            raise G2POError("items is given and attributes is None: pass the items_ins_v2 file that belongs to it")
         if self.items is not None and self.goals == "human" and self.human_instructions is None:
-            raise ValueError("goals is 'human' and human_instructions is None: pass the items_human_ins file")
+            raise G2POError("goals is 'human' and human_instructions is None: pass the items_human_ins file")
         if not 0 < self.held_out_share < 1:
-            raise ValueError(f"held_out_share is {self.held_out_share}: set it between 0 and 1")
+            raise G2POError(f"held_out_share is {self.held_out_share}: set it between 0 and 1")
 
     @classmethod
     def official(
@@ -61,11 +63,11 @@ class ShopSource:
         """Return the official data in `directory`: the "small" set of 1,000 products, or the "full" one.
 
         Raises:
-            ValueError: for another size.
+            G2POError: for another size.
             FileNotFoundError: when a file is not there, naming it.
         """
         if size not in _SUFFIX:
-            raise ValueError(f"the size of the shop is {size!r}: choose one of {', '.join(_SUFFIX)}")
+            raise G2POError(f"the size of the shop is {size!r}: choose one of {', '.join(_SUFFIX)}")
         names = [f"items_shuffle{_SUFFIX[size]}.json", f"items_ins_v2{_SUFFIX[size]}.json", "items_human_ins.json"]
         paths = [Path(directory).expanduser() / name for name in names]
         for path in paths[: 3 if goals == "human" else 2]:
@@ -86,10 +88,10 @@ class ShopSource:
             number: the first so many, one of each product before a second of any.
 
         Raises:
-            ValueError: for another split, or when there are fewer goals.
+            G2POError: for another split, or when there are fewer goals.
         """
         if split not in SPLITS:
-            raise ValueError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+            raise G2POError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
         goals = {i: g for i, g in sorted(self.load()[1].items()) if (self._held_out(g.asin)) == (split == "held-out")}
         turn: Counter[str] = Counter()
         rounds = []
@@ -98,7 +100,7 @@ class ShopSource:
             turn[goal.asin] += 1
         rows = [{"task_id": task_id, "task_type": category} for _, task_id, category in sorted(rounds)]
         if number is not None and number > len(rows):
-            raise ValueError(f"{number} {split} goals are asked for, the shop has {len(rows)}: ask for fewer")
+            raise G2POError(f"{number} {split} goals are asked for, the shop has {len(rows)}: ask for fewer")
         return rows[:number]
 
     def _held_out(self, asin: str) -> bool:

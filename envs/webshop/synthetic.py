@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from g2po_trl.utils.errors import G2POError
+
 _WORDS = Path(__file__).with_name("invented.json")
 
 
@@ -57,11 +59,11 @@ def make_records(products: int = 300, seed: int = 0) -> tuple[list[dict], dict[s
         seed: determines the shop.
 
     Raises:
-        ValueError: for fewer than one of each kind.
+        G2POError: for fewer than one of each kind.
     """
     kinds, brands = _words()
     if not len(kinds) <= products <= 10**4:
-        raise ValueError(f"products is {products}: make at least {len(kinds)}, one of each kind, and at most 10000")
+        raise G2POError(f"products is {products}: make at least {len(kinds)}, one of each kind, and at most 10000")
     rng = random.Random(f"webshop {seed}")
     items, attributes, instructions = [], {}, {}
     numbers = rng.sample(range(10**4), products)  # short: a tiny model has to copy them

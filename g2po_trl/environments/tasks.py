@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..utils.errors import G2POError
 from ..utils.json import json_values
 from ..utils.show import show
 from .validation import check_task_columns
@@ -27,20 +28,20 @@ COLUMN, FORMAT = "g2po_task", "g2po_tasks"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """Return the tasks of a file, one JSON object per line or an array. Raises `ValueError`, naming file and line."""
+    """Return the tasks of a file, one JSON object per line or an array. Raises `G2POError`, naming file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
+        raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
     rows = []
     for number, row in json_values(io.BytesIO(text.encode())):
         if isinstance(row, bytes):
             try:
                 json.loads(row)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f'{path}, line {number}, is not valid JSON ({error}): write {{"seed": 1}}') from error
+                raise G2POError(f'{path}, line {number}, is not valid JSON ({error}): write {{"seed": 1}}') from error
         if not isinstance(row, dict):
-            raise ValueError(f'{path}, line {number}, is {json.dumps(row)[:40]}: write an object, like {{"seed": 1}}')
+            raise G2POError(f'{path}, line {number}, is {json.dumps(row)[:40]}: write an object, like {{"seed": 1}}')
         rows.append(row)
     return rows
 
@@ -55,14 +56,14 @@ def split_tasks(
     else:
         number = max(1, len(train) // 5) if num_eval_tasks is None else num_eval_tasks
         if not 0 < number < len(train):
-            raise ValueError(
+            raise G2POError(
                 f"num_eval_tasks is {number} and {tasks} has {len(train)} tasks: hold out at least 1 and leave at "
                 "least 1, or pass --eval_tasks FILE"
             )
         train, held_out = train[:-number], train[-number:]
     for name, rows in ((tasks, train), (eval_tasks, held_out)):
         if not rows:
-            raise ValueError(f"{name} has no tasks: write one JSON object per line")
+            raise G2POError(f"{name} has no tasks: write one JSON object per line")
     return train, held_out
 
 
@@ -90,7 +91,7 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
         rows: keyword arguments of the environment's `reset`, as plain JSON data.
 
     Raises:
-        ValueError: for the first row that JSON does not preserve.
+        G2POError: for the first row that JSON does not preserve.
     """
     from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
@@ -144,9 +145,9 @@ def _as_text(row: Mapping[str, Any], number: int) -> str:
     try:
         text = json.dumps(dict(row))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"task {number} is not plain data ({error}): use texts, numbers, lists and dicts") from error
+        raise G2POError(f"task {number} is not plain data ({error}): use texts, numbers, lists and dicts") from error
     if repr(json.loads(text)) != repr(dict(row)):  # repr distinguishes 1, 1.0 and True
-        raise ValueError(
+        raise G2POError(
             f"task {number} would be read back as {text[:80]}: use lists for tuples, and texts as keys of dicts"
         )
     return text
@@ -198,11 +199,11 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
             try:
                 check_task_columns(environment_factory, columns)
             except ValueError as error:
-                raise ValueError(f"{name} dataset{where}: {error}") from error
+                raise G2POError(f"{name} dataset{where}: {error}") from error
         row, again = dataset[0], dataset[0]
         for column, value in row.items():
             if task_id_of({column: value}) != task_id_of({column: again[column]}):
-                raise ValueError(
+                raise G2POError(
                     f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
                     "cannot be told apart: store a number or the path of a file, and load it in reset"
                 )
@@ -218,25 +219,25 @@ def _check_kind(name: str, dataset: Any) -> None:
     from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
 
     if isinstance(dataset, IterableDataset):
-        raise ValueError(
+        raise G2POError(
             f"{name} is an IterableDataset, but tasks are repeated in groups: pass a Dataset (load_dataset without "
             "streaming, or Dataset.from_list(list(rows)))"
         )
     if isinstance(dataset, Mapping):
-        raise ValueError(f"{name} has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]")
+        raise G2POError(f"{name} has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]")
     if isinstance(dataset, (list, tuple)):
-        raise ValueError(f"{name} is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)")
+        raise G2POError(f"{name} is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)")
     if dataset is None:
-        raise ValueError(
+        raise G2POError(
             f"{name} is None: pass a Dataset with one row per task. If reset chooses the task itself, give it a "
             "number to choose by, e.g. tasks_dataset([{'seed': i} for i in range(1000)])"
         )
     if not isinstance(dataset, Dataset):
-        raise ValueError(
+        raise G2POError(
             f"{name} is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
         )
     if len(dataset) == 0:
-        raise ValueError(f"{name} has no rows: pass a Dataset with one row per task")
+        raise G2POError(f"{name} has no rows: pass a Dataset with one row per task")
 
 
 def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..prompts.conversation import ChatRequest
+from ..utils.errors import G2POError
 from ..utils.json import to_plain
 from ..utils.show import show
 from .contract import Observation, StepResult
 
 
-class EnvironmentContractError(ValueError):
+class EnvironmentContractError(G2POError):
     """An environment violated its contract."""
 
 
@@ -151,16 +152,14 @@ def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Refuse (`ValueError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
+    """Refuse (`G2POError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
     made = unwrap_factory(environment_factory)
     if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return
     columns, name = list(columns), factory_name(environment_factory)
     own, *parameters = inspect.signature(made.reset).parameters.values()
     if own.name in columns:
-        raise ValueError(
-            f"{name}.reset cannot take a column {own.name}, the name of its own object: rename the column"
-        )
+        raise G2POError(f"{name}.reset cannot take a column {own.name}, the name of its own object: rename the column")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         accepted = None
     else:
@@ -169,10 +168,10 @@ def check_task_columns(environment_factory: Callable, columns: Iterable[str]) ->
     missing = [column for column in required if column not in columns]
     if missing:
         given = f"the columns are {', '.join(columns)}" if columns else "the task has no columns"
-        raise ValueError(f"{name}.reset needs {', '.join(missing)}, {given}: add the missing column")
+        raise G2POError(f"{name}.reset needs {', '.join(missing)}, {given}: add the missing column")
     extra = [] if accepted is None else [column for column in columns if column not in accepted]
     if extra:
-        raise ValueError(
+        raise G2POError(
             f"{name}.reset does not take {', '.join(extra)}: remove the column, or add **columns to reset's arguments"
         )
 

@@ -7,7 +7,7 @@ import pytest
 from tools_by_hand import Safe
 from toy_environments import Countdown
 
-from g2po_trl import EnvironmentPool, PoolLimits
+from g2po_trl import EnvironmentPool, G2POError, PoolLimits
 from g2po_trl.environments.adapters.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
@@ -161,9 +161,9 @@ def test_what_is_not_supported_is_refused_at_once():
         return [0.0]
 
     for arguments, error, message in (
-        ((Dial, "org/reward-model", None, None), TypeError, "reward_funcs has 'org/reward-model', a reward model"),
-        ((Dial, logs, None, None), TypeError, "logs takes log_metric, which environment workers do not have"),
-        ((Countdown, opened, None, None), TypeError, "does not accept reward_funcs with Countdown"),
+        ((Dial, "org/reward-model", None, None), G2POError, "reward_funcs has 'org/reward-model', a reward model"),
+        ((Dial, logs, None, None), G2POError, "logs takes log_metric, which environment workers do not have"),
+        ((Countdown, opened, None, None), G2POError, "does not accept reward_funcs with Countdown"),
         ((Dial, opened, [1.0, 2.0], None), ValueError, r"reward_weights is \[1.0, 2.0\] and there are 1 reward_funcs"),
         ((Safe, None, [1.0], None), ValueError, "reward_weights is .* leave it out"),
     ):

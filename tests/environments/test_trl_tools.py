@@ -13,8 +13,10 @@ from tools_by_hand import Counter, Safe, Telephone
 
 from g2po_trl import (
     EnvironmentPool,
+    G2POError,
     G2POTrainer,
     Observation,
+    PoolLimits,
     PromptTemplate,
     StepResult,
     TextEnvironment,
@@ -27,7 +29,6 @@ from g2po_trl.environments.adapters.trl_tools import (
     random_arguments,
     text_environment_factory,
 )
-from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
@@ -220,9 +221,9 @@ def test_what_is_missing_is_named():
         def get_reward(self):
             return 0.0
 
-    with pytest.raises(TypeError, match="NoReward has no get_reward"):
+    with pytest.raises(G2POError, match="NoReward has no get_reward"):
         ToolEnvironment(NoReward, 3)
-    with pytest.raises(TypeError, match="NoTool has no tool"):
+    with pytest.raises(G2POError, match="NoTool has no tool"):
         ToolEnvironment(NoTool, 3)
 
 

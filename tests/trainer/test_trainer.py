@@ -23,7 +23,7 @@ from letter_environment import (
 from letter_trainer import TASKS, flat_gradient, flat_weights, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl import G2POError, G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
@@ -434,7 +434,7 @@ def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
 
 
 def test_trainer_without_environment_or_with_reward_funcs_is_refused(make_trainer, tmp_path, tiny_model_dir):
-    with pytest.raises(TypeError, match="reward_funcs with LetterEnvironment"):
+    with pytest.raises(G2POError, match="reward_funcs with LetterEnvironment"):
         G2POTrainer(
             str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, reward_funcs=len
         )

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...utils.errors import G2POError
 from ...utils.json import to_plain
 from ...utils.show import show
 from ..contract import Observation, StepResult, TextEnvironment
@@ -45,7 +46,7 @@ class GymnasiumEnvironment(TextEnvironment):
 
     Raises:
         ImportError: if gymnasium is not installed.
-        ValueError: if the environment does not exist, or its spaces need the methods named above.
+        G2POError: if the environment does not exist, or its spaces need the methods named above.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class GymnasiumEnvironment(TextEnvironment):
             with self.randomness.active(0):
                 self.env = self.gymnasium.make(env_id, **(make_options or {}))
         except self.gymnasium.error.UnregisteredEnv as error:
-            raise ValueError(
+            raise G2POError(
                 f"env_id is {env_id!r}, which is not registered ({error}): for an environment of your own, name the "
                 f"module that registers it, 'my_module:{env_id.rpartition(':')[2]}'"
             ) from error
@@ -126,17 +127,17 @@ class GymnasiumEnvironment(TextEnvironment):
         """Return the element of the action space that a text names.
 
         Raises:
-            ValueError: if there is none. The agent sees the message as its next observation.
+            G2POError: if there is none. The agent sees the message as its next observation.
         """
         if self.action_names is not None:
             if action.strip() in self.action_names:
                 return self.action_names.index(action.strip()) + int(self.env.action_space.start)
-            raise ValueError(f"There is no such action. The actions are: {', '.join(self.action_names)}.")
+            raise G2POError(f"There is no such action. The actions are: {', '.join(self.action_names)}.")
         space = self.env.action_space
         if self.any_text or space.contains(action):
             return action
         alphabet = "".join(sorted(space.character_set))
-        raise ValueError(
+        raise G2POError(
             f"There is no such action. An action has {space.min_length} to {space.max_length} of the characters "
             f"{alphabet!r}."
         )
@@ -159,12 +160,12 @@ class GymnasiumEnvironment(TextEnvironment):
         space = self.env.action_space
         if not isinstance(space, self.gymnasium.spaces.Discrete):
             if names is not None:
-                raise ValueError(f"action_names is {list(names)}: only Discrete spaces take it, this is {space}")
+                raise G2POError(f"action_names is {list(names)}: only Discrete spaces take it, this is {space}")
             return None
         if names is None:
             return [str(number) for number in range(int(space.start), int(space.start + space.n))]
         if len(names) != space.n:
-            raise ValueError(f"action_names is {list(names)}: name all {space.n} actions of {self.env_id}")
+            raise G2POError(f"action_names is {list(names)}: name all {space.n} actions of {self.env_id}")
         return list(names)
 
     def _check_spaces(self) -> None:
@@ -174,12 +175,12 @@ class GymnasiumEnvironment(TextEnvironment):
         if not isinstance(seen, spaces.Text) and not draws and mine.read_observation is _BASE.read_observation:
             modes = self.env.metadata.get("render_modes", [])
             remedy = 'pass make_options={"render_mode": "ansi"}, or ' if "ansi" in modes else ""
-            raise ValueError(
+            raise G2POError(
                 f"observation_space of {self.env_id} is {show(seen)}, which is not text: {remedy}derive from "
                 "GymnasiumEnvironment and override read_observation"
             )
         if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:
-            raise ValueError(
+            raise G2POError(
                 f"action_space of {self.env_id} is {show(done)}, which has no text form: derive from "
                 "GymnasiumEnvironment and override read_action"
             )

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...prompts.conversation import ChatRequest
+from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
 from ..pool.limits import PoolLimits
@@ -40,14 +41,14 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
     …), and `text` all other fields with a value, as `name: value` if there are several.
 
     Raises:
-        ValueError: if no field contains a text.
+        G2POError: if no field contains a text.
     """
     if _is_ours(fields):
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
         return Observation(**texts, request=None if request is None else ChatRequest.from_dict(request))
     if not _has_text(fields):
-        raise ValueError(
+        raise G2POError(
             f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
             "read_observation"
         )
@@ -104,7 +105,7 @@ class RemoteEnvironment(TextEnvironment):
         connect_timeout: seconds to wait for a connection.
 
     Raises:
-        ValueError: if `base_urls` is empty.
+        G2POError: if `base_urls` is empty.
         ImportError: if openenv is not installed.
     """
 
@@ -117,7 +118,7 @@ class RemoteEnvironment(TextEnvironment):
         connect_timeout: float = 10.0,
     ):
         if isinstance(base_urls, str) or not base_urls:
-            raise ValueError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
+            raise G2POError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
         self.base_urls = list(base_urls)
         self.make_action = make_action or (lambda action: {"text": action})
         self.read_observation = read_observation
@@ -242,7 +243,7 @@ def make_app(
             unknown.
 
     Raises:
-        ValueError: if one of the variables is not set, or `max_turns` does not fit the environment.
+        G2POError: if one of the variables is not set, or `max_turns` does not fit the environment.
     """
     withheld_variables(environment_variables)
     environment_factory = _as_text_environment(environment_factory, max_turns)
@@ -335,12 +336,12 @@ def _as_text_environment(environment_factory: Callable[[], Any], max_turns: int 
     """Return a factory of `TextEnvironment`s; tool-based classes need `max_turns` to return their reward."""
     name, is_tool_based = factory_name(environment_factory), is_tool_environment(environment_factory)
     if is_tool_based and (max_turns is None or max_turns < 1):
-        raise ValueError(
+        raise G2POError(
             f"max_turns is {max_turns}: {name} is a tool-based class, which returns its reward in the last turn; "
             "pass the trainer's max_turns"
         )
     if not is_tool_based and max_turns is not None:
-        raise ValueError(
+        raise G2POError(
             f"max_turns is {max_turns}: only tool-based classes use it, and {name} is not one (the trainer ends its "
             "episodes): remove it"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...utils.errors import G2POError
 from ..contract import Observation, StepResult, TextEnvironment
 from .common import HistoryKey, PrivateRandomState, import_extra
 
@@ -35,7 +36,7 @@ class TextArenaEnvironment(TextEnvironment):
 
     Raises:
         ImportError: if textarena is not installed.
-        ValueError: if there is no such game, or it needs word lists or a key that are missing.
+        G2POError: if there is no such game, or it needs word lists or a key that are missing.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class TextArenaEnvironment(TextEnvironment):
         brackets: bool = True,
     ):
         if state_key not in STATE_KEYS:
-            raise ValueError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
+            raise G2POError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
         self.textarena = import_extra("textarena")
         for variant in _VARIANTS:
             env_id = env_id.removesuffix(variant)
@@ -59,23 +60,23 @@ class TextArenaEnvironment(TextEnvironment):
             with self.randomness.active(0):
                 self.game = self.textarena.make(f"{env_id}-raw", **(make_options or {}))
         except LookupError as error:  # NLTK's message has many lines
-            raise ValueError(
+            raise G2POError(
                 f"{env_id} needs NLTK's word lists, which are not installed: python -m nltk.downloader words "
                 "averaged_perceptron_tagger_eng"
             ) from error
         except SyntaxError as error:
-            raise ValueError(
+            raise G2POError(
                 f"{env_id} cannot be read by this Python ({error}): try 3.12, or choose another game"
             ) from error
         except ValueError as error:
-            raise ValueError(f"env_id is {env_id!r}, which TextArena cannot make: {error}") from error
+            raise G2POError(f"env_id is {env_id!r}, which TextArena cannot make: {error}") from error
         self._playing = False
 
     def reset(self, seed: int = 0, task_id: Any = None, task_type: Any = None) -> Observation:
         """Start the game of a seed.
 
         Raises:
-            ValueError: if the game has several players.
+            G2POError: if the game has several players.
         """
         failed: Exception | None = None
         with self.randomness.active(seed):
@@ -84,7 +85,7 @@ class TextArenaEnvironment(TextEnvironment):
             except (AssertionError, ValueError, AttributeError) as error:
                 failed = error
             if failed is not None or not isinstance(self.game.state, self.textarena.SinglePlayerState):
-                raise ValueError(
+                raise G2POError(
                     f"env_id is {self.env_id!r}, which is not a single-player game{f' ({failed})' if failed else ''}: "
                     "choose a single-player game, or write a TextEnvironment whose step plays the other players"
                 ) from failed

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...prompts.conversation import Message
+from ...utils.errors import G2POError
 from ..contract import TextEnvironment
 from ..validation import unwrap_factory
 
@@ -32,7 +33,7 @@ class TRLEnvironment:
         tools: functions without a state.
 
     Raises:
-        TypeError: if nothing gives a reward, or there is no tool.
+        G2POError: if nothing gives a reward, or there is no tool.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class TRLEnvironment:
         self.has_get_reward = callable(getattr(self.environment, "get_reward", None))
         name = "tools" if self.environment is None else type(self.environment).__name__
         if not self.has_get_reward and not reward_funcs:
-            raise TypeError(
+            raise G2POError(
                 f"{name} has no get_reward: add this method, which returns the reward of an episode, or pass "
                 "reward_funcs to the trainer"
             )
@@ -56,7 +57,7 @@ class TRLEnvironment:
         self.tools = {tool.__name__: tool for tool in tools}
         self.tools |= {method: getattr(self.environment, method) for method in methods}
         if not self.tools:
-            raise TypeError(
+            raise G2POError(
                 f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
             )
 
@@ -69,7 +70,7 @@ class TRLEnvironment:
         """Return an episode's reward, and if it has several parts each of them by its name.
 
         Raises:
-            ValueError: if a function does not return a list with a number or `None`, or all return `None`.
+            G2POError: if a function does not return a list with a number or `None`, or all return `None`.
         """
         given = {} if self.environment is None else {"environments": [self.environment]}
         total, parts = 0.0, {}
@@ -83,7 +84,7 @@ class TRLEnvironment:
             part = float(await returned if inspect.isawaitable(returned) else returned)
             total, parts[type(self.environment).__name__] = total + part, part
         if not parts:
-            raise ValueError(f"no reward: {', '.join(self.reward_funcs)} returned None; one must return a number")
+            raise G2POError(f"no reward: {', '.join(self.reward_funcs)} returned None; one must return a number")
         return total, parts if len(self.reward_funcs) + self.has_get_reward > 1 else {}
 
     def close(self) -> Any:
@@ -102,12 +103,12 @@ def with_rewards(
     """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
 
     Raises:
-        TypeError: for a `TextEnvironment`, a reward model, or a function with arguments that only `GRPOTrainer` has.
-        ValueError: if `reward_weights` are not one number per function.
+        G2POError: for a `TextEnvironment`, a reward model, or a function with arguments that only `GRPOTrainer` has.
+        G2POError: if `reward_weights` are not one number per function.
     """
     functions, tools = _as_list(reward_funcs), _as_list(tools)
     if reward_weights is not None and len(reward_weights) != len(functions):
-        raise ValueError(
+        raise G2POError(
             f"reward_weights is {reward_weights} and there are {len(functions)} reward_funcs: give one weight for each"
             + ("" if functions else ", or leave it out and scale the reward in the environment")
         )
@@ -116,7 +117,7 @@ def with_rewards(
         return environment_factory
     if isinstance(made, type) and issubclass(made, TextEnvironment):
         name = "reward_funcs" if functions else "tools"
-        raise TypeError(
+        raise G2POError(
             f"G2POTrainer does not accept {name} with {made.__name__}: its own steps return rewards. Remove it"
         )
     for name, function in named_functions(functions).items():
@@ -136,7 +137,7 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
 
 
 def check_reward_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Refuse (`ValueError`) a reward function with a parameter that no column of the dataset fills."""
+    """Refuse (`G2POError`) a reward function with a parameter that no column of the dataset fills."""
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
     arguments = _arguments(environment_factory)
@@ -145,7 +146,7 @@ def check_reward_columns(environment_factory: Callable, columns: Iterable[str]) 
     for name, function in named_functions(arguments.get("reward_funcs", ())).items():
         missing = [one for one in _required(function) if one not in known]
         if missing:
-            raise ValueError(
+            raise G2POError(
                 f"reward_funcs: {name} needs {', '.join(missing)}, and it is called with {', '.join(sorted(known))}: "
                 "add the column to the dataset"
             )
@@ -176,13 +177,13 @@ def _as_list(given: Any) -> list:
 def _check_function(name: str, function: Any) -> None:
     if isinstance(function, str) or not callable(function) or hasattr(function, "forward"):
         shown = repr(function) if isinstance(function, str) else type(function).__name__
-        raise TypeError(
+        raise G2POError(
             f"reward_funcs has {shown}, a reward model, and rewards are computed in environment workers: pass a "
             "function that calls a server instead"
         )
     unknown = [one for one in _required(function) if one in _OF_TRAINER]
     if unknown:
-        raise TypeError(
+        raise G2POError(
             f"reward_funcs: {name} takes {', '.join(unknown)}, which environment workers do not have: remove it, or "
             f"give it a default"
         )
@@ -205,5 +206,5 @@ def _only_reward(name: str, returned: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.inf
     if number is not None and math.isinf(number):
-        raise ValueError(f"{name} returned {returned!r} for one completion: return a list with one number, or None")
+        raise G2POError(f"{name} returned {returned!r} for one completion: return a list with one number, or None")
     return None if number is None or math.isnan(number) else number

@@ -31,6 +31,7 @@ from typing import Any
 from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages, request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
+from ...utils.errors import G2POError
 from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
@@ -60,7 +61,7 @@ def text_environment_factory(
             observations are chat requests, with tools as the chat template writes them.
 
     Raises:
-        ValueError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
+        G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
     """
     if not is_tool_environment(environment_factory):
         return environment_factory
@@ -234,7 +235,7 @@ class ChatToolEnvironment(ToolEnvironment):
         """Return a tool's result as text, with TRL's text for what it raised."""
         try:
             if name not in self.tools:
-                raise ValueError(f"Tool {name} not found.")
+                raise G2POError(f"Tool {name} not found.")
             return _text(self._await(self.tools[name](**arguments)), name)
         except Exception as error:
             if is_of_environment(error, wrapped=False):
@@ -243,7 +244,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
 
 def describe_tools(tools: Mapping[str, Callable]) -> str:
-    """Return each tool's JSON schema, one a line. Raises `ValueError` for a tool without a docstring or types."""
+    """Return each tool's JSON schema, one a line. Raises `G2POError` for a tool without a docstring or types."""
     from transformers.utils import get_json_schema
 
     lines = []
@@ -251,7 +252,7 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
         try:
             lines.append(json.dumps(get_json_schema(tool)["function"]))
         except Exception as error:
-            raise ValueError(
+            raise G2POError(
                 f"the tool {name} cannot be described to the model ({error}): give each argument a type, and a "
                 "docstring that describes the tool, with a line for each argument under Args"
             ) from error
@@ -335,12 +336,12 @@ def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
     Without one it is `TOOL_PROMPT` for a tool-based class, otherwise `DEFAULT_PROMPT`, also for plain functions.
 
     Raises:
-        ValueError: if the attribute is not a `PromptTemplate`.
+        G2POError: if the attribute is not a `PromptTemplate`.
     """
     made, _ = bound_environment(environment_factory)
     own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
     if own is None:
         return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
     if not isinstance(own, PromptTemplate):
-        raise ValueError(f"prompt_template of {made.__name__} is {own!r}: set it to a PromptTemplate")
+        raise G2POError(f"prompt_template of {made.__name__} is {own!r}: set it to a PromptTemplate")
     return own

@@ -108,7 +108,7 @@ class EnvironmentPool:
             The first observation of each episode, or its failure.
 
         Raises:
-            ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
+            G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         prepared, groups = self._prepared(tasks, groups)
         self.end()
@@ -121,7 +121,7 @@ class EnvironmentPool:
             actions: slot -> action.
 
         Raises:
-            ValueError: if a slot has no running episode, or its answer is pending.
+            G2POError: if a slot has no running episode, or its answer is pending.
         """
         self.send(actions)
         return self.collect(list(actions))
@@ -148,7 +148,7 @@ class EnvironmentPool:
             The slot of each episode.
 
         Raises:
-            ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
+            G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         prepared, names = self._prepared(tasks, groups)
         return self._scheduler.begin(prepared, names, names if retry_group is None else [retry_group] * len(prepared))
@@ -160,14 +160,14 @@ class EnvironmentPool:
             actions: slot -> action.
 
         Raises:
-            ValueError: if a slot has no running episode, or its answer is pending. Nothing is sent then.
+            G2POError: if a slot has no running episode, or its answer is pending. Nothing is sent then.
         """
         self._check_open()
         for slot, action in actions.items():
             if slot in self._scheduler.pending or slot in self._scheduler.answers:
-                raise ValueError(f"slot {slot} has a pending answer: receive it before the next action")
+                raise G2POError(f"slot {slot} has a pending answer: receive it before the next action")
             if slot not in self._scheduler.episodes:
-                raise ValueError(f"slot {slot} has no running episode: it ended, failed, or was never reset")
+                raise G2POError(f"slot {slot} has no running episode: it ended, failed, or was never reset")
             if type(action) is not str:
                 pickled(action)
         self._scheduler.send(actions)
@@ -198,12 +198,12 @@ class EnvironmentPool:
             slot -> answer, in the order of `slots`.
 
         Raises:
-            ValueError: if a slot has no pending answer.
+            G2POError: if a slot has no pending answer.
         """
         self._check_open()
         for slot in slots:
             if slot not in self._scheduler.pending and slot not in self._scheduler.answers:
-                raise ValueError(f"slot {slot} has no pending answer: send an action first")
+                raise G2POError(f"slot {slot} has no pending answer: send an action first")
         self._scheduler.wait(None, slots)
         return self._scheduler.collect(slots)
 
@@ -264,9 +264,9 @@ class EnvironmentPool:
         self._check_open()
         names = [object() for _ in tasks] if groups is None else list(groups)
         if len(names) != len(tasks):
-            raise ValueError(f"{len(tasks)} tasks and {len(names)} groups: give one group for each task")
+            raise G2POError(f"{len(tasks)} tasks and {len(names)} groups: give one group for each task")
         return [(dict(task), pickled(dict(task))) for task in tasks], names
 
     def _check_open(self) -> None:
         if not self._scheduler.close.alive:
-            raise ValueError("this EnvironmentPool is closed")
+            raise G2POError("this EnvironmentPool is closed")

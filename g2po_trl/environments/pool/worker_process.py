@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from ...utils.errors import G2POError
 from .answers import Answer, InvalidAnswerError, decode
 from .channel import CHUNK_BYTES, Channel
 from .scratch import clear, make_scratch
@@ -55,11 +56,11 @@ class Job:
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickled value. Raises `ValueError` if it cannot be pickled."""
+    """Return the pickled value. Raises `G2POError` if it cannot be pickled."""
     try:
         return pickle.dumps(value)
     except Exception as error:
-        raise ValueError(
+        raise G2POError(
             f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset"
         ) from error
 
