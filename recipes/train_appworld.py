@@ -67,7 +67,7 @@ def main() -> None:
             reported = installation.task_ids(report_split) if report_split else []
             if set(reported) & set(held_out):
                 raise SystemExit(f"report_split is {report_split!r}: it shares tasks with eval_split, which chooses")
-        except (FileNotFoundError, ValueError) as error:
+        except ValueError as error:
             raise SystemExit(str(error)) from error
     if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:
         raise SystemExit(

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from g2po_envs.alfworld.installed import guarded, installed_engine
+from g2po_trl.utils.errors import G2POError
 
 NOTHING_HAPPENS = "Nothing happens."
 _TASK = re.compile(r"Your task is to: ([^\"\\{}\[\]#|]*)\.\"")
 _NO_TASK = "UNKNOWN GOAL"
 
 
-class CorruptGameError(ValueError):
+class CorruptGameError(G2POError):
     """A game file that cannot be read; the message names it."""
 
 

@@ -51,7 +51,7 @@ class AlfworldEnvironment(TextEnvironment):
         key: str = "released",
     ):
         if isinstance(hidden_actions, str):
-            raise TypeError("hidden_actions must be a sequence of words, not one string")
+            raise G2POError("hidden_actions must be a sequence of words, not one string")
         if key not in KEYS:
             raise G2POError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
         self.manifest = manifest

@@ -119,7 +119,7 @@ def generate_games(
     if _is_complete(directory, made_of):
         return Manifest.scan(directory)
     if directory.exists() and any(directory.iterdir()) and not (directory / _DESCRIPTION).exists():
-        raise FileExistsError(f"{directory} is not empty and not made by this generator: give another folder")
+        raise G2POError(f"{directory} is not empty and not made by this generator: give another folder")
 
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))

@@ -54,12 +54,12 @@ class Manifest:
         """Find every `game.tw-pddl` below `directory`, in the official layout or any other.
 
         Raises:
-            FileNotFoundError: when there is no game to play.
+            G2POError: when there is no game to play.
             CorruptGameError: when a game file cannot be read; the message names it.
         """
         directory = Path(directory).expanduser()
         if not directory.is_dir():
-            raise FileNotFoundError(f"{directory} is not a folder: give one that holds {GAME_FILE} files")
+            raise G2POError(f"{directory} is not a folder: give one that holds {GAME_FILE} files")
         wanted = TASK_TYPES if task_types is None else tuple(task_types)
         unknown = set(wanted) - set(TASK_TYPES)
         if unknown:
@@ -79,7 +79,7 @@ class Manifest:
                 games[task_id] = (task_type, str(path.absolute()))
         if not games:
             reasons = ", ".join(f"{number} {reason}" for reason, number in skipped.items())
-            raise FileNotFoundError(
+            raise G2POError(
                 f"no games in {directory}: "
                 + (
                     f"{sum(skipped.values())} left out ({reasons})"
@@ -103,7 +103,7 @@ class Manifest:
         try:
             return self.games[task_id][1]
         except KeyError:
-            raise KeyError(f"no game {task_id!r} in manifest {self.hash} ({len(self.games)} games)") from None
+            raise G2POError(f"no game {task_id!r} in manifest {self.hash} ({len(self.games)} games)") from None
 
     def merged(self, *others: Manifest) -> Manifest:
         """Return a manifest of all games, for an environment that trains and evaluates."""

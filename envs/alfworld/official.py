@@ -28,10 +28,6 @@ PREFIX = "official:"
 _KNOWN = Path(__file__).with_name("official_games.json")
 
 
-class OfficialGamesError(ValueError):
-    """The games differ from the official ones, or some are missing."""
-
-
 @dataclass(frozen=True)
 class Release:
     """What the official games are: split -> number of playable games, split -> ids of some of them."""
@@ -59,8 +55,8 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
 
     Raises:
         G2POError: for an unknown split.
-        FileNotFoundError: if the games are missing; the message contains the download command.
-        OfficialGamesError: if the games differ from the official ones, or from the recorded ones.
+        G2POError: if the games are missing; the message contains the download command.
+        G2POError: if the games differ from the official ones, or from the recorded ones.
     """
     release = release or Release.load()
     if split not in release.numbers:
@@ -68,7 +64,7 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
     root = Path(directory) if directory else data_directory()
     folder = root / RELEASE / split
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise G2POError(
             f"{folder} is not there: `python -m g2po_envs.alfworld.official` gets the official games (2 GB), or set "
             "ALFWORLD_DATA to where they are"
         )
@@ -76,14 +72,14 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
     number = len(games) + games.skipped.get("the same game again", 0)
     missing = [game for game in release.known[split] if game not in games.games]
     if missing or number != release.numbers[split]:
-        raise OfficialGamesError(
+        raise G2POError(
             f"{folder} holds {number} playable games, officially there are {release.numbers[split]}; of "
             f"{len(release.known[split])} known ones {len(missing)} are missing. If a download broke off, "
             "`python -m g2po_envs.alfworld.official` goes on with it; other games are played with the folder's path"
         )
     recorded = _read_record(root).get("manifests", {}).get(split, games.hash)
     if recorded != games.hash:
-        raise OfficialGamesError(
+        raise G2POError(
             f"{folder}: manifest {games.hash}, but {root / RECORD} recorded {recorded}: the games were changed. Get "
             "them again, or delete the record if that was meant"
         )
@@ -108,7 +104,7 @@ def _read_record(root: Path) -> dict:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
-        raise OfficialGamesError(f"{path} cannot be read ({error}): delete it, it is written anew") from error
+        raise G2POError(f"{path} cannot be read ({error}): delete it, it is written anew") from error
 
 
 def main() -> None:
@@ -121,7 +117,7 @@ def main() -> None:
         subprocess.run([sys.executable, str(script), "--data-dir", str(args.data_dir)], check=True)
     try:
         found = record(args.data_dir)
-    except (OfficialGamesError, FileNotFoundError) as error:
+    except G2POError as error:
         raise SystemExit(str(error)) from error
     for split, summary in found["summaries"].items():
         print(f"{split}: {summary}")

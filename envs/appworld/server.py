@@ -63,10 +63,10 @@ class Installation:
         return {**kept, **same, "HOME": cache, "APPWORLD_ROOT": str(self.root), "APPWORLD_CACHE": cache}
 
     def check(self) -> None:
-        """Raise `FileNotFoundError` with a remedy if a part is missing."""
+        """Raise `G2POError` with a remedy if a part is missing."""
         for path, what in ((self.python, "virtual environment"), (self.root / "data" / "tasks", "data")):
             if not path.exists():
-                raise FileNotFoundError(
+                raise G2POError(
                     f"AppWorld's {what} is not at {path}: run `python -m g2po_envs.appworld.setup {self.directory}`"
                 )
 
@@ -78,13 +78,13 @@ class Installation:
             difficulties: difficulties of the tasks, 1 to 3. Empty: all.
 
         Raises:
-            FileNotFoundError: if the dataset does not exist.
+            G2POError: if the dataset does not exist.
             G2POError: if no task has one of the difficulties.
         """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
         if not path.is_file():
             there = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
-            raise FileNotFoundError(f"there is no dataset {dataset!r} at {path}; there are: {there}")
+            raise G2POError(f"there is no dataset {dataset!r} at {path}; there are: {there}")
         ids = path.read_text().split()
         chosen = [task_id for task_id in ids if not difficulties or self._difficulty(task_id) in difficulties]
         if not chosen:

@@ -14,6 +14,7 @@ from g2po_envs.webshop.nouns import textblob_nouns
 from g2po_envs.webshop.shop import Shop
 from g2po_envs.webshop.source import ShopSource
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.utils.errors import G2POError
 
 SEARCH = "search[<your query>]"
 _SEPARATOR = " [SEP] "
@@ -54,7 +55,7 @@ class WebshopEnvironment(TextEnvironment):
         """Start the visit for a goal."""
         catalogue, goals = self.source.load()
         if task_id not in goals:
-            raise KeyError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
+            raise G2POError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
         self.shop = Shop(catalogue, goals[task_id], self.nouns, self.show_attributes, task_id)
         return self._observe()
 

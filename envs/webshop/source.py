@@ -64,7 +64,7 @@ class ShopSource:
 
         Raises:
             G2POError: for another size.
-            FileNotFoundError: when a file is not there, naming it.
+            G2POError: when a file is not there, naming it.
         """
         if size not in _SUFFIX:
             raise G2POError(f"the size of the shop is {size!r}: choose one of {', '.join(_SUFFIX)}")
@@ -72,7 +72,7 @@ class ShopSource:
         paths = [Path(directory).expanduser() / name for name in names]
         for path in paths[: 3 if goals == "human" else 2]:
             if not path.is_file():
-                raise FileNotFoundError(f"{path} is not there: WebShop's setup script fetches it (see its repository)")
+                raise G2POError(f"{path} is not there: WebShop's setup script fetches it (see its repository)")
         people = str(paths[2]) if paths[2].is_file() else None
         return cls(str(paths[0]), str(paths[1]), people, goals=goals, seed=seed)
 

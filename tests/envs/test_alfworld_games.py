@@ -137,7 +137,7 @@ def test_bad_arguments(tmp_path):
         generate_games(tmp_path / "x", "train", 0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(ValueError, match="not empty"):
         generate_games(tmp_path / "mine", "train", 1)
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 

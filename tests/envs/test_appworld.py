@@ -79,12 +79,12 @@ def test_scores_are_the_share_of_tests_passed():
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"python -m g2po_envs\.appworld\.setup"):
+    with pytest.raises(ValueError, match=r"python -m g2po_envs\.appworld\.setup"):
         AppworldEnvironment(Installation(str(tmp_path)))
     (tmp_path / "root" / "data" / "datasets").mkdir(parents=True)
     (tmp_path / "root" / "data" / "datasets" / "dev.txt").write_text("a\nb\n")
     assert Installation(str(tmp_path)).task_ids("dev") == ["a", "b"]
-    with pytest.raises(FileNotFoundError, match="there is no dataset 'train' .* there are: dev"):
+    with pytest.raises(ValueError, match="there is no dataset 'train' .* there are: dev"):
         Installation(str(tmp_path)).task_ids("train")
     with pytest.raises(ValueError, match="key is 'colour'"):
         AppworldEnvironment(Installation(str(tmp_path)), key="colour")
