@@ -23,7 +23,6 @@ from g2po_trl.cli.commands.serve import main
 from g2po_trl.environments.adapters import openenv
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment, make_app, read_observation
 from g2po_trl.environments.loading import load
-from g2po_trl.environments.pool.pool import EnvironmentFailure
 
 TESTS = Path(__file__).parents[1] / "helpers"
 
@@ -96,59 +95,6 @@ def test_pool_of_remote_environments_plays_many_episodes_at_a_time(server):
         assert found == [room == "hall" for room in rooms]
 
 
-def test_trainer_on_a_server_writes_the_trajectories_of_a_local_run(server, make_trainer):
-    """The real trainer, once with the environment in its workers and once with a server's."""
-    from datasets import Dataset
-
-    options = {"dataset": Dataset.from_list([{"key_room": r} for r in ("hall", "cellar")] * 2), "max_steps": 1}
-    options["overwrite"] = True  # the second deletes the first, which was read
-    written = []
-    for environment in (KeyDoorEnvironment, partial(RemoteEnvironment, [server])):
-        trainer = make_trainer(environment=environment, **options)
-        trainer.train()
-        written.append((Path(trainer.args.output_dir) / "trajectories" / "train-000001.jsonl").read_text())
-    assert written[0] == written[1] and written[0].count("\n") == 8
-
-
-def test_server_killed_in_mid_episode_fails_its_own_episodes():
-    first, one = start_server("toy_environments.py:KeyDoorEnvironment")
-    second, two = start_server("toy_environments.py:KeyDoorEnvironment")
-    try:
-        with EnvironmentPool(partial(RemoteEnvironment, [one, two], timeout=20), PoolLimits(1)) as pool:
-            tasks = [{"key_room": "hall"}] * 4
-            assert all(isinstance(o, Observation) for o in pool.reset(tasks))
-            first.kill()
-            first.wait()
-            results = pool.step(dict.fromkeys(range(4), "take key"))
-            failed = [slot for slot, result in results.items() if isinstance(result, EnvironmentFailure)]
-            assert len(failed) == 2, "two sessions were with each server"
-            assert "disconnected during an episode" in results[failed[0]].message
-            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the other server takes them all"
-            second.kill()
-            second.wait()
-            pool.step(dict.fromkeys(range(4), "take key"))
-            none = pool.reset(tasks)
-            assert all(isinstance(o, EnvironmentFailure) and "no server can be reached" in o.message for o in none)
-    finally:
-        for process in (first, second):
-            if process.poll() is None:
-                stop(process)
-
-
-def test_environment_that_dies_on_the_server_is_an_error():
-    process, url = start_server("letter_environment.py:SuicidalEnvironment")
-    try:
-        remote = RemoteEnvironment([url])
-        remote.reset(seed=1)
-        remote.step("a")
-        with pytest.raises(Exception, match=r"crash|died"):
-            remote.step("a")
-        assert remote.reset(seed=2).text == "hall 2"
-        remote.close()
-    finally:
-        stop(process)
-
-
 def session_of(monkeypatch, environment, **options):
     """What plays for one client of the server."""
     made = []
@@ -160,6 +106,23 @@ def session_of(monkeypatch, environment, **options):
     monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", create)
     make_app(environment, **options)
     return made[0]()
+
+
+class Dies(TextEnvironment):
+    def reset(self, **task):
+        return "alive"
+
+    def step(self, action):
+        os._exit(1)
+
+
+def test_environment_that_dies_on_the_server_is_an_error(monkeypatch):
+    session = session_of(monkeypatch, Dies)
+    session.reset()
+    with pytest.raises(RuntimeError, match="crash"):
+        session.step(SimpleNamespace(text="a"))
+    assert session.reset(seed=2).text == "alive"
+    session.close()
 
 
 @pytest.mark.parametrize(("truncates", "terminates"), [(True, True), (True, False), (False, True)])
@@ -261,24 +224,32 @@ def test_a_task_that_changes_is_shown():
     assert [remote.step("go").observation.text for _ in range(3)] == ["b", "two\n\nb", "c"]
 
 
-def test_a_full_server_is_passed_over(server, monkeypatch):
+def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(server, monkeypatch):
     process, full = start_server("toy_environments.py:KeyDoorEnvironment", options=["--max_sessions", "1"])
     try:
-        only = RemoteEnvironment([full])
+        only = RemoteEnvironment([full], timeout=20)
         only.reset(key_room="hall")
         monkeypatch.setattr(openenv, "_SESSIONS", Counter())  # another worker does not know of this session
-        others = [RemoteEnvironment([full, server]) for _ in range(3)]
-        for other in others:
-            other.reset(key_room="hall")
-            assert other._url == server
+        other = RemoteEnvironment([full, server])
+        other.reset(key_room="hall")
+        assert other._url == server
         with pytest.raises(ConnectionError, match="no server has room .*CAPACITY_REACHED.* or raise their limit"):
             RemoteEnvironment([full]).reset(key_room="hall")
         with pytest.raises(RuntimeError, match="EXECUTION_ERROR"):
-            others[0].reset(key_room="hall", no_such_column=1)
-        for one in (only, *others):
+            other.reset(key_room="hall", no_such_column=1)
+        process.kill()
+        process.wait()
+        with pytest.raises(ConnectionError, match="disconnected during an episode"):
+            only.step("take key")
+        with pytest.raises(ConnectionError, match="no server can be reached"):
+            only.reset(key_room="hall")
+        only.base_urls.append(server)
+        assert isinstance(only.reset(key_room="hall"), Observation), "the other server takes it"
+        for one in (only, other):
             one.close()
     finally:
-        stop(process)
+        if process.poll() is None:
+            stop(process)
 
 
 def test_read_observation_of_other_servers_finds_their_text():

@@ -5,18 +5,21 @@ from faulty_pools import Reporter, faulty_pool, pids
 from letter_environment import LetterEnvironment
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, StepResult, read_jsonl, write_jsonl
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, read_jsonl, write_jsonl
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.rollout.episode import Episode
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool():
-    with EnvironmentPool(
-        Reporter,
-        PoolLimits(2, 10, 2, max_observation_characters=1000),
-    ) as p:
-        yield p
+    with EnvironmentPool(Reporter, PoolLimits(2, 20, 20, max_observation_characters=1000)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    with faulty_pool() as pool:
+        yield pool
 
 
 def test_many_episodes_in_few_processes_and_groups_together(pool):
@@ -30,17 +33,6 @@ def test_many_episodes_in_few_processes_and_groups_together(pool):
     assert len({o.state_key for o in observations}) == 128, "an environment of its own for each episode"
     again = pool.reset(tasks, groups)
     assert {o.state_key for o in again} == {o.state_key for o in observations}, "objects are kept and reset"
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_results_do_not_depend_on_workers(num_workers):
-    with EnvironmentPool(Reporter, PoolLimits(num_workers)) as pool:
-        pool.reset([{"seed": i} for i in range(5)])
-        assert pool.step({3: "go", 0: "end"}) == {
-            3: StepResult(Observation("3 go 1"), 1.0),
-            0: StepResult(Observation("0 end 1"), 1.0, terminated=True),
-        }
-        assert pool.step({3: "go"})[3].observation.text == "3 go 2"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +109,11 @@ def test_whole_episodes_do_not_depend_on_workers():
     assert play_key_door(1) == play_key_door(2) == play_key_door(3)
 
 
-def test_truncated_episodes_are_over():
-    with faulty_pool() as pool:
-        pool.reset([{}])
-        assert pool.step({0: "truncate"})[0].truncated
-        with pytest.raises(ValueError, match="slot 0"):
-            pool.step({0: "go"})
+def test_truncated_episodes_are_over(faulty):
+    faulty.reset([{}])
+    assert faulty.step({0: "truncate"})[0].truncated
+    with pytest.raises(ValueError, match="slot 0"):
+        faulty.step({0: "go"})
 
 
 def test_groups_of_unequal_size_are_balanced():
@@ -147,20 +138,18 @@ def test_groups_of_unequal_size_are_balanced():
         ("success", "info['success'] is [True]; give True or False"),
     ],
 )
-def test_nonsense_is_invalid(fault, message):
-    with faulty_pool() as pool:
-        pool.reset([{"number": 3}, {"number": 4}])
-        results = pool.step({0: "go", 1: f"result {fault}"})
-        assert results[0].observation.text == "3 go"
-        assert results[1].kind == "invalid" and message in results[1].message
-        assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
+def test_nonsense_is_invalid(faulty, fault, message):
+    faulty.reset([{"number": 3}, {"number": 4}])
+    results = faulty.step({0: "go", 1: f"result {fault}"})
+    assert results[0].observation.text == "3 go"
+    assert results[1].kind == "invalid" and message in results[1].message
+    assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
 
 
-def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(tmp_path):
+def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(faulty, tmp_path):
     """A whole run would end at its first trajectory otherwise."""
-    with faulty_pool() as pool:
-        pool.reset([{}])
-        result = pool.step({0: "result numpy"})[0]
+    faulty.reset([{}])
+    result = faulty.step({0: "result numpy"})[0]
     assert (type(result.reward), result.reward, result.terminated) == (float, 0.5, True)
     assert result.observation.admissible_actions == ["a", "b"]
     plain = {"success": True, "score": 0.5, "counts": [1, 2], "loss": None, "path": "half \ud800", "1": [None, None]}
@@ -173,27 +162,24 @@ def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(tmp_path):
     assert read.success and read.info == {**result.info, "path": "half ?"}
 
 
-def test_enums_and_subclasses_of_str_arrive_as_plain_values():
+def test_enums_and_subclasses_of_str_arrive_as_plain_values(faulty):
     """Their classes may be found in the worker only, or nowhere by name."""
-    with faulty_pool() as pool:
-        pool.reset([{}])
-        info = pool.step({0: "result enum"})[0].info
-        assert info == {"mood": "good", "place": [1], "good": 0.5}
-        assert {type(part) for part in (*info, info["mood"], info["place"][0])} == {str, int}
-        observation = pool.step({0: "result text"})[0].observation
-        assert observation == Observation("x", state_key="y", admissible_actions=["z"])
-        assert {type(observation.text), type(observation.state_key), type(observation.admissible_actions[0])} == {str}
+    faulty.reset([{}])
+    info = faulty.step({0: "result enum"})[0].info
+    assert info == {"mood": "good", "place": [1], "good": 0.5}
+    assert {type(part) for part in (*info, info["mood"], info["place"][0])} == {str, int}
+    observation = faulty.step({0: "result text"})[0].observation
+    assert observation == Observation("x", state_key="y", admissible_actions=["z"])
+    assert {type(observation.text), type(observation.state_key), type(observation.admissible_actions[0])} == {str}
 
 
-def test_long_messages_are_shortened():
-    with faulty_pool() as pool:
-        pool.reset([{"number": 1}])
-        message = pool.step({0: "shout"})[0].message
-        assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message
+def test_long_messages_are_shortened(faulty):
+    faulty.reset([{"number": 1}])
+    message = faulty.step({0: "shout"})[0].message
+    assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message
 
 
-def test_tasks_that_cannot_be_sent():
-    with faulty_pool() as pool:
-        with pytest.raises(ValueError, match="plain data"):
-            pool.reset([{"number": 1}, {"number": lambda: 0}])
-        assert pool.reset([{"number": 1}])[0].text == "number 1"
+def test_tasks_that_cannot_be_sent(faulty):
+    with pytest.raises(ValueError, match="plain data"):
+        faulty.reset([{"number": 1}, {"number": lambda: 0}])
+    assert faulty.reset([{"number": 1}])[0].text == "number 1"

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,36 +78,9 @@ def test_close_leaves_no_process_behind():
         pool.reset([{}])
 
 
-def test_workers_end_when_the_trainer_is_killed(tmp_path):
-    script = tmp_path / "train.py"  # without the guard, and with a class of its own
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, signal, tempfile
-            from g2po_trl import EnvironmentPool, PoolLimits, StepResult, TextEnvironment
-
-            class Mine(TextEnvironment):
-                def reset(self):
-                    return f"process {os.getpid()} {tempfile.gettempdir()}"
-                def step(self, action):
-                    return StepResult("x")
-
-            print("started", flush=True)
-            pool = EnvironmentPool(Mine, PoolLimits(1))
-            print(pool.reset([{}])[0].text, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-            """
-        )
-    )
-    output = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60).stdout
-    assert output.count("started") == 1, "the script ran once"
-    pid, scratch = output.splitlines()[-1].split()[1:]
-    assert ends(int(pid))
-    assert not os.path.exists(scratch)
-
-
 @pytest.mark.parametrize(
-    ("fault", "how"), [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL")]
+    ("fault", "how"),
+    [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL"), ("signal 40", "signal 40")],
 )
 def test_ways_to_die(fault, how):
     with faulty_pool() as pool:
@@ -129,26 +101,11 @@ def test_an_episode_that_ended_before_its_worker_died_is_complete():
         assert results[0].truncated and results[1].kind == "crash"
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals")
-def test_a_signal_without_a_name():
-    with faulty_pool() as pool:
-        pool.reset([{}])
-        assert f"signal {signal.SIGRTMIN + 6}" in pool.step({0: f"signal {signal.SIGRTMIN + 6}"})[0].message
-
-
 def test_what_a_hanging_environment_started_ends_with_it(tmp_path):
-    with faulty_pool(step_timeout=5) as pool:
+    with faulty_pool(step_timeout=2) as pool:
         pool.reset([{}])
         assert pool.step({0: f"child {tmp_path / 'pid'}"})[0].kind == "timeout"
         assert ends(int((tmp_path / "pid").read_text()))
-
-
-def test_a_hanging_reset_fails_alone():
-    with faulty_pool(reset_timeout=10) as pool:
-        results = pool.reset([{"number": 0}, {"fault": "hang"}, {"number": 2}])
-        assert results[1].kind == "timeout" and "slot 1" in results[1].message
-        assert [results[0].text, results[2].text] == ["number 0", "number 2"]
-        assert set(pool.step({0: "go", 2: "go"})) == {0, 2}
 
 
 def test_an_interrupted_step_leaves_no_answers_behind():
