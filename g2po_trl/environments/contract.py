@@ -5,7 +5,7 @@
         def step(self, action: str) -> StepResult: ...
 
 `reset` is deterministic in its arguments: the episodes of a group play the same task and must start in the same state.
-An environment runs in a worker process and is reset many times; episodes of one group share a worker.
+An environment runs in a worker process and is reset many times; episodes of a group often share one.
 """
 
 from __future__ import annotations
