@@ -65,6 +65,7 @@ from .runs.summary import at_temperature, check_other_panels, summarize
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
+    describe,
     end_completions,
     keep_reference,
     make_credit,
@@ -100,7 +101,6 @@ from .utils.ranks import on_main
 from .utils.trl_compat import (
     fsdp_plugin_of,
     is_any_model_prepared,
-    name_or_path_of,
     no_adapter_copied_from,
     reference_copied_from,
 )
@@ -534,10 +534,9 @@ class G2POTrainer(GRPOTrainer):
         check_unchanged(self._settings_read, self.args)
         self.iteration.reset()
         self.update.guard.reset()
-        self.tally.restart(is_whole=True)
+        self.tally.restart()
         self.strategy.reset()
-        origin, identity = name_or_path_of(self.model.config), self.run_identity()
-        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, identity, origin)
+        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, describe(self))
         checkpoint = on_main(self.accelerator, begin)
         try:
             return self._train(checkpoint, **kwargs)
@@ -556,18 +555,17 @@ class G2POTrainer(GRPOTrainer):
             else:
                 check_complete(checkpoint)
             step = state.global_step
-            self.tally.restart(is_whole=False)  # unless the checkpoint has its counts
             self.iteration.mini_batches = self.resumption.restore(checkpoint, self.run_identity())
             if finished is None:
                 self.folder.keep_evaluations_of(state.global_step)
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
-            self.folder.take(resumed=checkpoint is not None)
+            self.folder.take(checkpoint)
         if is_main and (finished is None or not self.folder.has_description):
             last_iteration = self.iteration.number - 1 if self.iteration.is_complete else self.iteration.number
             self.folder.leave_behind(step, last_iteration)
-            write_run(self, step)
+            write_run(self)
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
         self._settings_read |= settings_of_optimizer(args)  # transformers keeps the optimizer for the next call
@@ -591,8 +589,7 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for a run to be continued."""
-        template = self.player.actor.describe_template()
-        return identity_of(self.args, self.tasks_hash, self.environment_factory, template["hash"])
+        return identity_of(describe(self))
 
     @cached_property
     def tasks_hash(self) -> str:

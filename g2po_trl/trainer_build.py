@@ -32,10 +32,10 @@ from .prompts.conversation import Message
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
-from .rollout.failing_tasks import TaskErrorReport, TaskErrors
+from .rollout.failing_tasks import TaskErrors
 from .rollout.player import Player
 from .rollout.strategy import RolloutContext, RolloutStrategy
-from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, callbacks_of
+from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, TaskErrorReport, callbacks_of
 from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
@@ -220,17 +220,8 @@ def _trained_model_for_generation(trainer: GRPOTrainer, config: GenerationConfig
 
 def make_iteration(trainer: GRPOTrainer) -> Iteration:
     """Return the progress of the run, before its first training step."""
-    args, correction = trainer.args, trainer.update.log_probs.correction
-    prepared_with = {
-        "loss_type": args.loss_type,
-        "beta": "0" if trainer.beta == 0.0 else "above 0",
-        "mini_batch_size": args.mini_batch_size,
-        **{
-            f"vllm_importance_sampling_{name}": getattr(correction, name, None)
-            for name in ("mode", "clip_min", "clip_max")
-        },
-    }
-    return Iteration(args.steps_per_generation, trainer.num_iterations, train_metrics_of(trainer), prepared_with)
+    args = trainer.args
+    return Iteration(args.steps_per_generation, trainer.num_iterations, train_metrics_of(trainer))
 
 
 def make_update(trainer: GRPOTrainer) -> Update:
@@ -349,22 +340,23 @@ def precision_of(trainer: GRPOTrainer) -> dict[str, str | None]:
     return {"dtype": str(base.dtype).removeprefix("torch."), "autocast": autocast}
 
 
-def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
-    """Write run.json and the panels before training, which continues after `step`."""
-    origin, template = name_or_path_of(trainer.model.config), trainer.prompt_template
-    panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
-    described = describe_run(
+def describe(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Return the run's description, see `describe_run`."""
+    return describe_run(
         trainer.args,
-        origin,
+        name_or_path_of(trainer.model.config),
         trainer.environment_factory,
-        template,
+        trainer.prompt_template,
         trainer.estimator_name,
         precision_of(trainer),
         trainer.history,
         trainer.player.actor.describe_template(),
+        trainer.tasks_hash,
     )
-    trainer.folder.write_run(
-        described | {"identity": trainer.run_identity()},
-        {name: panel for name, panel in panels.items() if panel is not None},
-        step,
-    )
+
+
+def write_run(trainer: GRPOTrainer) -> None:
+    """Write run.json and the panels before training."""
+    panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
+    panels = {name: panel for name, panel in panels.items() if panel is not None}
+    trainer.folder.write_run(describe(trainer), panels)

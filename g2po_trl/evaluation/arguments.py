@@ -13,7 +13,7 @@ from ..environments.loading import resolve_agent_name, resolve_environment_name
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run
 from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object, read_config
-from .run_defaults import HISTORIES, check_is_there, run_at_checkpoint, run_defaults, same_environment
+from .run_defaults import HISTORIES, check_is_there, run_defaults, same_environment
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -151,7 +151,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         first.own_agent = _own_agent(first)
         if first.environment is not None:
             first.environment = resolve_environment_name(first.environment)
-        run = run_at_checkpoint(read_run(folder), Path(first.run or first.model)) if folder else {}
+        run = read_run(folder) if folder else {}
         defaults = run_defaults(run, folder, first) if folder else {}
     except ValueError as error:
         parser.error(str(error))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..environments.pool.limits import PoolLimits
-from ..runs.changes import settings_at
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent, with_moved_files
 
 _RESTORE = (
@@ -91,16 +89,6 @@ def _with_files_of(asked: argparse.Namespace, run: Mapping[str, Any]) -> Mapping
     there = missing_file(name_of_agent(described.get("kwargs")) or described.get("import"))
     folder = Path(given.rpartition(":")[0]).resolve().parent
     return with_moved_files(run, Path(there).parent, folder) if there else run
-
-
-def run_at_checkpoint(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
-    """Return the run.json that was valid at `checkpoint-STEP`; resuming a run may change its settings."""
-    step = re.fullmatch(r"checkpoint-(\d+)", model.resolve().name)
-    if step is None or "play" not in run:
-        return dict(run)
-    then = settings_at(run, int(step.group(1)))
-    # Settings that were `None` then are not recorded.
-    return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
 
 
 def _is_asked_for(asked: argparse.Namespace, trained_on: Mapping[str, Any]) -> bool:

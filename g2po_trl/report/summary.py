@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..credit.graph import record
-from ..runs.changes import changed_lines, description_at, parts_of
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
 from . import analysis
@@ -19,11 +18,11 @@ SIZES = (1, 2, 4, 8, 16, 32)
 def analyse(iterations: list[analysis.Iteration], gamma: float | None, described: dict) -> tuple[dict, dict]:
     """Return the contents of analysis.json, and further arrays for the plots.
 
-    `gamma`: `None`: of each iteration the run's own, as its run.json (`described`) says.
+    `gamma`: `None`: the run's own, as its run.json (`described`) says.
     """
-    gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
+    gamma = gamma_of(described) if gamma is None else gamma
     rows, sizes, deviations, turns = [], [], [], []
-    for iteration, gamma in zip(iterations, gammas):
+    for iteration in iterations:
         graph = iteration.graph(gamma)
         visited, varied = analysis.group_sizes(graph), analysis.value_variation(graph)
         won = analysis.turns_to_finish(t for group in iteration.groups for t in group)
@@ -43,18 +42,17 @@ def analyse(iterations: list[analysis.Iteration], gamma: float | None, described
                 "turns_to_finish": float(won.mean()) if len(won) else None,
             }
         )
-    prediction = keys.examine(*keys.measure(iterations, gammas), [iteration.number for iteration in iterations])
-    return {"gamma": gammas[-1], "iterations": rows, "prediction": prediction}, {
+    prediction = keys.examine(*keys.measure(iterations, gamma), [iteration.number for iteration in iterations])
+    return {"gamma": gamma, "iterations": rows, "prediction": prediction}, {
         "sizes": np.concatenate(sizes),
         "deviations": np.concatenate(deviations),
         "turns": turns,
     }
 
 
-def gamma_of(described: dict, iteration: int) -> float:
-    """Return the discount that an iteration was trained with, 0.95 if run.json has none."""
-    run = description_at(described, iteration)
-    return run.get("trainer", run.get("estimator", {})).get("gamma", 0.95)  # a log has no trainer
+def gamma_of(described: dict) -> float:
+    """Return the discount that a run was trained with, 0.95 if run.json has none."""
+    return described.get("trainer", described.get("estimator", {})).get("gamma", 0.95)  # a log has no trainer
 
 
 def verdict_on(iterations: list[analysis.Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> str | None:
@@ -87,8 +85,7 @@ def notes(run: dict) -> list[str]:
     said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
     if used != 1:
         said.append(f"The run was trained with value_lambda {used}; all but the test of keys is about mean returns.")
-    changed = list(changed_lines(parts_of(run)))
-    return [*said, *(["The run was resumed with other settings:"] if changed else []), *(f"  {c}" for c in changed)]
+    return said
 
 
 def summary(rows: list[dict], run: dict) -> str:

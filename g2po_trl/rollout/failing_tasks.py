@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
-
-from transformers import TrainerCallback
+from typing import Protocol
 
 
 class PlayedTask(Protocol):
@@ -54,19 +52,3 @@ class TaskErrors:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue with the counts of `state_dict`."""
         self.in_a_row.update(state)
-
-
-class TaskErrorReport(TrainerCallback):
-    """Prints the excluded tasks when training has ended."""
-
-    def __init__(self, errors: TaskErrors):
-        self.errors = errors
-
-    def on_train_end(self, args, state, control, **kwargs: Any):
-        names = self.errors.excluded
-        if names and state.is_world_process_zero:
-            print(
-                f"{len(names)} task(s) were excluded after {self.errors.patience} rollouts with only "
-                f"environment errors: {', '.join(names)}. Why is in their trajectories (`error`).",
-                flush=True,
-            )

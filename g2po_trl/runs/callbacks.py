@@ -13,20 +13,20 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
+from ..rollout.failing_tasks import TaskErrors
+from ..utils.iteration_log import IterationLog
+from ..utils.json import to_json, write_json_lines
+from ..utils.show import printable
 from .verdict import Tally, cut_off, verdict
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-from ..utils.iteration_log import IterationLog
-from ..utils.json import to_json, write_json_lines
-from ..utils.show import printable
-
 EARLY_VERDICT = 5  # iterations
 
 
 def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
-    """Those that the configuration asks for."""
+    """Return the configured callbacks."""
     found: list[TrainerCallback] = []
     if not args.disable_tqdm:
         found.append(IterationProgressCallback(args.optimizer_steps_per_iteration))
@@ -152,6 +152,20 @@ class OwnSchedule(TrainerCallback):
             lr_scheduler._last_lr = [rate * factor(step) for rate, factor in schedules]
             for group, rate in zip(lr_scheduler.optimizer.param_groups, lr_scheduler._last_lr, strict=True):
                 group["lr"] = rate
+
+
+class TaskErrorReport(TrainerCallback):
+    """Prints the excluded tasks when training has ended."""
+
+    def __init__(self, errors: TaskErrors):
+        self.errors = errors
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if (names := self.errors.excluded) and state.is_world_process_zero:
+            print_line(
+                f"{len(names)} task(s) were excluded after {self.errors.patience} rollouts with only environment "
+                f"errors: {', '.join(names)}. Why is in their trajectories (`error`)."
+            )
 
 
 class CollapseStoppingCallback(TrainerCallback):

@@ -14,17 +14,19 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_file, save_model
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
+from ..utils.errors import G2POError
 from ..utils.json import write_json
-from .ownership import STAGING, remove
+from .ownership import STAGING, note_written, remove
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
         output_dir: folder of the run.
 
     Raises:
-        ValueError: if there is no such checkpoint.
+        G2POError: if there is no such checkpoint.
     """
     wanted = str(resume_from_checkpoint).lower()
     if wanted in ("none", "false", ""):
@@ -49,32 +51,21 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
     if wanted in (*_LATEST, "auto"):
         latest = get_last_checkpoint(str(output_dir)) if Path(output_dir).is_dir() else None
         if latest is None and wanted != "auto":
-            raise ValueError(
+            raise G2POError(
                 f"resume_from_checkpoint is {resume_from_checkpoint!r}, but {str(output_dir)!r} holds no checkpoint: "
                 "use 'auto' to resume if there is one and start from scratch if not"
             )
         return latest
     if not Path(resume_from_checkpoint, "trainer_state.json").is_file():
-        raise ValueError(
+        raise G2POError(
             f"resume_from_checkpoint is {str(resume_from_checkpoint)!r}, which holds no trainer_state.json: pass a "
             "checkpoint folder, 'latest' or 'auto'"
         )
     return str(resume_from_checkpoint)
 
 
-def save_rollout_state(
-    folder: str | Path,
-    state: Mapping[str, Any],
-    mini_batches: Sequence[Sequence[Mapping[str, Any]]],
-    rank: int,
-    is_main: bool,
-) -> None:
-    """Write `state` (JSON, main process) and this rank's micro-batches (`mini_batches`) into a checkpoint.
-
-    As safetensors, not by `torch.save`: a checkpoint may come from another machine, and nothing of it is unpickled.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
     tensors, numbers = {}, {}
     for i, micro_batches in enumerate(mini_batches):
         for j, micro_batch in enumerate(micro_batches):
@@ -84,35 +75,27 @@ def save_rollout_state(
                 else:
                     numbers[f"{i}.{j}.{name}"] = value
     if tensors:
-        save_file(tensors, folder / f"step_samples_{rank}.safetensors", metadata={"numbers": json.dumps(numbers)})
-    if is_main:
-        write_json(folder / _STATE, dict(state), indent=1)
+        save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
+
+
+def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
+    """Return the micro-batches in a file; none if there is no file."""
+    if not path.is_file():
+        return []
+    with safe_open(path, framework="pt") as file:
+        numbers = json.loads(file.metadata()["numbers"])
+        values = {**{name: file.get_tensor(name) for name in file.keys()}, **numbers}  # noqa: SIM118
+    mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
+    for name, value in values.items():
+        i, j, key = name.split(".", 2)
+        mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
+    return [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
 
 
 def run_id_of(checkpoint: str | Path) -> str | None:
-    """Return the id of a checkpoint's run; `None` in checkpoints of older versions and other trainers."""
+    """Return the id of a checkpoint's run; `None` for one of another trainer."""
     path = Path(checkpoint, _STATE)
     return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
-
-
-def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Return the state and this rank's pending micro-batches that `save_rollout_state` wrote."""
-    folder = Path(folder)
-    if not (folder / _STATE).is_file():
-        raise ValueError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
-    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    path = folder / f"step_samples_{rank}.safetensors"
-    if not path.is_file():
-        return state, []
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        numbers = json.loads(file.metadata()["numbers"])
-    mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
-    for name, value in {**load_file(path), **numbers}.items():
-        i, j, key = name.split(".", 2)
-        mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
-    return state, [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
 
 
 def check_complete(folder: str | Path) -> None:
@@ -121,62 +104,42 @@ def check_complete(folder: str | Path) -> None:
     transformers would silently resume with a new optimizer and the learning rate of the first step.
     """
     if not any(Path(folder).glob("rng_state*.pth")):
-        raise ValueError(
+        raise G2POError(
             f"{str(folder)!r} cannot be continued: it was saved with save_only_model=True and has no optimizer state. "
             "Start a new run from its weights (model_name_or_path), or save with save_only_model=False."
         )
 
 
-def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> list[str]:
-    """Refuse to continue a run under settings that would give it other tasks or other samples.
-
-    Returns:
-        Names that the checkpoint lacks, since an older version wrote it: they are not compared.
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
+    """Refuse to continue a run with other settings, see `identity_of`. A field of one version alone is not compared.
 
     Raises:
-        ValueError: naming every setting that differs.
+        G2POError: naming every setting that differs, with the old and the new value.
     """
     both = [name for name in saved if name in now]
     changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in both if saved[name] != now[name]]
     if changed:
-        raise ValueError(
-            f"{str(folder)!r} cannot be continued with these settings: {'; '.join(changed)}. Use the old ones, or "
+        raise G2POError(
+            f"{str(folder)!r} cannot be continued with other settings: {'; '.join(changed)}. Use the old ones, or "
             "start a new run from its weights (model_name_or_path)."
         )
-    return [name for name in now if name not in saved]
-
-
-class Resumable(Protocol):
-    """A part of a run whose state outlives the process."""
-
-    def state_dict(self) -> Any:
-        """Plain data: a checkpoint keeps it as JSON, where NaN is null."""
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned, on every rank."""
-
-
-class FileCheckpointable(Protocol):
-    """A part of a run that keeps files of its own in a checkpoint, e.g. weights."""
-
-    def save(self, folder: str) -> None:
-        """Write the state; called on the main process."""
-
-    def load(self, folder: str) -> None:
-        """Restore the state; called on every rank."""
 
 
 class RunState:
-    """Takes an agent run up where it stopped, with the parts that have a state.
+    """Saves and restores the parts of a run that have a state.
 
     Args:
-        parts: by the name that the checkpoint gives their states.
+        parts: by the name that the checkpoint gives their states: `state_dict()` returns plain data, which is kept as
+            JSON, where NaN is null; `load_state_dict(state)` restores it on every rank.
         rank, num_ranks: this process, and how many there are.
+
+    `kept_in_files`: parts with files of their own in a checkpoint's folder: `save(folder)` is called on the main
+    process, `load(folder)` on every rank.
     """
 
-    def __init__(self, parts: Mapping[str, Resumable], rank: int = 0, num_ranks: int = 1):
+    def __init__(self, parts: Mapping[str, Any], rank: int = 0, num_ranks: int = 1):
         self.parts, self.rank, self.num_ranks = parts, rank, num_ranks
-        self.kept_in_files: list[FileCheckpointable] = []
+        self.kept_in_files: list[Any] = []
 
     def save(
         self,
@@ -187,28 +150,38 @@ class RunState:
         run_id: str | None = None,
     ) -> None:
         """Write the states of all parts, and `mini_batches` still to be trained, into a checkpoint's folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
-        save_rollout_state(folder, state, mini_batches, self.rank, is_main)
-        for part in self.kept_in_files if is_main else ():
-            part.save(str(folder))
+        _save_mini_batches(folder / f"step_samples_{self.rank}.safetensors", mini_batches)
+        if is_main:
+            write_json(folder / _STATE, state, indent=1)
+            for part in self.kept_in_files:
+                part.save(str(folder))
 
     def restore(self, folder: str | Path, identity: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-        """Restore a checkpoint of this very run, and return the micro-batches that are still to be trained."""
-        state, mini_batches = load_rollout_state(folder, self.rank)
-        if (lacking := check_same_run(state["run"], identity, folder)) and self.rank == 0:
-            print(f"{folder} is an older version's: not compared are {', '.join(lacking)}", flush=True)
+        """Restore a checkpoint of this very run, and return the micro-batches that are still to be trained.
+
+        Raises:
+            G2POError: if the checkpoint is another trainer's, or was saved with other settings.
+        """
+        folder = Path(folder)
+        if not (folder / _STATE).is_file():
+            raise G2POError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        check_same_run(state["run"], identity, folder)
         if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
-            raise ValueError(
+            raise G2POError(
                 f"{str(folder)!r} was saved in the middle of an iteration with {then} processes; this run has "
                 f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
             )
         for name, part in self.parts.items():
-            if name in state:
+            if name in state:  # a reference has a state unless it is sharded
                 part.load_state_dict(state[name])
         for part in self.kept_in_files:
             part.load(str(folder))
-        return mini_batches
+        return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")
 
 
 class ReferenceState:
@@ -220,7 +193,7 @@ class ReferenceState:
             checkpoint has sums of them.
     """
 
-    _WEIGHTS = "reference/model.safetensors"  # apart from the model's: engines load all that is beside those
+    _WEIGHTS = "reference/model.safetensors"  # not beside the model's weights, where engines would load them
 
     def __init__(self, model: torch.nn.Module, moves: bool):
         self.model, self.moves = model, moves
@@ -239,9 +212,8 @@ class ReferenceState:
         now = self.state_dict()
         if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
             logger.warning(
-                "The reference model is not the one that the run began with (sums of its weights and of their sizes: "
-                "%s, and before %s). Pass the model that the run began with.",
-                *(", ".join(f"{one:.6g}" for one in sums) for sums in (now, state)),
+                f"The reference model is not the one that the run began with (sums of its weights and of their sizes: "
+                f"{now}, and before {state}). Pass the model that the run began with."
             )
 
     def save(self, folder: str) -> None:
@@ -253,13 +225,13 @@ class ReferenceState:
 
     def load(self, folder: str) -> None:
         """Restore the weights, if they move."""
-        path = Path(folder, self._WEIGHTS)
-        if self.moves and not path.is_file():
-            raise ValueError(
-                f"sync_ref_model is True, and {str(folder)!r} holds no {self._WEIGHTS}: the run's reference is lost. "
-                "Start a new run from its weights (model_name_or_path)"
-            )
         if self.moves:
+            path = Path(folder, self._WEIGHTS)
+            if not path.is_file():
+                raise G2POError(
+                    f"sync_ref_model is True, and {str(folder)!r} holds no {self._WEIGHTS}: the run's reference is "
+                    "lost. Start a new run from its weights (model_name_or_path)"
+                )
             load_model(self.model, str(path))
 
 
@@ -293,7 +265,8 @@ class AtomicCheckpoint:
         staged, final = run_dir / STAGING / name, run_dir / name
         self.is_open = True
         try:
-            yield staged
+            with _removed_on_failure(staged):
+                yield staged
         finally:
             self.is_open = False
         if state.best_model_checkpoint and Path(state.best_model_checkpoint) == staged:
@@ -301,6 +274,7 @@ class AtomicCheckpoint:
         accelerator.wait_for_everyone()
         if args.should_save:
             state.save_to_json(str(staged / "trainer_state.json"))
+            note_written(run_dir, name)
             if final.exists():
                 remove(final)
             os.rename(staged, final)
@@ -323,21 +297,37 @@ def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] |
         apart.mkdir(parents=True)
     if wait:
         wait()
-    yield apart
+    with _removed_on_failure(apart):
+        yield apart
     if wait:
         wait()
     if not is_main:
         return
-    for path in sorted(apart.iterdir(), key=_weights_last):
+    moved = [path for path in apart.iterdir() if path.name != "README.md" or not (folder / path.name).exists()]
+    note_written(folder, *(path.name for path in moved if path.name != "README.md"))
+    for path in sorted(moved, key=_weights_last):
         there = folder / path.name
-        if path.name == "README.md" and there.exists():
-            continue
         if there.is_dir():
             remove(there)
         os.replace(path, there)
     shutil.rmtree(apart, ignore_errors=True)
     with suppress(OSError):
         apart.parent.rmdir()
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Free the disk if a model or checkpoint cannot be written, and say so in a line."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, RuntimeError) and "StreamWriter" not in str(error):  # torch.save's has no class
+            raise
+        raise G2POError(
+            f"output_dir is {str(folder.parent.parent)!r}, where {folder.name} cannot be written ({error}): free "
+            "space, or pass another --output_dir. Complete checkpoints are kept (--resume_from_checkpoint auto)"
+        ) from error
 
 
 def _weights_last(path: Path) -> tuple[bool, bool, str]:

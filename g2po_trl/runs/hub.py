@@ -17,10 +17,11 @@ from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)
 
-# Not for the Hub: every prompt and completion of a run, the tasks it is judged by, checkpoints, and transformers'
-# pickle of all arguments, tokens included.
-_NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", "checkpoint-*/")
-_NOT_PUSHED += (f"{SUPERSEDED}checkpoint-*/", LOCK, "view*.html", "training_args.bin")
+# Not for the Hub: every prompt and completion of a run, the tasks it is judged by, checkpoints that are not complete
+# or not continued, and transformers' pickle of all arguments, tokens included. The other checkpoints are pushed as
+# `hub_strategy` says.
+_NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", f"{SUPERSEDED}checkpoint-*/", LOCK)
+_NOT_PUSHED += ("view*.html", "training_args.bin")
 _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 
@@ -30,10 +31,10 @@ class HubError(RuntimeError):
 
 @contextmanager
 def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]:
-    """Around the making of a repository: a wrong name or token stops the run (`HubError`), a silent Hub does not."""
+    """Raise `HubError` if the Hub refuses a repository; if it does not answer, warn and go on."""
     try:
         yield
-    except Exception as error:  # of the Hub and of the way to it: passed on, or told and tried again at each push
+    except Exception as error:  # of the Hub, or of the connection to it
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, (HFValidationError, LocalTokenNotFoundError)) or status in _REFUSED_BY_HUB:
             raise HubError(
@@ -46,7 +47,7 @@ def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]
 
 
 def ready_to_push(trainer: Any) -> bool:
-    """Before a push in the background: the repository is there, and only what belongs there is pushed."""
+    """Return whether a push in the background can begin, with a repository and a list of files that are not pushed."""
     _warn_of_failed_pushes(trainer.push_in_progress)
     if trainer.hub_model_id is None:
         trainer.init_hf_repo()
@@ -60,13 +61,13 @@ def ready_to_push(trainer: Any) -> bool:
 
 @contextmanager
 def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -> Iterator[None]:
-    """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says (`HubError`)."""
+    """Push the trainer's model in the block. It is on disk afterwards, also if the Hub refuses it (`HubError`)."""
     folder, args = trainer.args.output_dir, trainer.args
     try:
         if trainer.hub_model_id is None:
             try:
                 Trainer.init_hf_repo(trainer, token, **of_repository)
-            except Exception:  # the Hub's answer, before the model was saved; another one may lie there
+            except Exception:  # an earlier model may be on disk
                 trainer.save_model(folder)
                 raise
         if trainer.is_world_process_zero():
@@ -79,12 +80,12 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
             f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
             f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "
             + "--private " * bool(private)
-            + " ".join(f"--exclude '{name}*'" if name.endswith("/") else f"--exclude '{name}'" for name in _NOT_PUSHED)
+            + " ".join(f"--exclude '{name}{'*' * name.endswith('/')}'" for name in (*_NOT_PUSHED, "checkpoint-*/"))
         ) from error
 
 
 def _warn_of_failed_pushes(push_in_progress: Any) -> None:
-    """Pushes in the background fail without a word."""
+    """Report failed pushes in the background."""
     jobs = push_in_progress.jobs if push_in_progress is not None else []
     for error in [job.exception() for job in jobs if job.done() and job.exception()]:
         logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next push uploads what is missing.")

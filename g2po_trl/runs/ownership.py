@@ -1,127 +1,57 @@
-"""Whose folder it is: what of a run is in one, the lock of the process that writes there, what `overwrite` deletes."""
+"""Whose folder it is: its lock, what of a run is in it, what a run has written, and what `overwrite` deletes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from ..utils.adapter_files import ADAPTER_CONFIG, adapters_below
+from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from ..utils.adapter_files import adapters_below
+from ..utils.errors import G2POError
+from ..utils.json import write_json
 
+FILE = "run.json"
 LOCK = ".lock"
 STAGING = "unfinished-checkpoint"
 SUPERSEDED = "superseded-"
-THREE_WAYS = (
-    "pass --resume_from_checkpoint auto to continue it, --overwrite to delete it, or another --output_dir "
-    "(in a script: train(resume_from_checkpoint='auto'), G2POConfig(overwrite=True), output_dir)"
-)
-# What a run writes, and nothing else: `overwrite` deletes no other file. README.md is not here, a user may have
-# written it; a run's model card takes its place at the end.
-_FILES = ("evaluations.jsonl", "log.jsonl", "trainer_state.json", "training_args.bin", "config.json")
-_FILES += ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_FILES += ("chat_template.jinja", ADAPTER_CONFIG, "model.safetensors.index.json")
-_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")
-_TRAJECTORIES = re.compile(r".+-\d{6,}(-rank\d+)?\.jsonl")
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
-_HELD: set[int] = set()  # file descriptors of locks
 
 
-class FolderLock:
-    """Holds a folder for one process. The kernel gives it back when the process ends, however it ends."""
+def lock_folder(folder: str | Path, option: str) -> FileLock:
+    """Return the acquired lock of a folder, which the system releases if the process is killed.
 
-    def __init__(self, folder: str | Path):
-        self.path = Path(folder, LOCK)
-        self._descriptor: int | None = None
-
-    def acquire(self) -> bool:
-        """Whether the folder is held now; without a word also where files cannot be locked, after a warning."""
-        if self._descriptor is not None:
-            return True
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            return self._without(error)
-        try:
-            if fcntl is None:
-                raise OSError("this system has no flock")
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except OSError as error:
-            os.close(descriptor)
-            return self._without(error)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        _HELD.add(descriptor)
-        self._descriptor = descriptor
-        return True
-
-    def release(self) -> None:
-        """Give it back, if it is held."""
-        if self._descriptor is not None:
-            _HELD.discard(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def holder(self) -> str:
-        """Who holds it, as far as the file says."""
-        try:
-            return self.path.read_text(encoding="utf-8").strip() or "another process"
-        except (OSError, UnicodeDecodeError):
-            return "another process"
-
-    def _without(self, error: OSError) -> bool:
-        warnings.warn(
-            f"{self.path} cannot be locked ({error}): see to it that no other process writes to this folder",
-            stacklevel=3,
-        )
-        return True
+    Raises:
+        G2POError: if another process holds it, or the folder cannot be written.
+    """
+    lock = FileLock(Path(folder, LOCK))
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise G2POError(
+            f"{option} is {str(folder)!r}, where another process is writing: wait for it, end it, or choose another"
+        ) from None
+    except OSError as error:
+        raise G2POError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
+    return lock
 
 
 @contextmanager
 def held(folder: str | Path, option: str) -> Iterator[None]:
-    """Hold a folder while the block runs. Where the block has written nothing, no folder is left."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
-    lock = FolderLock(folder)
-    if not lock.acquire():
-        raise ValueError(
-            f"{option} is {str(folder)!r}, and {lock.holder()} is writing there: wait for it, end it, or pass another"
-        )
+    """Hold a folder while the block runs, and remove it if the block wrote nothing. Errors are those of the lock."""
+    lock = lock_folder(folder, option)
     try:
         yield
     finally:
-        if [path.name for path in lock.path.parent.iterdir()] == [LOCK]:
-            lock.path.unlink()
-            lock.path.parent.rmdir()
+        if [path.name for path in Path(folder).iterdir()] == [LOCK]:
+            shutil.rmtree(folder)
         lock.release()
-
-
-def _give_up_in_child() -> None:
-    """Release the lock in a forked child, which would hold it after the death of its parent."""
-    for descriptor in _HELD:
-        with suppress(OSError):
-            os.close(descriptor)
-    _HELD.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_give_up_in_child)
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
@@ -135,88 +65,94 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def what_is_in(folder: str | Path) -> list[str]:
-    """Return the names of files in a folder that a run, an evaluation or `g2po teach` wrote."""
+def weights_in(folder: str | Path) -> list[Path]:
+    """Return the model in a folder: files with weights, and subfolders with an adapter."""
+    patterns = ("model*.safetensors", "adapter_model*.safetensors")
+    return [*(path for pattern in patterns for path in Path(folder).glob(pattern)), *adapters_below(folder)]
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """Return the run.json in a folder as it is written; empty if there is none.
+
+    Raises:
+        G2POError: for a file without a description of a run.
+    """
+    path = Path(folder, FILE)
+    try:
+        run = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise G2POError(f"{path} is not valid JSON ({error}): restore it, or delete it") from error
+    if not isinstance(run, dict):
+        raise G2POError(f"{path} holds no description of a run: restore it, or delete it")
+    return run
+
+
+def kept_in(folder: str | Path) -> list[Path]:
+    """Return what is worth keeping in a folder: it belongs to the run, evaluation or teaching that wrote this."""
     folder = Path(folder)
-    found = [name for name in ("run.json", "evaluations.jsonl", *_OTHERS) if (folder / name).is_file()]
-    found += [checkpoint.name for checkpoint in checkpoints_in(folder)[-1:]]
-    return found + ["trajectories"] * any(folder.glob("trajectories/*.jsonl"))
+    found = [path for name in ("evaluations.jsonl", *_OTHERS) if (path := folder / name).is_file()]
+    found += [path for path in [folder / FILE] if path.is_file() and "run_id" not in read_description(folder)]
+    found += [*reversed(checkpoints_in(folder)), *weights_in(folder)]
+    return found + [folder / "trajectories"] * any(folder.glob("trajectories/*.jsonl"))
 
 
-def occupied(folder: str | Path) -> ValueError | None:
-    """Return the error for a new run in this folder; `None` if it is free."""
-    found = what_is_in(folder)
-    others = [what for name, what in _OTHERS.items() if name in found]
-    if others:
-        return ValueError(f"output_dir is {str(folder)!r}, which holds {others[0]}: pass another --output_dir")
-    if found:
-        return ValueError(f"output_dir is {str(folder)!r}, which holds another run ({', '.join(found)}): {THREE_WAYS}")
-    return None
+def named(kept: list[Path]) -> str:
+    """Return the names of what was kept, in a line."""
+    names = [path.name for path in kept]
+    return ", ".join(names if len(names) < 5 else [*names[:2], "…", names[-1]])
 
 
 def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, overwrite: bool) -> None:
-    """Refuse, before a model is loaded, a new run in an occupied folder, and one to be continued and overwritten."""
+    """Refuse, before a model is loaded, a new run in an occupied folder, and one to be continued and overwritten.
+
+    Raises:
+        G2POError: naming what is in the folder, and what to pass.
+    """
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
     if resumes and overwrite:
-        raise ValueError(
+        raise G2POError(
             f"overwrite is True and resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run in "
             "output_dir, the other continues it; choose one"
         )
-    is_run = not set(_OTHERS) & set(what_is_in(folder))
-    if not resumes and (error := occupied(folder)) and not (overwrite and is_run):
-        raise error
+    kept = kept_in(folder)
+    others = [what for name, what in _OTHERS.items() if Path(folder, name) in kept]
+    if others and not resumes:
+        raise G2POError(f"output_dir is {str(folder)!r}, which holds {others[0]}: pass another --output_dir")
+    if kept and not resumes and not overwrite:
+        raise G2POError(
+            f"output_dir is {str(folder)!r}, which holds another run ({named(kept)}): pass --resume_from_checkpoint "
+            "auto to continue it, --overwrite to delete it, or another --output_dir (in a script: "
+            "train(resume_from_checkpoint='auto'), G2POConfig(overwrite=True), output_dir)"
+        )
 
 
-def has_weights(folder: str | Path) -> bool:
-    """Whether a model is in it: the one a run saves at its end."""
-    found = [path for pattern in _WEIGHTS for path in Path(folder).glob(pattern)]
-    return bool(found or adapters_below(folder))
-
-
-def _written_by_a_run(folder: Path) -> Iterator[Path]:
-    """Return the files and folders that a run wrote: checkpoints first and run.json last.
-
-    If the process is killed while they are deleted, the folder still counts as occupied.
-    """
-    yield from (path for path in checkpoints_in(folder) if (path / "g2po_state.json").is_file())
-    yield from (path for path in folder.glob(f"{SUPERSEDED}checkpoint-*") if path.is_dir())
-    yield from (path for path in folder.glob("trajectories/*.jsonl") if _TRAJECTORIES.fullmatch(path.name))
-    yield from folder.glob("panels/*.jsonl")
-    for place in (folder, *adapters_below(folder)):
-        yield from (path for pattern in _WEIGHTS for path in place.glob(pattern))
-        yield from (path for name in _FILES if (path := place / name).is_file())
-    if (folder / "run.json").is_file() and _describes_a_run(folder / "run.json"):
-        yield folder / "run.json"
-
-
-def _describes_a_run(path: Path) -> bool:
-    try:
-        run = json.loads(path.read_bytes())
-    except ValueError:
-        return False
-    return isinstance(run, dict) and "trainer" in run and "versions" in run
+def note_written(folder: str | Path, *names: str) -> None:
+    """Add names to `written` in a folder's run.json, before the files are there: `overwrite` deletes these."""
+    run = read_description(folder)
+    written = run.get("written", [])
+    if run and not set(names) <= set(written):
+        gone = {name for name in written if "checkpoint-" in name and not Path(folder, name).exists()}
+        run["written"] = [*(name for name in written if name not in gone), *sorted(set(names) - set(written))]
+        write_json(Path(folder, FILE), run, indent=2)
 
 
 def delete_run(folder: str | Path) -> None:
-    """Delete what a run has written, and no other file.
+    """Delete what run.json lists as written by the run, and run.json last: after a kill the folder is still the run's.
 
     Raises:
-        ValueError: when the folder would stay occupied, by what no run of this package wrote. Nothing is deleted then.
+        G2POError: if the folder holds something else that is worth keeping. Nothing is deleted then.
     """
     folder = Path(folder)
-    written = list(_written_by_a_run(folder))
-    occupying = [folder / "run.json", *checkpoints_in(folder), *folder.glob("trajectories/*.jsonl")]
-    if foreign := [str(path.relative_to(folder)) for path in occupying if path.exists() and path not in written]:
-        raise ValueError(
-            f"output_dir is {str(folder)!r}, where {', '.join(foreign)} was not written by a run, and is not deleted: "
-            "pass another --output_dir"
+    written = read_description(folder).get("written", [])
+    written = [name for name in written if name not in ("", "..") and Path(name).name == name]
+    if foreign := [path for path in kept_in(folder) if path.name not in written]:
+        raise G2POError(
+            f"output_dir is {str(folder)!r}, where {named(foreign)} is not in the list of what the run wrote "
+            f"({FILE}), and is not deleted: pass another --output_dir"
         )
-    emptied = [folder / "trajectories", folder / "panels", *adapters_below(folder)]
-    for path in written:
-        remove(path)
-    for path in emptied:
-        with suppress(OSError):  # it is not there, or holds another's files
-            path.rmdir()
+    for name in [*sorted(written), FILE]:
+        if (folder / name).exists():
+            remove(folder / name)
 
 
 def remove(path: Path) -> None:
@@ -227,7 +163,7 @@ def remove(path: Path) -> None:
     doomed = path.parent / STAGING / f"deleted-{path.name}"
     shutil.rmtree(doomed, ignore_errors=True)
     doomed.parent.mkdir(exist_ok=True)
-    os.rename(path, doomed)
+    path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(OSError):  # a checkpoint is being written there
         doomed.parent.rmdir()

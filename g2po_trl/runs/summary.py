@@ -82,41 +82,8 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
     The reported panel is "report" if there is one, since the best checkpoint was chosen on another. Otherwise it is
     the panel of the last evaluation.
     """
-    names = [entry["name"] for entry in evaluations]
-    name = REPORT if REPORT in names else names[-1]
-    return _comparable([entry for entry in evaluations if entry["name"] == name])
-
-
-def is_reported(panel: str) -> bool:
-    """Whether evaluations of this name are of the reported panel, at any temperature."""
-    return panel == REPORT or panel.startswith(f"{REPORT}_t")
-
-
-def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
-    """Return a sentence for each further temperature: success of a panel before and after, in percent.
-
-    None for a temperature at which a run that goes on did not play: it was added after the last evaluation.
-    """
-    lines = []
-    for temperature in temperatures:
-        name = at_temperature(panel, temperature)
-        played = [entry for entry in evaluations if entry["name"] == name]
-        if not played:
-            continue
-        before, after = _comparable(played)
-        # Of a file a number without an episode behind it is None.
-        rates = (one["success_rate"] for one in (before, after))
-        first, last = (float("nan") if rate is None else 100 * rate for rate in rates)
-        change = f"{first:.1f} before, {last:.1f} after, change {last - first:+.1f}"
-        lines.append(f"At temperature {temperature}, success: {f'{last:.1f}' if before is after else change}")
-    return "\n".join(lines)
-
-
-def _comparable(of_panel: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the last evaluation, and before it the first one of the same tasks at the same temperature."""
-    last = of_panel[-1]
-    alike = (one for one in of_panel if all(one.get(name) == last.get(name) for name in ("panel", "temperature")))
-    return next(alike), last
+    by_panel = before_and_after_by_panel(evaluations)
+    return by_panel[REPORT if REPORT in by_panel else evaluations[-1]["name"]]
 
 
 def before_and_after_by_panel(
@@ -124,51 +91,65 @@ def before_and_after_by_panel(
 ) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Return the first and the last evaluation of each panel, by the panel's name; of "report" alone if there is one.
 
-    The panels of a dictionary that a run evaluates together are of equal rank.
+    The first is the first one of the same tasks at the same temperature as the last.
     """
     by_panel: dict[str, list[dict[str, Any]]] = {}
     for entry in evaluations:
         by_panel.setdefault(entry["name"], []).append(entry)
-    names = [name for name in by_panel if is_reported(name)] if REPORT in by_panel else list(by_panel)
-    return {name: _comparable(by_panel[name]) for name in names}
+    found = {}
+    for name, entries in by_panel.items():
+        last = entries[-1]
+        alike = (one for one in entries if all(one.get(key) == last.get(key) for key in ("panel", "temperature")))
+        found[name] = next(alike), last
+    return {name: pair for name, pair in found.items() if REPORT not in found or is_reported(name)}
+
+
+def is_reported(panel: str) -> bool:
+    """Return whether evaluations of this name are of the reported panel, at any temperature."""
+    return panel == REPORT or panel.startswith(f"{REPORT}_t")
+
+
+def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
+    """Return a sentence for each further temperature: success of a panel before and after, in percent.
+
+    A temperature at which a resumed run has not played yet is left out.
+    """
+    lines, played = [], before_and_after_by_panel(evaluations)
+    for temperature in temperatures:
+        if (name := at_temperature(panel, temperature)) in played:
+            first, last = (100 * _number(one["success_rate"]) for one in played[name])
+            change = f"{first:.1f} before, {last:.1f} after, change {last - first:+.1f}"
+            is_one = played[name][0] is played[name][1]
+            lines.append(f"At temperature {temperature}, success: {f'{last:.1f}' if is_one else change}")
+    return "\n".join(lines)
 
 
 def format_table(columns: dict[str, dict[str, Any]]) -> str:
-    """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences.
-
-    They may come from a file, where a number without an episode behind it is `None`.
-    """
-    names = list(columns)
+    """Return summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with their difference."""
     summaries = list(columns.values())
     kinds = sorted({kind for summary in summaries for kind in summary["success_rate_by_type"]})
-    rows = [
-        (f"success: {kind}", [summary["success_rate_by_type"].get(kind, float("nan")) for summary in summaries], 100)
-        for kind in kinds
-    ]
-    rows += [
-        ("success: all", [s["success_rate"] for s in summaries], 100),
-        *_row_of_all("score", "score", summaries),
-        ("reward", [s["reward"] for s in summaries], 1),
-        ("mean turns", [s["turns"] for s in summaries], 1),
-        ("valid completions", [s["valid_action_ratio"] for s in summaries], 100),
-        *_row_of_all("admissible actions", "admissible_action_ratio", summaries),
-        ("episodes", [s["episodes"] for s in summaries], 0),
-    ]
+    rows = [(f"success: {kind}", [s["success_rate_by_type"].get(kind) for s in summaries], 100) for kind in kinds]
+    names = {"success: all": "success_rate", "score": "score", "reward": "reward", "mean turns": "turns"}
+    names |= {"valid completions": "valid_action_ratio", "admissible actions": "admissible_action_ratio"}
+    for label, name in {**names, "episodes": "episodes"}.items():
+        if all(name in summary for summary in summaries):
+            scale = {"reward": 1, "turns": 1, "episodes": 0}.get(name, 100)
+            rows.append((label, [summary[name] for summary in summaries], scale))
     width = max(len(label) for label, _, _ in rows)
-    header = " " * width + "".join(f"{name:>10}" for name in names) + (f"{'change':>10}" if len(names) == 2 else "")
+    header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * (len(columns) == 2)])
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
-        values = [float("nan") if value is None else value for value in values]
-        cells = [f"{value:10d}" if scale == 0 else f"{value * scale:10.1f}" for value in values]
-        if len(names) == 2 and scale:
+        values = [_number(value) for value in values]
+        cells = [f"{value * scale:10.1f}" if scale else f"{value:10.0f}" for value in values]
+        if len(columns) == 2 and scale:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
     return "\n".join(lines)
 
 
-def _row_of_all(label: str, name: str, summaries: Sequence[dict[str, Any]]) -> list[tuple[str, list[float], int]]:
-    """Return a row of percentages if every summary has the number."""
-    return [(label, [s[name] for s in summaries], 100)] if all(name in s for s in summaries) else []
+def _number(value: float | None) -> float:
+    """Return a number of a file, where one without an episode behind it is `None`."""
+    return float("nan") if value is None else value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Was there anything to learn from? What a run says at its end if there was not, and what to do next.
+"""Was there anything to learn from? Return what a run says if there was not, and what to do next.
 
 A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that a resumed run speaks of the whole run.
 """
@@ -13,10 +13,7 @@ from ..credit.estimators.registry import ESTIMATORS, estimator_name
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
-ALMOST_NONE = 0.01  # of completions or actions
-NEARLY_ALL = 0.9  # of completions
-# What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
-_COMPARES = {name: row.compares for name, row in ESTIMATORS.items()}
+ALMOST_NONE, NEARLY_ALL = 0.01, 0.9  # of completions or actions
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
 
 
@@ -25,27 +22,20 @@ class Tally:
     """Counts over the rollouts of a run, of all processes.
 
     Args:
-        episodes, without_result: number of episodes, and of those that ended in an error or were lost.
-        groups: number of groups with a result, of which
-        lost_groups, won_groups: those in which every episode failed, or succeeded;
-        unequal_groups: those with unequal rewards. With dynamic sampling, replaced groups are not among `groups`:
-        replaced_won, replaced_lost: number of their episodes that succeeded, and that failed.
+        episodes, errors, successes: number of episodes, those that ended in an error or were lost, successful ones.
+        groups, unequal_groups: number of trained groups with a result, and of those with unequal rewards.
         completions, valid, cut: number of completions, of those with the required format, and of those that reached
             `max_completion_length`, if it is not that of short actions.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
         later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
             visited more than once in its group.
-        is_whole: `False` for a run that was resumed from a checkpoint without counts.
     """
 
     episodes: int = 0
-    without_result: int = 0
+    errors: int = 0
+    successes: int = 0
     groups: int = 0
-    lost_groups: int = 0
-    won_groups: int = 0
     unequal_groups: int = 0
-    replaced_won: int = 0
-    replaced_lost: int = 0
     completions: int = 0
     valid: int = 0
     cut: int = 0
@@ -53,7 +43,6 @@ class Tally:
     admissible: int = 0
     later_steps: int = 0
     shared_steps: int = 0
-    is_whole: bool = True
 
     def add(
         self,
@@ -62,69 +51,58 @@ class Tally:
         replaced: Iterable[TrajectoryRecord] = (),
     ) -> None:
         """Count a rollout: the groups that are trained on, all trajectories, and records of `replaced` groups."""
+        self._add_episodes(replaced)
         for group in groups:
-            self._add_group(group)
-        for one in replaced:
-            self._add_episode(one)
-            self.replaced_won += one.outcome == "success"
-            self.replaced_lost += one.counted and one.outcome != "success"
+            self._add_episodes(group)
+            counted = [one for one in group if one.counted]
+            self.groups += bool(counted)
+            self.unequal_groups += len({one.reward for one in counted}) > 1
+            visits = Counter(key for one in counted for key in one.keys)
+            later = [key for one in counted for key in one.keys[1:]]
+            self.later_steps += len(later)
+            self.shared_steps += sum(visits[key] > 1 for key in later)
         for step in (step for played in trajectories if played.counted for step in played.steps):
             self.completions += 1
             self.valid += step.valid
             self.cut += step.completion_truncated
-            if step.admissible is not None:
-                self.listed += 1
-                self.admissible += step.admissible
+            self.listed += step.admissible is not None
+            self.admissible += bool(step.admissible)
 
-    def _add_group(self, group: Sequence[TrajectoryRecord]) -> None:
-        for one in group:
-            self._add_episode(one)
-        counted = [one for one in group if one.counted]
-        if not counted:
-            return
-        won = {one.outcome == "success" for one in counted}
-        self.groups += 1
-        self.lost_groups += won == {False}
-        self.won_groups += won == {True}
-        self.unequal_groups += len({one.reward for one in counted}) > 1
-        visits = Counter(key for one in counted for key in one.keys)
-        later = [key for one in counted for key in one.keys[1:]]
-        self.later_steps += len(later)
-        self.shared_steps += sum(visits[key] > 1 for key in later)
+    def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
+        for one in records:
+            self.episodes += 1
+            self.errors += not one.counted
+            self.successes += one.outcome == "success"
 
-    def _add_episode(self, one: TrajectoryRecord) -> None:
-        self.episodes += 1
-        self.without_result += not one.counted
-
-    def restart(self, is_whole: bool = True) -> None:
+    def restart(self) -> None:
         """Forget everything: training starts again."""
-        self.__init__(is_whole=is_whole)
+        self.__init__()
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
         return asdict(self)
 
-    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore the counts that `state_dict` returned."""
         self.__init__(**state)
 
 
 def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
     """Return why there was nothing to learn from and what to do next, in a paragraph, if that can be said."""
-    compares = _COMPARES.get(estimator.split(" ")[0].rstrip(","))
-    if estimator.startswith(_EPISODES_ALONE):
-        compares = "episodes"
-    if not tally.is_whole or not tally.episodes:
+    if not tally.episodes:
         return None
-    if tally.without_result == tally.episodes:
+    if tally.errors == tally.episodes:
         return (
             f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. Their `error` in "
             "trajectories/ has the reasons; `g2po check` plays the environment without a model."
         )
     if (text := cut_off(tally)) is not None:
         return text
+    row = ESTIMATORS.get(estimator.split(" ")[0].rstrip(","))
+    compares = row.compares if row else None  # an own estimator, or a critic
     if tally.unequal_groups:
-        if compares != "steps" or not tally.later_steps or tally.shared_steps:
+        is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)
+        if not is_compared or not tally.later_steps or tally.shared_steps:
             return None
         return (
             f"No action was compared with another in the same state: after an episode's first step, "
@@ -132,16 +110,15 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
             "keys (state_key, state_key_ignores); `g2po view` shows how states differ."
         )
     groups = _all(tally.groups, "group")
-    if tally.lost_groups == tally.groups and not tally.replaced_won:
+    if not tally.successes:
         return f"Nothing to learn from: {groups} lost every episode, with equal rewards. {_remedy(tally)}"
-    if tally.won_groups == tally.groups and not tally.replaced_lost:
+    if tally.successes == tally.episodes - tally.errors:
         return f"Success could not rise: {groups} won every episode, with equal rewards. Use harder tasks."
-    if compares is None:
+    if compares is None:  # it may learn from equal rewards of a group
         return None
     return (
-        f"Nothing to compare: in {groups} rewards were equal ({tally.lost_groups:,} lost and "
-        f"{tally.won_groups:,} won every episode). Use tasks that the model solves sometimes, or larger groups "
-        "(num_generations)."
+        f"Nothing to compare: in {groups} rewards were equal ({tally.successes:,} of {tally.episodes:,} episodes "
+        "succeeded). Use tasks that the model solves sometimes, or larger groups (num_generations)."
     )
 
 
@@ -157,25 +134,21 @@ def cut_off(tally: Tally) -> str | None:
 
 
 def _remedy(tally: Tally) -> str:
-    """Why groups lost, and what to do about it."""
+    """Return why groups lost, and what to do about it."""
     if not tally.completions:
         return "No episode had a step: see `failure_reason` in trajectories/. Is max_prompt_length too small?"
     if tally.valid < ALMOST_NONE * tally.completions:
         return (
-            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some "
-            "`completion` in trajectories/. If completions are cut off, raise max_completion_length; otherwise change "
-            "the prompt template, or fine-tune the model on demonstrations first."
+            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `completion` "
+            "in trajectories/, change the prompt template, or fine-tune the model on demonstrations (`g2po teach`)."
         )
     if tally.listed and tally.admissible < ALMOST_NONE * tally.listed:
         return (
             f"{_none(tally.admissible, tally.listed, 'action')} was among those that the environment listed, although "
             f"{tally.valid / tally.completions:.1%} of the completions had the required format. Use a stronger model, "
-            "or fine-tune it on demonstrations first."
+            "or fine-tune it on demonstrations (`g2po teach`)."
         )
-    return (
-        "Start from a model that sometimes succeeds (a larger one, or one that was fine-tuned on demonstrations), or "
-        "from easier tasks; `g2po check` reports whether random actions ever succeed."
-    )
+    return "Start from a larger model or one fine-tuned on demonstrations (`g2po teach`), or from easier tasks."
 
 
 def _all(number: int, thing: str) -> str:

@@ -18,7 +18,6 @@ class Iteration:
         steps_per_pass: training steps that one pass over a rollout takes.
         num_passes: passes over a rollout.
         metrics: TRL's dictionary of values by name, which are logged as their mean and then removed.
-        prepared_with: the settings that micro-batches depend on. Plain data.
 
     `step` counts training steps from the beginning of the run, and `inner_steps` the optimizer steps within them.
     `mini_batches` are the rollout's, `grad_norms` those of a training step's optimizer steps so far.
@@ -29,10 +28,9 @@ class Iteration:
         steps_per_pass: int,
         num_passes: int,
         metrics: dict[str, list[float]],
-        prepared_with: Mapping[str, Any] | None = None,
     ):
         self.steps_per_pass, self.length = steps_per_pass, steps_per_pass * num_passes
-        self.metrics, self.prepared_with = metrics, dict(prepared_with or {})
+        self.metrics = metrics
         self.step = self.inner_steps = 0
         self.mini_batches: MiniBatches = []
         self.grad_norms: list[float] = []
@@ -104,27 +102,14 @@ class Iteration:
             "update_time": self.update_time,
             "metrics": dict(self.metrics),
             "tokens": self._tokens,
-            "prepared_with": self.prepared_with,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: in the middle of an iteration, if its step samples were prepared for other settings.
-        """
+        """Restore what `state_dict` returned."""
         self.step, self.update_time = state["step"], state["update_time"]
         self.inner_steps, self._tokens = state.get("inner_steps", 0), dict(state.get("tokens", {}))
         for name, values in state["metrics"].items():  # JSON has no NaN
             self.metrics[name] = [math.nan if value is None else value for value in values]
-        then = {} if self.is_complete else state.get("prepared_with", {})
-        changed = [name for name, value in then.items() if self.prepared_with.get(name) != value]
-        if changed:
-            differences = (f"{name} was {then[name]!r} and is {self.prepared_with.get(name)!r}" for name in changed)
-            raise ValueError(
-                "the checkpoint is from the middle of an iteration, whose step samples were prepared with other "
-                f"settings: {'; '.join(differences)}. Use the old ones, or resume from the end of an iteration."
-            )
 
 
 def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..report.analysis import load_iteration, load_log
-from ..runs.changes import description_at, parts_of, settings_at
 from ..runs.run_json import read_run
 from ..utils.json import read_json_lines
 from .episode_sets import EpisodeSet, sets_of_run
@@ -63,19 +62,11 @@ class Run:
             )
 
     def about(self) -> dict[str, Any]:
-        """Return name and settings. A setting changed on resuming lists its values with their first steps."""
+        """Return name and settings."""
         settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings, **(self.log or {})}
         names = [name for name in _SETTINGS if name != "value_lambda" or is_g2po(self.settings)]  # only G2PO reads it
-        starts = [part["first_step"] for part in parts_of(self._described)]
-        parts = [(start, _settings_in(settings_at(self._described, start))) for start in starts]
-        return {
-            "name": self.name,
-            "settings": {
-                name: _over_parts(_as_text(settings.get(name)), name, parts)
-                for name in names
-                if any(part.get(name) is not None for part in (settings, *(part for _, part in parts)))
-            },
-        }
+        shown = {name: _as_text(settings[name]) for name in names if settings.get(name) is not None}
+        return {"name": self.name, "settings": shown}
 
     def sets(self) -> list[EpisodeSet]:
         """Return the evaluations whose trajectories were saved."""
@@ -106,12 +97,11 @@ class Run:
     def iteration(self, number: int, prompts: bool = True) -> dict[str, Any]:
         """Return the groups of a rollout with their graphs, advantages and steps; if `prompts`, with their texts.
 
-        They are computed with the run's settings at this iteration. `value_lambda` is that of the node values
-        with G2PO; `None` for other estimators, whose node values are mean returns. `unfinished`: number of
-        incomplete lines, which are skipped.
+        `value_lambda` is that of the node values with G2PO; `None` for other estimators, whose node values are mean
+        returns. `unfinished`: number of incomplete lines, which are skipped.
         """
         read = load_iteration(self.folder, number)
-        settings = _settings_in(description_at(self._described, number))
+        settings = self.settings
         value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
         texts = Texts()
         decode = self._prompts if prompts else None
@@ -162,15 +152,6 @@ def _log_of(described: dict[str, Any]) -> dict[str, Any] | None:
 def _as_text(value: Any) -> Any:
     """Return an object as `name value, name value`, and other values as they are."""
     return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
-
-
-def _over_parts(value: Any, name: str, parts: list[tuple[int, dict[str, Any]]]) -> Any:
-    """Return a setting's value, or if it changed, its values in order."""
-    values = [(first, _as_text(settings.get(name))) for first, settings in parts]
-    changed = [one for one, before in zip(values[1:], values) if one[1] != before[1]]
-    if not changed:
-        return value
-    return f"{values[0][1]}, " + ", ".join(f"from step {first} {then}" for first, then in changed)
 
 
 def _is_number(value: Any) -> bool:

@@ -46,14 +46,17 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"errors": [], "warnings": []})
         if "/preupload/" in self.path:
             request = json.loads(body)
-            ignored = [line.rstrip("/") for line in request.get("gitIgnore", "").split()]
+            listed = request.get("gitIgnore") or hub.files.get(".gitignore", b"").decode()
+            ignored = [line.rstrip("/") for line in listed.split()]
             return self.answer(
                 {
                     "files": [
                         {
                             "path": file["path"],
                             "uploadMode": "regular",
-                            "shouldIgnore": any(fnmatch(file["path"].split("/")[0], name) for name in ignored),
+                            "shouldIgnore": any(
+                                fnmatch(part, name) for part in file["path"].split("/") for name in ignored
+                            ),
                         }
                         for file in request["files"]
                     ]

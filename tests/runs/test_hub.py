@@ -32,13 +32,15 @@ def run_recipe(folder, endpoint, *flags):
 
 def test_pushed_with_its_card(tmp_path):
     with fake_hub() as hub:
-        run = run_recipe(tmp_path, hub.endpoint, "--hub_model_id", "agent")
+        run = run_recipe(tmp_path, hub.endpoint, "--hub_model_id", "agent", "--hub_strategy", "all_checkpoints")
         assert run.returncode == 0, run.stderr[-3000:]
         card = hub.files["README.md"].decode()
         assert {"model.safetensors", "tokenizer.json", "config.json", "evaluations.jsonl", "run.json"} <= set(
             hub.files
         )
-        assert not [path for path in hub.files if path.startswith(("trajectories", "checkpoint", "unfinished"))]
+        assert {f"checkpoint-{step}/model.safetensors" for step in (1, 2)} <= set(hub.files)
+        assert not [path for path in hub.files if path.startswith(("trajectories", "unfinished", "panels"))]
+        assert not [path for path in hub.files if path.endswith("training_args.bin")]
         assert hub.commits[-1] == "End of training" and len(hub.commits) >= 2, "also while it trained"
         assert hub.files["model.safetensors"] == (tmp_path / "agent" / "model.safetensors").read_bytes()
     for said in (

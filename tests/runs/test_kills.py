@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from g2po_trl.evaluation.evaluate import main as evaluate
 from g2po_trl.report.analysis import load_iterations
 from g2po_trl.report.summary import analyse
-from g2po_trl.runs.ownership import checkpoints_in, has_weights, step_of
+from g2po_trl.runs.ownership import checkpoints_in, step_of, weights_in
 from g2po_trl.runs.run_json import read_run
 from g2po_trl.view.data import Run
 from g2po_trl.view.sources import Sources
@@ -165,7 +165,7 @@ def check(folder, written, attempt, output):
         assert not any(row["unfinished"] for row in numbers["iterations"])
     checkpoints = checkpoints_in(folder)
     assert not written.checkpoint or step_of(checkpoints[-1]) >= written.checkpoint
-    models = [*([folder] if has_weights(folder) else []), *checkpoints[-1:]]
+    models = [*([folder] if weights_in(folder) else []), *checkpoints[-1:]]
     for model in models[attempt % 2 :][:1]:
         flags = ["--num-environment-workers", "1", "--limit", "1", "--overwrite", "--output", str(output)]
         evaluate(["--model", str(model), *flags])

@@ -1,37 +1,38 @@
 """The card shows what a run's evaluations found, of each panel."""
 
-from g2po_trl import G2POConfig, Step, Trajectory
-from g2po_trl.runs.model_card import build_model_card
+from g2po_trl import Step, Trajectory
+from g2po_trl.runs.model_card import results_of
 from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel, summarize
 
 
-def card(tmp_path, *evaluations, **options):
+def card(*evaluations, best_was_chosen=False):
     """`evaluations`: name, step and how many of four episodes succeeded."""
     entries = []
     for name, step, won in evaluations:
         outcomes = ["success"] * won + ["failure"] * (4 - won)
         summary = summarize([Trajectory("t", [Step("a", "b")], 1.0, outcome) for outcome in outcomes])
         entries.append({"name": name, "step": step, "panel": f"hash of {name}", "temperature": 0.4, **summary})
-    args = G2POConfig(str(tmp_path), bf16=False, use_cpu=True, per_device_train_batch_size=8, **options)
-    return build_model_card(args, "base", "Game", {}, False, "g2po", 10, entries, ()).content
+    return results_of(entries, best_was_chosen)
 
 
-def test_all_panels_are_shown(tmp_path):
-    text = card(tmp_path, ("eval_seen", 0, 1), ("eval_unseen", 0, 0), ("eval_seen", 10, 3), ("eval_unseen", 10, 2))
+def test_all_panels_are_shown():
+    text = card(("eval_seen", 0, 1), ("eval_unseen", 0, 0), ("eval_seen", 10, 3), ("eval_unseen", 10, 2))
     for name, before, after in (("eval_seen", 25, 75), ("eval_unseen", 0, 50)):
         table = text.partition(f"(`{name}`, tasks `hash of {name}`)")[2].partition("success: all")[2]
         assert table.split()[:3] == [f"{before:.1f}", f"{after:.1f}", f"{after - before:+.1f}"], name
 
 
-def test_the_reported_panel_alone_is_shown(tmp_path):
-    text = card(tmp_path, (REPORT, 0, 1), ("eval", 5, 4), (REPORT, 10, 2))
+def test_the_reported_panel_alone_is_shown():
+    text = card((REPORT, 0, 1), ("eval", 5, 4), (REPORT, 10, 2))
     assert f"`{REPORT}`" in text and "`eval`" not in text
+    assert "chosen on another panel" in card((REPORT, 0, 1), best_was_chosen=True)
+    assert "chosen on this panel" in card(("eval", 0, 1), best_was_chosen=True)
 
 
-def test_one_evaluation_is_one(tmp_path):
-    text = card(tmp_path, ("eval", 10, 3))
+def test_one_evaluation_is_one():
+    text = card(("eval", 10, 3))
     assert "step 10" in text and text.partition("success: all")[2].split()[0] == "75.0"
-    assert "This run made no evaluation" in card(tmp_path)
+    assert "This run made no evaluation" in card()
 
 
 def test_only_the_same_tasks_at_the_same_temperature_are_compared():

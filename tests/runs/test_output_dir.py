@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -15,15 +16,14 @@ import pytest
 from letter_environment import LetterEnvironment, LongLetterEnvironment
 from letter_trainer import TASKS, make_config, make_letter_trainer
 
+from g2po_trl import PromptTemplate
 from g2po_trl.cli.recipe import starting_point
 from g2po_trl.evaluation.evaluate import main as evaluate
 from g2po_trl.report.analysis import load_iterations
-from g2po_trl.report.summary import gamma_of, notes
-from g2po_trl.runs.changes import changes, next_parts, settings_at
 from g2po_trl.runs.output_dir import RunFolder, check_panel_name
-from g2po_trl.runs.ownership import FolderLock, check_free, held, what_is_in
-from g2po_trl.runs.run_json import read_run
-from g2po_trl.utils.masking import HIDDEN
+from g2po_trl.runs.ownership import check_free, delete_run, held, lock_folder
+from g2po_trl.runs.run_json import MAY_CHANGE, identity_of, read_run
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.view.data import Run
 from g2po_trl.view.server import make_server
 from g2po_trl.view.sources import Sources, open_folder
@@ -60,32 +60,43 @@ def files_of(folder):
 def test_another_run_is_refused_before_anything_is_lost(make_trainer, run):
     before = files_of(run)
     trainer = make_trainer(max_steps=1, eval_dataset=TASKS, eval_on_start=True)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(G2POError, match="output_dir") as refused:
         trainer.train()
-    for way in ("--resume_from_checkpoint auto", "--overwrite", "another --output_dir", "run.json", "checkpoint-3"):
+    for way in ("--resume_from_checkpoint auto", "--overwrite", "another --output_dir", "checkpoint-3"):
         assert way in str(refused.value)
-    with pytest.warns(UserWarning, match="holds another run: this evaluation is not written there"):
+    with pytest.warns(UserWarning, match="output_dir"):
         assert trainer.evaluate()["eval_success_rate"] >= 0
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(G2POError, match="output_dir"):
         trainer.train()
     assert files_of(run) == before
 
 
-def test_overwrite_deletes_what_a_run_wrote_and_nothing_else(make_trainer, run):
-    (run / "notes.txt").write_text("mine")
-    (run / "README.md").write_text("mine")
-    (run / "trajectories" / "chosen.jsonl").write_text("mine")
-    (run / "checkpoints.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"trajectories/chosen.jsonl was not written by a run"):
+def test_a_start_that_fails_does_not_occupy_its_folder(make_trainer, tmp_path):
+    """Nothing worth keeping is there: the corrected command works, and finds no trace of the failed one."""
+    with pytest.raises(ValueError, match="learning rate"):
+        make_trainer(max_steps=1, learning_rate=-1, eval_dataset={"old": TASKS}).train()
+    assert (tmp_path / "out" / "run.json").is_file()
+    make_trainer(max_steps=1, eval_dataset={"new": TASKS}).train()
+    assert read_run(tmp_path / "out")["trainer"]["learning_rate"] > 0
+    assert [path.name for path in (tmp_path / "out" / "panels").iterdir()] == ["new.jsonl"]
+    with pytest.raises(G2POError, match="output_dir"):
+        make_trainer(max_steps=1).train()
+
+
+def test_overwrite_deletes_what_run_json_lists_and_nothing_else(make_trainer, run):
+    for name in ("notes.txt", "README.md", "checkpoints.txt", "checkpoint-best"):
+        (run / name).write_text("mine")
+    (run / "checkpoint-7").mkdir()
+    with pytest.raises(G2POError, match=r"output_dir .* checkpoint-7 is not"):
         make_trainer(max_steps=1, overwrite=True).train()
     assert (run / "checkpoint-3").is_dir() and (run / "evaluations.jsonl").is_file()
-    (run / "trajectories" / "chosen.jsonl").unlink()
+    (run / "checkpoint-7").rmdir()
     trainer = make_trainer(max_steps=1, overwrite=True)
-    with pytest.warns(UserWarning, match="is not written there"):
+    with pytest.warns(UserWarning, match="output_dir"):
         trainer.evaluate(TASKS)  # nothing is deleted for an evaluation; it is written when training begins
     trainer.train()
     assert {path.name for path in run.iterdir()} == {
-        *("notes.txt", "README.md", "checkpoints.txt", ".lock"),
+        *("notes.txt", "README.md", "checkpoints.txt", "checkpoint-best", ".lock"),
         *("run.json", "evaluations.jsonl", "log.jsonl", "trajectories"),
     }
     names = sorted(path.name for path in (run / "trajectories").iterdir())
@@ -95,32 +106,47 @@ def test_overwrite_deletes_what_a_run_wrote_and_nothing_else(make_trainer, run):
     assert len(list((run / "trajectories").glob("train-*"))) == 2
 
 
+def test_what_a_run_lists_as_written_is_in_its_folder(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    described = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(
+        json.dumps({**described, "written": [*described["written"], "../mine", "..", "", "/x"]})
+    )
+    delete_run(run)
+    assert (tmp_path / "mine").is_dir() and {path.name for path in run.iterdir()} == {".lock", "README.md"}
+
+
 def test_overwrite_leaves_what_is_no_run(make_trainer, run):
-    with pytest.raises(ValueError, match="in the output_dir .* that overwrite would delete"):
+    with pytest.raises(G2POError, match="model_name_or_path"):
         make_trainer(model=run / "checkpoint-1", overwrite=True).train()
-    with pytest.raises(ValueError, match="one deletes the run in output_dir, the other continues it"):
+    with pytest.raises(G2POError, match="overwrite is True and resume_from_checkpoint"):
         check_free(run, "auto", overwrite=True)
     (run / "settings.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds an evaluation of `g2po evaluate`: pass another --output_dir"):
+    with pytest.raises(G2POError, match="an evaluation"):
         check_free(run, None, overwrite=True)
+    (run / "settings.json").unlink()
+    (run / "run.json").write_text('{"started": "by another program"}')
+    with pytest.raises(G2POError, match="run.json"):
+        make_trainer(overwrite=True).train()
     assert (run / "checkpoint-3" / "model.safetensors").is_file()
 
 
 def test_a_model_is_not_replaced_by_the_run_that_trains_it(make_trainer, tiny_model_dir, tmp_path):
     model = shutil.copytree(tiny_model_dir, tmp_path / "out")
     before = files_of(model)
-    with pytest.raises(ValueError, match="the folder of the model that is trained, whose weights the run would repl"):
-        make_trainer(model=model, max_steps=1).train()
+    for overwrite in (False, True):
+        with pytest.raises(G2POError, match="output_dir|model_name_or_path"):
+            make_trainer(model=model, max_steps=1, overwrite=overwrite).train()
     assert files_of(model) == before
 
 
 def test_auto_where_there_is_no_checkpoint(make_trainer, run, capsys):
     for name in ("checkpoint-1", "checkpoint-2", "checkpoint-3"):
         shutil.rmtree(run / name)
-    with pytest.raises(ValueError, match=r"holds no checkpoint to continue, but another run"):
+    with pytest.raises(G2POError, match="no checkpoint to continue"):
         make_trainer(**OPTIONS).train(resume_from_checkpoint="auto")  # it is finished, and would lose its model
     (run / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no checkpoint to continue, but another run"):
+    with pytest.raises(G2POError, match="no checkpoint to continue"):
         make_trainer(**OPTIONS, seed=1).train(resume_from_checkpoint="auto")
     assert len(list((run / "trajectories").glob("train-*"))) == 3
     capsys.readouterr()
@@ -137,90 +163,60 @@ def test_a_checkpoint_of_another_run_is_not_resumed(make_trainer, run, tmp_path)
     before = files_of(run)
     trainer = make_trainer(**{**OPTIONS, "max_steps": 4})
     for resume in ("auto", str(run / "checkpoint-2")):
-        with pytest.raises(ValueError, match=r"checkpoint-\d' is a checkpoint of another run than"):
+        with pytest.raises(G2POError, match=r"checkpoint-\d' is a checkpoint of another run than"):
             trainer.train(resume_from_checkpoint=resume)
-    with pytest.raises(ValueError, match="holds another run"):  # a refused resume has not made it this trainer's
+    with pytest.raises(G2POError, match="output_dir"):  # a refused resume has not made it this trainer's
         trainer.train()
     (run / "run.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match="environment was 'LongLetterEnvironment' and is 'LetterEnvironment'"):
+    with pytest.raises(G2POError, match="environment was 'LongLetterEnvironment' and is 'LetterEnvironment'"):
         make_trainer(**{**OPTIONS, "environment": LetterEnvironment}).train(resume_from_checkpoint="auto")
     assert files_of(run) == {**before, run / "run.json": json.dumps(described).encode()}
-    elsewhere = make_letter_trainer(run, tmp_path / "new", **{**OPTIONS, "max_steps": 4, "max_turns": 3})
+    elsewhere = make_letter_trainer(run, tmp_path / "new", **{**OPTIONS, "max_steps": 4})
     elsewhere.train(resume_from_checkpoint=str(run / "checkpoint-3"))  # into a free folder
     elsewhere.close()
     assert json.loads((tmp_path / "new" / "run.json").read_text())["run_id"] == described["run_id"]
     assert [path.name for path in (tmp_path / "new" / "trajectories").glob("train-*")] == ["train-000004.jsonl"]
 
 
-def test_resumed_with_other_settings_each_part_is_shown_with_its_own(make_trainer, run, capsys):
-    """gamma, max_turns and what trains of an iteration are those of the part that it belongs to."""
-    changed = {
-        "gamma": 0.5,
-        "max_turns": 4,
-        "invalid_action_penalty": 0.5,
-        "estimator_kwargs": {"edge_centric": False},
-    }
-    make_trainer(**{**OPTIONS, **changed, "max_steps": 4}).train(resume_from_checkpoint="auto")
-    printed = [line.strip() for line in capsys.readouterr().out.splitlines() if " -> " in line]
-    assert sorted(printed) == [
-        "estimator_kwargs: None -> {'edge_centric': False} from step 4 on",
-        "estimator_name: 'g2po' -> 'g2po without A_EC' from step 4 on",
-        "gamma: 0.9 -> 0.5 from step 4 on",
-        "invalid_action_penalty: 0.1 -> 0.5 from step 4 on",
-        "max_steps: 3 -> 4 from step 4 on",
-        "max_turns: 7 -> 4 from step 4 on",
-    ]
-    described = read_run(run)
-    assert [part["first_step"] for part in described["parts"]] == [1, 4]
-    assert described["parts"][1]["changed"]["play.max_turns"] == [7, 4] and described["trainer"]["gamma"] == 0.5
-    shown = Run(run)
-    for number in (1, 2, 3, 4):
-        groups = shown.iteration(number)["groups"]
-        assert groups and all(group["stored"] and group["adds_up"] for group in groups), number
-    assert shown.about()["settings"]["gamma"] == "0.9, from step 4 0.5"
-    assert [gamma_of(described, number) for number in (1, 3, 4)] == [0.9, 0.9, 0.5]
-    assert "  gamma: 0.9 -> 0.5 from step 4 on" in notes(described)
-
+def test_a_resumed_run_keeps_its_settings(make_trainer, run, capsys):
+    before = files_of(run)
+    changed = {"gamma": 0.5, "max_turns": 4, "estimator_kwargs": {"edge_centric": False}, "warmup_steps": 1}
+    trainer = make_trainer(**{**OPTIONS, **changed})
+    trainer.prompt_template = PromptTemplate("{observation}!", "{observation}")
+    with pytest.raises(G2POError) as refused:
+        trainer.train(resume_from_checkpoint="auto")
+    for field in (
+        *("gamma was 0.9 and is 0.5;", "max_turns was 7 and is 4;", "warmup_steps was", "prompt.first was"),
+        *("estimator_kwargs was None and is {'edge_centric': False};", "estimator was 'g2po' and is 'g2po without"),
+    ):
+        assert field in str(refused.value)
+    assert files_of(run) == before
+    may = {"max_steps": 2, "save_total_limit": 5, "eval_temperature": 0.7, "num_environment_workers": 1}
+    may |= {"per_device_eval_batch_size": 2, "max_tokens_per_micro_batch": 512, "logging_steps": 2}
     # From an earlier checkpoint: what was written later is another continuation's.
-    make_trainer(**{**OPTIONS, "gamma": 0.7, "max_steps": 2}).train(resume_from_checkpoint=str(run / "checkpoint-1"))
-    assert "checkpoint-2, checkpoint-3, checkpoint-4: kept as superseded-checkpoint-…" in capsys.readouterr().out
+    make_trainer(**{**OPTIONS, **may}).train(resume_from_checkpoint=str(run / "checkpoint-1"))
+    assert "checkpoint-2, checkpoint-3: kept as superseded-checkpoint-…" in capsys.readouterr().out
     assert sorted(path.name for path in run.glob("*checkpoint-*")) == [
-        *("checkpoint-1", "checkpoint-2"),
-        *(f"superseded-checkpoint-{step}" for step in (2, 3, 4)),
+        *("checkpoint-1", "checkpoint-2", "superseded-checkpoint-2", "superseded-checkpoint-3"),
     ]
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == [
         *("eval-000000.jsonl", "train-000001.jsonl", "train-000002.jsonl"),
     ]
-    described = read_run(run)
-    assert [part["first_step"] for part in described["parts"]] == [1, 2]
-    assert described["parts"][1]["changed"]["trainer.gamma"] == [0.9, 0.7]
+    assert {path.name for path in run.iterdir()} <= {*read_run(run)["written"], "README.md", ".lock"}
 
 
-def test_parts_of_several_resumes():
-    first = {"trainer": {"gamma": 0.9, "beta": 0.1, "seed": 0}, "environment": {"import": "a:A", "kwargs": {"n": 1}}}
-    second = {"trainer": {"gamma": 0.5, "beta": 0.1, "seed": 0, "new": 1}, "environment": {"import": "a:A"}}
-    third = {"trainer": {"gamma": 0.5, "beta": 0.2, "seed": 0, "new": 1}, "environment": {"import": "a:A"}}
-    assert changes(first, {**first, "run_id": "x", "parts": []}) == {}
-    assert changes({"trainer": {"hub_token": "<HUB_TOKEN>"}}, {"trainer": {"hub_token": HIDDEN}}) == {}
-    second["parts"] = next_parts(first, 4, second)
-    assert second["parts"][1:] == [
-        {"first_step": 5, "changed": {"environment.kwargs": [{"n": 1}, None], "trainer.gamma": [0.9, 0.5]}}
-    ]
-    third["parts"] = next_parts(second, 8, third)
-    assert [part["first_step"] for part in third["parts"]] == [1, 5, 9]
-    seen = [settings_at(third, step) for step in (4, 5, 8, 9)]
-    assert [(one["trainer"]["gamma"], one["trainer"]["beta"]) for one in seen] == [
-        *((0.9, 0.1), (0.5, 0.1), (0.5, 0.1), (0.5, 0.2)),
-    ]
-    assert seen[0]["environment"] == first["environment"] and seen[1]["environment"] == second["environment"]
-    again = next_parts(third, 6, third)  # goes on from before the third part, with its settings
-    assert [part["first_step"] for part in again] == [1, 5, 7]
-    assert again[2]["changed"] == {"trainer.beta": [0.1, 0.2]}
+def test_every_setting_of_a_resumed_run_is_compared_unless_it_is_listed(tmp_path):
+    """A field that a later version adds is refused until someone lists it."""
+    args = make_config(tmp_path).to_dict()
+    compared = identity_of({"trainer": {**args, "new": 1}})
+    assert {"new", "gamma", "temperature", "seed", "learning_rate", "generation_batch_size", "bf16"} <= compared.keys()
+    may_change = args.keys() - compared.keys()
+    assert all(any(fnmatch(name, pattern) for name in may_change) for pattern in set(MAY_CHANGE) - {"fsdp*"})
 
 
 HOLD = (
-    "import os, sys; from g2po_trl.runs.ownership import FolderLock; lock = FolderLock(sys.argv[1]); lock.acquire();"
-    "child = os.fork(); child or os.execvp('sleep', ['sleep', '60']); print(child, flush=True); sys.stdin.read()"
+    "import os, sys, time; from g2po_trl.runs.ownership import lock_folder; lock = lock_folder(sys.argv[1], 'o');"
+    "child = os.fork(); child or time.sleep(600); print(child, flush=True); sys.stdin.read()"
 )
 
 
@@ -232,11 +228,10 @@ def test_one_process_at_a_time(make_trainer, tmp_path):
     child = int(holder.stdout.readline())
     try:
         trainer = make_trainer(max_steps=1)
-        with pytest.raises(ValueError, match=rf"process {holder.pid} on \S+ is training there: wait for it"):
+        with pytest.raises(G2POError, match="output_dir .* another process is writing"):
             trainer.train()
-        with pytest.raises(ValueError, match="is writing there"), held(tmp_path / "out", "output"):
+        with pytest.raises(G2POError, match="output is"), held(tmp_path / "out", "output"):
             raise AssertionError("held")
-        assert what_is_in(tmp_path / "out") == []
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         trainer.train()
@@ -251,19 +246,18 @@ def test_one_process_at_a_time(make_trainer, tmp_path):
 
 def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
-    with pytest.raises(SystemExit, match="holds another run .*--overwrite"):
+    with pytest.raises(SystemExit, match="output_dir"):
         starting_point(make_config(run))
-    with pytest.raises(SystemExit, match="which holds a training run: pass another --output"):
+    with pytest.raises(SystemExit, match="--output"):
         evaluate([*own, "--output", str(run), "--overwrite"])
-    lock = FolderLock(tmp_path / "evaluation")
-    assert lock.acquire()
-    with pytest.raises(SystemExit, match=rf"process {os.getpid()} on \S+ is writing there: wait for it"):
+    lock = lock_folder(tmp_path / "evaluation", "output")
+    with pytest.raises(SystemExit, match="output .* another process is writing"):
         evaluate([*own, "--output", str(tmp_path / "evaluation")])
     assert [path.name for path in (tmp_path / "evaluation").iterdir()] == [".lock"]
     lock.release()
     evaluate([*own, "--output", str(tmp_path / "evaluation")])
     assert files_of(run) == before
-    with pytest.raises(ValueError, match="holds an evaluation of `g2po evaluate`"):
+    with pytest.raises(G2POError, match="an evaluation"):
         check_free(tmp_path / "evaluation", None, overwrite=True)
 
 
@@ -273,14 +267,16 @@ def test_a_run_that_another_has_overwritten_writes_no_evaluations_there(tmp_path
 
     def begun(overwrite):
         folder = RunFolder(tmp_path, save_trajectories=False)
-        folder.begin(None, overwrite, {})
-        folder.take(resumed=False)
-        folder.write_run(described, {})
+        folder.begin(None, overwrite, described)
+        folder.take(None)
+        folder.write_run(described)
         folder.release()
         return folder
 
     first = begun(overwrite=False)
+    first.add_evaluation("eval", 0, 0.4, {"success_rate": 0.5}, [], TASKS)
     second = begun(overwrite=True)
+    second.add_evaluation("eval", 0, 0.4, {"success_rate": 0.5}, [], TASKS)
     assert second.take_for_evaluation() is first.take_for_evaluation() is False
     second.add_evaluation("eval", 3, 0.4, {"success_rate": 0.5}, [], TASKS)
     before = (tmp_path / "evaluations.jsonl").read_bytes()
@@ -292,14 +288,8 @@ def test_a_run_that_another_has_overwritten_writes_no_evaluations_there(tmp_path
 def test_an_output_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match="output is '.*' and cannot be written"), held(output, "output"):
+        with pytest.raises(G2POError, match="output is '.*' and cannot be written"), held(output, "output"):
             raise AssertionError("held")
-
-
-def test_where_files_cannot_be_locked_it_is_said(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    with pytest.warns(UserWarning, match="cannot be locked .*: see to it that no other process writes"):
-        assert FolderLock(tmp_path).acquire()
 
 
 @pytest.mark.parametrize("name", ["train", "replaced", "seen/easy", "../../escaped", "..", "a\\b", "", "a\nb"])

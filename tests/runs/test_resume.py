@@ -15,7 +15,7 @@ from datasets import Dataset
 from letter_trainer import TASKS
 from safetensors.torch import load_file
 
-from g2po_trl.runs.checkpoint import STAGING, check_same_run, find_checkpoint, load_rollout_state, save_rollout_state
+from g2po_trl.runs.checkpoint import STAGING, RunState, check_same_run, find_checkpoint
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 
@@ -131,14 +131,14 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
         [{"ids": torch.arange(6).view(2, 3), "loss_scale": 1.5, "weight": 3, "items": items}],
         [{"ids": torch.zeros(0, 2), "items": items}, {"ids": torch.ones(1), "loss_scale": 2}],
     ]
-    save_rollout_state(tmp_path, {"step": 3}, mini_batches, rank=1, is_main=True)
-    state, loaded = load_rollout_state(tmp_path, rank=1)
-    assert state == {"step": 3} and list(map(len, loaded)) == [1, 2]
+    RunState({}, rank=1).save(tmp_path, {}, mini_batches)
+    loaded = RunState({}, rank=1).restore(tmp_path, {})
+    assert list(map(len, loaded)) == [1, 2]
     for part, same in zip(mini_batches, loaded):
         for micro_batch, other in zip(part, same):
             assert micro_batch.keys() == other.keys()
             assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
-    assert load_rollout_state(tmp_path, rank=0) == ({"step": 3}, [])
+    assert RunState({}).restore(tmp_path, {}) == []
 
 
 def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
@@ -168,7 +168,7 @@ def test_which_checkpoint(tmp_path):
         assert find_checkpoint(latest, tmp_path) == str(tmp_path / "checkpoint-10")
     assert find_checkpoint(str(tmp_path / "checkpoint-9"), tmp_path) == str(tmp_path / "checkpoint-9")
     with pytest.raises(ValueError, match="g2po_state.json"):
-        load_rollout_state(tmp_path / "checkpoint-9", 0)
+        RunState({}).restore(tmp_path / "checkpoint-9", {})
 
 
 def test_another_run_is_not_continued(tmp_path):

@@ -33,10 +33,10 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([LOST] * 3, ["all 3 groups lost every episode", "g2po check"]),
+        ([LOST] * 3, ["all 3 groups lost every episode", "g2po teach"]),
         ([LOST], ["the only group lost every episode"]),
         ([WON, WON], ["all 2 groups won every episode", "harder tasks"]),
-        ([WON, LOST], ["in all 2 groups rewards were equal (1 lost and 1 won", "num_generations"]),
+        ([WON, LOST], ["in all 2 groups rewards were equal (2 of 4 episodes succeeded", "num_generations"]),
         ([ERRORS, ERRORS], ["all 4 episodes ended in an environment error", "g2po check"]),
         ([ERRORS, LOST], ["the only group lost every episode"]),
         ([MUTE], ["No completion (0 of 6) had the required format"]),
@@ -79,13 +79,6 @@ def test_groups_that_were_replaced_are_not_forgotten():
     assert "all 2 groups lost" in verdict(tally_of(LOST, LOST, replaced=LOST))
     assert "rewards were equal" in verdict(tally_of(LOST, LOST, replaced=WON))
     assert "rewards were equal" in verdict(tally_of(WON, WON, replaced=LOST))
-
-
-def test_a_run_without_all_of_its_counts_says_nothing():
-    tally = tally_of(LOST)
-    tally.restart(is_whole=False)
-    tally.add([list(map(record, LOST))], LOST)
-    assert verdict(tally) is None
 
 
 @pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])

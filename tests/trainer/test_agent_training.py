@@ -129,7 +129,7 @@ def test_model_is_saved_with_the_template_of_its_conversations(tmp_path, tiny_mo
 
     monkeypatch.setattr(trl_compat, "get_training_chat_template", lambda tokenizer: trained + "{# newer #}")
     other = make(model, run, agent, max_steps=2, report_to="none")
-    with pytest.raises(ValueError, match=r"chat template \(hash of chat_template.jinja in the checkpoint\) was '"):
+    with pytest.raises(ValueError, match="chat template"):
         other.train(resume_from_checkpoint=True)
     other.processing_class.chat_template = trained
     del other.player.actor.conversations

@@ -5,14 +5,14 @@ from importlib.metadata import Distribution, version
 import pytest
 import torch
 from families import FAMILIES
-from letter_trainer import make_config
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import create_model_from_path
 
 from g2po_trl.evaluation.checkpoints import load_model
-from g2po_trl.runs.model_card import build_model_card
+from g2po_trl.runs.model_card import loading_code
+from g2po_trl.runs.run_json import installed_versions
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
@@ -43,24 +43,6 @@ def test_an_adapter_is_evaluated_on_the_base_it_was_trained_on(family, tmp_path)
     assert torch.equal(logits, expected) and not torch.allclose(expected, without, atol=1e-3)
 
 
-def card_of(folder, is_adapter, architecture):
-    return build_model_card(
-        make_config(folder),
-        "some/base",
-        "Game",
-        {},
-        is_adapter,
-        "g2po",
-        1,
-        [],
-        [],
-        None,
-        None,
-        "me/it",
-        architecture,
-    ).content
-
-
 @pytest.mark.parametrize(
     ("architecture", "is_adapter", "code"),
     [
@@ -70,19 +52,18 @@ def card_of(folder, is_adapter, architecture):
         ("Qwen2VLForAll", True, 'PeftModel.from_pretrained(Qwen2VLForAll.from_pretrained("some/base"), "me/it")'),
     ],
 )
-def test_the_model_card_says_how_it_is_loaded(tmp_path, architecture, is_adapter, code):
-    card = card_of(tmp_path, is_adapter, architecture)
-    assert code in card and f"library_name: {'peft' if is_adapter else 'transformers'}" in card
-    assert "Qwen2VLForAll" not in code or "from transformers import AutoTokenizer, Qwen2VLForAll" in card
+def test_the_model_card_says_how_it_is_loaded(architecture, is_adapter, code):
+    said = loading_code("me/it", "some/base", [architecture], "default" if is_adapter else None)
+    assert code in said and ("from peft import" in said) == is_adapter
+    assert "Qwen2VLForAll" not in code or "from transformers import AutoTokenizer, Qwen2VLForAll" in said
 
 
-def test_a_checkout_that_is_not_installed_gets_a_model_card(tmp_path, monkeypatch):
-    """Imported by PYTHONPATH it has no version; its runs failed at their end."""
+def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch):
+    """Imported by PYTHONPATH it has none; its runs failed at their end."""
     found = Distribution.from_name
     hidden = classmethod(lambda cls, name: found("no-such-package" if name == "g2po-trl" else name))
     monkeypatch.setattr(Distribution, "from_name", hidden)
-    card = card_of(tmp_path, False, "Qwen2ForCausalLM")
-    assert f"trl {version('trl')}, " in card and "g2po-trl 0" not in card
+    assert installed_versions()["trl"] == version("trl") and "g2po-trl" not in installed_versions()
 
 
 def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):

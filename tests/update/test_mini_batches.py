@@ -237,36 +237,7 @@ def test_step_samples_of_another_loss_are_not_continued(make_trainer):
     common = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(max_steps=2, loss_type="grpo", **common)
     trainer.train()
-    middle, end = (str(Path(trainer.args.output_dir) / f"checkpoint-{step}") for step in (1, 2))
     other = make_trainer(max_steps=3, loss_type="dapo", **common)
-    with pytest.raises(
-        ValueError, match="middle of an iteration.*loss_type was 'grpo' and is 'dapo'.*the end of an it"
-    ):
-        other.train(resume_from_checkpoint=middle)
-    other.train(resume_from_checkpoint=end)
-    assert other.state.global_step == 3
-
-
-@pytest.mark.parametrize(
-    ("saved", "resumed", "message"),
-    [
-        ({"beta": 0.0}, {"beta": 0.05}, "beta was '0' and is 'above 0'"),
-        (
-            {"rollout_strategy": "partial_rollouts"},
-            {"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_mode": "token_mask"},
-            "vllm_importance_sampling_mode was 'token_truncate' and is 'token_mask'",
-        ),
-        (
-            {"rollout_strategy": "partial_rollouts"},
-            {},
-            "vllm_importance_sampling_mode was 'token_truncate' and is None",
-        ),
-    ],
-    ids=["kl", "correction", "no correction"],
-)
-def test_step_samples_with_other_log_probs_are_not_continued(make_trainer, saved, resumed, message):
-    common = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
-    state = {**make_trainer(**common, **saved).iteration.state_dict(), "step": 1}
-    with pytest.raises(ValueError, match=message):
-        make_trainer(**common, **resumed).iteration.load_state_dict(state)
-    make_trainer(**common, **resumed).iteration.load_state_dict({**state, "step": 2})
+    for step in (1, 2):
+        with pytest.raises(ValueError, match="loss_type was 'grpo' and is 'dapo'"):
+            other.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / f"checkpoint-{step}"))
