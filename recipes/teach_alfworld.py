@@ -26,6 +26,7 @@ from g2po_recipes.cold_start.sft import (
     parse_teaching_arguments,
     run_teaching,
 )
+from g2po_trl.runs.ownership import held
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -49,16 +50,17 @@ def main() -> None:
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
     try:
-        to_teach = load_base_model(script_args, args, model_args)
-        games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
-        factory = partial(
-            AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
-        )
-        to_show, to_examine = script_args.split(games.rows(), args.seed)
-        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-        shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-        samples = draw_samples(script_args, shown, exam, args.seed)
-        run_teaching(script_args, args, model_args, to_teach, samples, exam)
+        with held(args.output_dir, "output_dir"):
+            to_teach = load_base_model(script_args, args, model_args)
+            games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
+            factory = partial(
+                AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
+            )
+            to_show, to_examine = script_args.split(games.rows(), args.seed)
+            exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+            shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
+            samples = draw_samples(script_args, shown, exam, args.seed)
+            run_teaching(script_args, args, model_args, to_teach, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 

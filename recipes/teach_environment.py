@@ -55,6 +55,7 @@ from g2po_trl.environments.adapters.trl_tools import (
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.runs.ownership import held
 from g2po_trl.utils.options import as_mapping
 from g2po_trl.utils.parser import read_config
 from g2po_trl.utils.show import printable
@@ -347,13 +348,14 @@ def main() -> None:
         game = load_game(script_args)
         showing = replace(script_args, max_turns=script_args.demonstration_turns or script_args.max_turns)
         source = choose_source(showing, to_show, load_game(showing), args.seed)
-        base_model = load_base_model(script_args, args, model_args)
-        if script_args.chat_template:
-            base_model[1].chat_template = read_chat_template(script_args.chat_template)
-        shown = demonstrate(showing, source, game, base_model, args.seed)
-        samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
-        exam = make_exam(script_args, to_examine, game)
-        reached = run_teaching(script_args, args, model_args, base_model, samples, exam)
+        with held(args.output_dir, "output_dir"):
+            base_model = load_base_model(script_args, args, model_args)
+            if script_args.chat_template:
+                base_model[1].chat_template = read_chat_template(script_args.chat_template)
+            shown = demonstrate(showing, source, game, base_model, args.seed)
+            samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
+            exam = make_exam(script_args, to_examine, game)
+            reached = run_teaching(script_args, args, model_args, base_model, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
     name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")

@@ -28,6 +28,7 @@ from g2po_recipes.cold_start.sft import (
     parse_teaching_arguments,
     run_teaching,
 )
+from g2po_trl.runs.ownership import held
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -42,15 +43,16 @@ class ScriptArguments(TeachingArguments):
 def main() -> None:
     script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
     try:
-        to_teach = load_base_model(script_args, args, model_args)
-        source = ShopSource(seed=script_args.shop_seed)
-        # The expert reads lower-case texts and clicks products by position.
-        factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
-        to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
-        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-        shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-        samples = draw_samples(script_args, shown, exam, args.seed)
-        run_teaching(script_args, args, model_args, to_teach, samples, exam)
+        with held(args.output_dir, "output_dir"):
+            to_teach = load_base_model(script_args, args, model_args)
+            source = ShopSource(seed=script_args.shop_seed)
+            # The expert reads lower-case texts and clicks products by position.
+            factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
+            to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
+            exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+            shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
+            samples = draw_samples(script_args, shown, exam, args.seed)
+            run_teaching(script_args, args, model_args, to_teach, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 
