@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.agent_command import AgentCommand
-from ..environments.adapters.trl_rewards import TRLEnvironment
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
-TRL_ENVIRONMENT = f"{TRLEnvironment.__module__}:{TRLEnvironment.__qualname__}"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
     *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT
-from g2po_trl import AgentCommand, G2POConfig, PromptTemplate
+from g2po_trl import AgentCommand, PromptTemplate
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
@@ -130,17 +130,6 @@ def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     assert parse(["--model", "run", "--generation-kwargs", "{}"]).generation_kwargs == {}, "flags win"
 
 
-def test_a_checkpoint_is_evaluated_as_it_was_trained(treasure):
-    """Not as the rest of the run, which was resumed with other settings."""
-    treasure["play"] |= {"max_prompt_length": 99}
-    changed = {"play.max_turns": [2, 3], "play.max_prompt_length": [None, 99]}
-    treasure["parts"] = [{"first_step": 1}, {"first_step": 5, "changed": changed}]
-    Path("run/run.json").write_text(json.dumps(treasure))
-    for checkpoint, expected in (("", (3, 99)), ("checkpoint-5", (3, 99)), ("checkpoint-4", (2, None))):
-        args = parse(["--model", f"run/{checkpoint}"])
-        assert (args.max_turns, args.max_prompt_length) == expected, checkpoint
-
-
 @pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game", "game.py"])
 def test_the_runs_environment_has_several_names(treasure, name):
     args = parse(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
@@ -151,7 +140,7 @@ def test_the_runs_environment_has_several_names(treasure, name):
 
 @pytest.fixture
 def moved(tmp_path, monkeypatch):
-    """A run in runs/x of its project, which was moved; a copy of the run's folder is in `alone`."""
+    """A run in runs/x of its project, which was moved."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     project, place = tmp_path / "project", tmp_path / "other" / "place"
     project.mkdir()
@@ -164,11 +153,12 @@ def moved(tmp_path, monkeypatch):
     template = describe_prompt(PromptTemplate("{observation}", "x", parse_completion=read))
     agent = describe_object(agent_factory(load(f"{project}/game.py:solve"), 3))
     played = describe_object(functools.partial(game, size=3, words=str(project / "words.txt")))
+    monkeypatch.chdir(project)
     for name, environment in (("x", played), ("agent", agent)):
         described = RUN | {"prompt": template, "environment": environment}
         RunFolder(project / "runs" / name, False).write_run(described, {"eval": [{}]})
-    shutil.copytree(project / "runs" / "x", tmp_path / "alone")
-    assert parse(["--model", str(tmp_path / "alone")]).environment == f"{project}/game.py:Game"
+    assert str(tmp_path) not in (project / "runs" / "x" / "run.json").read_text()
+    assert parse(["--model", "runs/x"]).environment == f"{project}/game.py:Game"
     place.parent.mkdir()
     project.rename(place)
     return place
@@ -184,14 +174,10 @@ def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(moved):
     assert args.environment_options["agent"] == {"import": f"{moved}/game.py:solve"}
 
 
-@pytest.mark.parametrize("how", ["now", "before"])
-def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved, how, capsys):
-    """Also of a run.json without its folder, as older versions wrote it."""
+def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved, capsys):
     file = moved / "runs" / "x" / "run.json"
     (moved / "games").mkdir()
     (moved / "game.py").rename(moved / "games" / "game.py")
-    if how == "before":
-        file.write_text(json.dumps(without(json.loads(file.read_text()), "folder")))
     with pytest.raises(ValueError, match=r"the run's environment is /.*/game.py:Game, and there is no such file"):
         load_panel(parse(["--model", str(file.parent)]))
     args = parse(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])
@@ -316,13 +302,13 @@ def test_agents_are_described_by_their_names(tmp_path, monkeypatch):
         return describe_object(agent_factory(agent, 3, **options))
 
     def identity(agent):
-        return identity_of(G2POConfig(str(tmp_path), use_cpu=True, bf16=False), "", agent_factory(agent, 3), "")
+        return identity_of({"environment": described(agent)})
 
     for agent, name in ((made.solve, "solve"), (made.quick, "quick"), (made.walk, "walk")):
         run = described(agent)
         assert run["kwargs"] == {"agent": {"import": f"{tmp_path}/agents_of_this_test.py:{name}"}, "max_turns": 3}
         assert load_object(run).keywords["agent"] is agent
-        assert identity(agent)["environment"] == identity(f"package.module:{name}")["environment"] == name
+        assert identity(agent)["environment options"]["kwargs"]["agent"] == {"import": name}
     for agent in (made.make(), AgentCommand("true", verify=made.reward)):
         assert described(agent, state_key=made.make())["kwargs"] == {"agent": None, "max_turns": 3, "state_key": None}
-        assert identity(agent)["environment"] is None
+        assert identity(agent)["environment options"]["kwargs"]["agent"] is None
