@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 from letter_environment import LetterEnvironment, LongLetterEnvironment
 from letter_trainer import TASKS, make_config, make_letter_trainer
+from safetensors.torch import load_file
 
 from g2po_trl import PromptTemplate
 from g2po_trl.cli.recipe import starting_point
@@ -365,3 +367,20 @@ def test_resumed_with_another_number_of_processes_an_iteration_counts_once(make_
     make_trainer(**{**OPTIONS, "max_steps": 4}).train(resume_from_checkpoint="auto")
     assert [path.name for path in (run / "trajectories").glob("train-000004*")] == ["train-000004.jsonl"]
     assert [sum(map(len, iteration.groups)) for iteration in load_iterations(run)] == [8, 8, 8, 8]
+
+
+def test_a_full_disk_leaves_what_was_complete(make_trainer, run):
+    """The files of a checkpoint may be 30 kB, and its weights are larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = make_trainer(**{**OPTIONS, "max_steps": 4})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+    try:
+        for write in (lambda: trainer.train(resume_from_checkpoint="auto"), trainer.save_model):
+            with pytest.raises(G2POError, match="output_dir .* cannot be written"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((run / "unfinished-checkpoint").rglob("*.safetensors"))
+    assert load_file(run / "model.safetensors") and load_file(run / "checkpoint-3" / "model.safetensors")
+    make_trainer(**{**OPTIONS, "max_steps": 4}).train(resume_from_checkpoint="auto")
+    assert (run / "checkpoint-4").is_dir()
