@@ -19,12 +19,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.agent_command import AgentCommand
@@ -37,15 +37,11 @@ from ..utils.json import to_json
 from ..utils.masking import masked
 from .ownership import FILE, read_description
 
-if TYPE_CHECKING:
-    from trl import GRPOConfig
-
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
-_PLAY = (
-    *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
-    *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
-)
-_LIMITS = [field.name for field in fields(PoolLimits) if field.name != "num_environment_workers"]
+# Besides `Sampling`: lengths, the engine's options, and the workers' limits but their number, which is a machine's.
+_PLAY = ("max_turns", "history_length", "max_prompt_length", "chat_template_kwargs", "generation_kwargs")
+_PLAY += ("vllm_structured_outputs_regex",)
+_PLAY += tuple(one.name for one in fields(PoolLimits) if one.name != "num_environment_workers")
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
     *("advantage_estimator", "estimator_kwargs"),
@@ -269,7 +265,7 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
 
 
 def describe_run(
-    args: GRPOConfig,
+    args: Any,
     model: str,
     environment_factory: Callable,
     prompt_template: PromptTemplate,
@@ -281,9 +277,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
-    `precision` is "dtype" of the weights that are not trained, or of all weights; and "autocast", the dtype in
-    which `generate` computes, if it differs. `chat_template` tells whose template writes the prompts ("of"), and
-    its "hash". `training_tasks` is a hash of the training tasks.
+    `args` is a `G2POConfig`. `precision` is "dtype" of the weights that are not trained, or of all weights; and
+    "autocast", the dtype in which `generate` computes, if it differs. `chat_template` tells whose template writes the
+    prompts ("of"), and its "hash". `training_tasks` is a hash of the training tasks.
     """
     return {
         "trainer": args.to_dict(),
@@ -293,13 +289,10 @@ def describe_run(
         "chat_template": dict(chat_template),
         "training_tasks": training_tasks,
         "play": {
+            **asdict(args.evaluation_sampling()),
             **{name: getattr(args, name) for name in _PLAY},
-            **{name: getattr(args, name) for name in _LIMITS},
             **precision,
             "history": history,
-            "temperature": args.eval_temperature,
-            "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
-            "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,
         },
         "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,

@@ -399,9 +399,8 @@ def test_limits_of_workers_out_of_range_are_named(tmp_path, name, value):
 
 def test_limits_of_workers_are_the_options_of_an_evaluation(tmp_path):
     args = make(tmp_path, environment_load_timeout=9, environment_worker_memory_mb=2.0)
-    play = describe_run(
-        args, "no/model", LetterEnvironment, PromptTemplate("{observation}", "{observation}"), "g2po", {}, "window", {}
-    )["play"]
+    template = PromptTemplate("{observation}", "{observation}")
+    play = describe_run(args, "no/model", LetterEnvironment, template, "g2po", {}, "window", {}, "")["play"]
     assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
     assert play["environment_worker_resets"] is None
 

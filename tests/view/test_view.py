@@ -50,19 +50,6 @@ def test_steps_say_whether_their_actions_were_listed():
     assert [step_data(step, Texts(), None)["in"] for step in steps] == [True, False, None]
 
 
-def test_a_setting_that_was_removed_on_resuming_is_shown(run):
-    changed = {"trainer.estimator_kwargs": [{"edge_centric": False}, None]}
-    parts = [{"first_step": 1}, {"first_step": 2, "changed": changed}]
-    settings = {"gamma": 0.5, "advantage_estimator": "g2po"}
-    (run / "run.json").write_text(json.dumps({"trainer": settings, "parts": parts}))
-    shown = Run(run).about()["settings"]
-    assert shown == {
-        "estimator_name": "g2po",
-        "gamma": 0.5,
-        "estimator_kwargs": "edge_centric False, from step 2 None",
-    }
-
-
 def test_values_and_advantages_by_hand(run):
     """gamma 0.5, no division by deviations. Returns: 2.5, 5 | 1.25, 2.5, 5 | 0, 0."""
     data = Run(run).iteration(2)
