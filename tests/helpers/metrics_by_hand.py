@@ -1,14 +1,14 @@
 """Every metric once more, in plain loops over what a run wrote and over the micro-batches of its losses.
 
-Nothing here calls the code that computes metrics: trajectories are read as JSON, values and advantages follow the
-paper's equations step by step, log-probabilities come from one unpadded forward pass a row.
+Nothing here calls the code that computes metrics: trajectories are read as JSON, and log-probabilities come from one
+unpadded forward pass a row.
 """
 
 import json
 import math
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 
@@ -80,88 +80,12 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     return found | {name: mean_of(t["info"].get(name, 0) for t in finished) for name in names}
 
 
-# -- graph and advantages ---------------------------------------------------------------------------------------------
+# -- graph ---------------------------------------------------------------------------------------------
 
 
 def returns_of(group: list[dict], gamma: float) -> list[list[float]]:
     """gamma^(T-j+1) R of each step."""
     return [[gamma ** (len(t["steps"]) - place) * t["reward"] for place in range(len(t["steps"]))] for t in group]
-
-
-def sweep(group: list[dict], gamma: float, value_lambda: float) -> tuple[dict[str, float], list[list[float]]]:
-    """Values of states, and the returns whose means they are, swept until nothing moves."""
-    returns = returns_of(group, gamma)
-    while True:
-        visits = defaultdict(list)
-        for t, own in zip(group, returns):
-            for step, value in zip(t["steps"], own):
-                if counts(t):
-                    visits[key_of(step)].append(value)
-        values = {key: mean(of) for key, of in visits.items()}
-        if value_lambda == 1:
-            return values, returns
-        moved = []
-        for t in group:
-            steps, after, swept = t["steps"], t["reward"], []
-            for place in reversed(range(len(steps))):
-                last = place == len(steps) - 1
-                onward = (
-                    after if last else (1 - value_lambda) * values[key_of(steps[place + 1])] + value_lambda * after
-                )
-                after = gamma * onward
-                swept.append(after)
-            moved.append(swept[::-1] if counts(t) else returns[group.index(t)])
-        distance = max((abs(a - b) for old, new in zip(returns, moved) for a, b in zip(old, new)), default=0)
-        returns = moved
-        if distance < 1e-12:
-            return values, returns
-
-
-def standardised(values: list[float], scale: bool = True) -> list[float]:
-    spread = stdev(values) if len(values) > 1 else 0.0
-    if spread < 1e-9:
-        return [0.0] * len(values)
-    return [(value - mean(values)) / (spread + 1e-6 if scale else 1) for value in values]
-
-
-def parts_of(group: list[dict], gamma: float, value_lambda: float, penalty: float) -> list[dict]:
-    """A_EP without its penalty, A_NC and A_EC of each counted step, and where it is."""
-    values, _ = sweep(group, gamma, value_lambda)
-    whole = [n for n, t in enumerate(group) if counts(t)]
-    of_episode = dict(zip(whole, standardised([group[n]["reward"] for n in whole])))
-    rows = []
-    for number, t in enumerate(group):
-        for place, step in enumerate(t["steps"] if counts(t) else ()):
-            last = place == len(t["steps"]) - 1
-            after = t["reward"] if last else values[key_of(t["steps"][place + 1])]
-            gain = after - values[key_of(step)]
-            row = {"trajectory": number, "place": place, "key": key_of(step), "after": after, "gain": gain}
-            rows.append(row | {"episode": of_episode.get(number), "penalty": penalty * (not step["valid"])})
-    at = defaultdict(list)
-    for row in rows:
-        at[row["key"]].append(row)
-    for same in at.values():
-        for row, value in zip(same, standardised([row["after"] for row in same])):
-            row["node"] = value
-    for row, value in zip(rows, standardised([row["gain"] for row in rows])):
-        row["edge"] = value
-    return rows
-
-
-def advantage_metrics(rollout: Rollout, gamma: float, value_lambda: float, penalty: float) -> dict[str, float]:
-    """Of G2PO; also compares what was trained with what the equations say."""
-    rows = [(group, row) for group in rollout.groups for row in parts_of(group, gamma, value_lambda, penalty)]
-    for group, row in rows:
-        whole = (row["episode"] or 0.0) - row["penalty"] + row["node"] + row["edge"]
-        trained = group[row["trajectory"]]["steps"][row["place"]]["advantage"]
-        assert math.isclose(trained, whole, abs_tol=1e-5), (trained, row)
-    whole = [row for _, row in rows if row["episode"] is not None]
-    return {
-        "advantage/abs_mean": mean_of(abs(step["advantage"]) for step in rollout.steps),
-        "advantage/episode_abs_mean": mean_of(abs(row["episode"] - row["penalty"]) for row in whole),
-        "advantage/node_abs_mean": mean_of(abs(row["node"]) for _, row in rows),
-        "advantage/edge_abs_mean": mean_of(abs(row["edge"]) for _, row in rows),
-    }
 
 
 def graph_metrics(rollout: Rollout, gamma: float) -> dict[str, float]:
@@ -198,18 +122,6 @@ def cost_metrics(rollout: Rollout) -> dict[str, float]:
         "rollout/truncated_prompts": sum(step["prompt_truncated"] for step in steps),
         "rollout/truncated_completions": sum(step["completion_truncated"] for step in steps),
     }
-
-
-def conversation_metrics(rollout: Rollout) -> dict[str, float]:
-    later, continued = 0, 0
-    for trajectory in rollout.all:
-        written = []
-        for step in trajectory["steps"]:
-            prompt = step["prompt_ids"]
-            later += bool(written)
-            continued += any(prompt[: len(ids)] == ids and len(prompt) > len(ids) for ids in written)
-            written.append(prompt + step["completion_ids"])
-    return {"rollout/continued_prompt_fraction": continued / later}
 
 
 def age_metrics(rollout: Rollout, number: int) -> dict[str, float]:

@@ -1,8 +1,6 @@
 """Small runs of the trainer, with all that their losses saw and what they did by other clocks and counters."""
 
-import time
 from collections import defaultdict
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -124,34 +122,20 @@ class Recorded:
     """What a run's losses saw. By the iteration's number, from 1:
 
     `losses`: of each micro-batch its rows, loss and training step;
-    `passes`: its forward passes; `weights`: by training step, those it began with; `seconds`: of what was called;
+    `passes`: its forward passes; `weights`: by training step, those it began with;
     `parts`: trajectories of each `Player.play` that played.
     """
 
     def __init__(self, trainer):
         self.trainer, self.args = trainer, trainer.args
         self.losses, self.passes, self.parts = defaultdict(list), defaultdict(list), defaultdict(list)
-        self.seconds = defaultdict(lambda: defaultdict(float))
         self.weights, self.norms, self.plays = [], Norms(), False
-        self.critics, self._batch, self._model = [], None, None
+        self._batch = self._model = None
         trainer.add_callback(self.norms)
         self._wrap(trainer, "training_step", self._training_step)
         self._wrap(trainer, "compute_loss", self._compute_loss)
         self._wrap(trainer, "_roll_out", self._roll_out)
         self._wrap(trainer.player, "play", self._play)
-        if hasattr(trainer, "critic"):
-            self._wrap(trainer.critic, "fit", self._fit)
-        engine, encode, pool = trainer.player.actor.engine, trainer.player.actor.encode, trainer.player.pool
-        for owner, name in ((engine, "generate"), (engine, "poll"), (encode, "ids"), (pool, "step")):
-            self._wrap(owner, name, self._timed(name, in_rollouts=True))
-        for owner, name in (
-            (trainer.strategy, "collect"),
-            (trainer, "estimate_advantages"),
-            (trainer.update, "make_mini_batches"),
-            (trainer.update, "add_log_probs"),
-            (trainer.update, "backward"),
-        ):
-            self._wrap(owner, name, self._timed(name, in_rollouts=False))
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self._forward, with_kwargs=True)
 
@@ -163,29 +147,14 @@ class Recorded:
         inner = getattr(owner, name)
         setattr(owner, name, lambda *arguments, **options: wrapper(inner, *arguments, **options))
 
-    @contextmanager
-    def _clock(self, name):
-        number, started = self.number, time.perf_counter()
-        yield
-        self.seconds[number][name] += time.perf_counter() - started
-
-    def _timed(self, name, in_rollouts):
-        def timed(inner, *arguments, **options):
-            with self._clock(name) if self.plays or not in_rollouts else nullcontext():
-                return inner(*arguments, **options)
-
-        return timed
-
     def _training_step(self, inner, *arguments, **options):
         state = self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict()
         self.weights.append({name: value.detach().clone() for name, value in state.items()})
-        with self._clock("training_step"):
-            return inner(*arguments, **options)
+        return inner(*arguments, **options)
 
     def _roll_out(self, inner, rows):
         self.plays = True
-        with self._clock("_roll_out"):
-            slices = inner(rows)
+        slices = inner(rows)
         self.plays = False
         return slices
 
@@ -212,12 +181,6 @@ class Recorded:
             tokens = int((~padding).sum())
         step = len(self.weights) - 1
         self.passes[self.number].append({"step": step, "positions": named["input_ids"].numel(), "tokens": tokens})
-
-    def _fit(self, inner, prompts, old_values, returns, *arguments):
-        weights = {name: value.detach().clone() for name, value in self.trainer.critic.model.state_dict().items()}
-        self.critics.append({"weights": weights, "prompts": prompts})
-        with self._clock("fit"):
-            return inner(prompts, old_values, returns, *arguments)
 
     def model_of(self, step):
         """The policy as a training step found it; the same object each time."""

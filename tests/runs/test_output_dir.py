@@ -7,11 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from fnmatch import fnmatch
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from letter_environment import LetterEnvironment, LongLetterEnvironment
@@ -27,8 +24,6 @@ from g2po_trl.runs.ownership import check_free, delete_run, held, lock_folder
 from g2po_trl.runs.run_json import MAY_CHANGE, identity_of, read_run
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.view.data import Run
-from g2po_trl.view.server import make_server
-from g2po_trl.view.sources import Sources, open_folder
 
 OPTIONS = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9, "eval_dataset": TASKS}
 OPTIONS |= {"gamma": 0.9, "max_turns": 7, "environment": LongLetterEnvironment}
@@ -301,52 +296,26 @@ def test_names_of_panels_that_would_be_other_files(name):
     check_panel_name("eval_unseen 2.0")
 
 
-def test_panels_are_named_before_anything_is_played(make_trainer, tmp_path):
-    with pytest.raises(ValueError, match="the name of a panel in eval_dataset is '../x'"):
+def test_panels_are_named_before_anything_is_played(make_trainer):
+    with pytest.raises(G2POError, match="eval_dataset is '../x'"):
         make_trainer(eval_dataset={"../x": TASKS})
-    with pytest.raises(ValueError, match="is 'a_t1', and other_eval_temperatures has 1.0: the results of 'a'"):
+    with pytest.raises(ValueError, match="is 'a_t1', and other_eval_temperatures"):
         make_trainer(eval_dataset={"a": TASKS, "a_t1": TASKS}, other_eval_temperatures=[1.0])
-    trainer = make_trainer(max_steps=1)
-    with pytest.raises(ValueError, match="metric_key_prefix is 'train', which names the trajectories of training"):
-        trainer.evaluate(TASKS, metric_key_prefix="train")
-    assert not (tmp_path / "out" / "evaluations.jsonl").exists()
 
 
-def test_what_a_kill_has_cut_is_left_out_and_counted(run):
-    """Files as an older version left them, which wrote in place."""
-    whole = len(load_iterations(run)[2].groups)
-    trajectories, evaluations = run / "trajectories" / "train-000003.jsonl", run / "evaluations.jsonl"
-    content = trajectories.read_bytes()
+def test_a_line_that_is_not_complete_is_left_out_and_counted(run):
+    trajectories, log = run / "trajectories" / "train-000003.jsonl", run / "log.jsonl"
+    content, shown = trajectories.read_bytes(), Run(run)
     trajectories.write_bytes(content[:-200])
-    evaluations.write_bytes(evaluations.read_bytes()[:-100])
-    (run / "trainer_state.json").write_text("")
-    shown, log = Run(run), run / "log.jsonl"
-    logged = [line for line in log.read_bytes().splitlines() if b"episode/success_rate" in line]
-    log.write_bytes(b"\n".join([*logged[:2], logged[2][:-100]]))
-    assert (len(logged), len(shown.overview()["curves"])) == (3, 2)
-    log.unlink()
-    with pytest.warns(UserWarning, match=r"trainer_state.json cannot be read"):
-        overview = Sources(open_folder(run)).overview()
-    assert len(overview["training"]["curves"]) == 3 and len(overview["training"]["evaluations"]) == 1
-    iteration = shown.iteration(3)
-    assert iteration["unfinished"] == 1 and shown.iteration(2)["unfinished"] == 0
-    assert sum(len(group["trajectories"]) for group in iteration["groups"]) == 7
-    last = load_iterations(run)[2]
-    assert last.unfinished == 1 and len(last.groups) == whole
-    trajectories.write_bytes(content[:200] + content[-200:])  # not by a kill
-    with pytest.raises(ValueError, match=r"train-000003.jsonl, line 1: not a trajectory"):
+    log.write_bytes(log.read_bytes()[:-100])
+    assert len(shown.overview()["curves"]) == 3
+    assert [shown.iteration(number)["unfinished"] for number in (2, 3)] == [0, 1]
+    assert load_iterations(run)[2].unfinished == 1
+    trajectories.write_bytes(content[:200] + content[-200:])
+    with pytest.raises(ValueError, match=r"train-000003.jsonl, line 1"):
         shown.iteration(3)
-    server = make_server(Sources(shown))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    with pytest.raises(HTTPError, match="500") as answer:
-        urlopen(f"{address}/iteration/3")
-    assert b"train-000003.jsonl, line 1: not a trajectory" in answer.value.read()
-    assert json.load(urlopen(f"{address}/iteration/2"))["n"] == 2
-    server.shutdown()
-    server.server_close()
     (run / "run.json").write_text('{"trainer":')
-    with pytest.raises(ValueError, match="run.json is not valid JSON"):
+    with pytest.raises(G2POError, match="run.json"):
         Run(run)
 
 
