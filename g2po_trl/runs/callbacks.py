@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 EARLY_VERDICT = 5  # iterations
+_RATES = ("success_rate", "score", "valid_action_ratio", "admissible_action_ratio")
 
 
 def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
@@ -44,9 +45,7 @@ class IterationProgressCallback(TrainerCallback):
         self.steps_per_iteration, self.clock = steps_per_iteration, clock
         self.log = IterationLog()
         self.started = clock()
-        # When the first optimizer step of this process began, and after how many: what is before tells nothing of the
-        # steps that are left.
-        self._first: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None  # time and step at which this process began to train
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started, self._first = self.clock(), None
@@ -69,12 +68,7 @@ class IterationProgressCallback(TrainerCallback):
         seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
         parts = [
             f"iteration {iteration:>3}/{total}",
-            f"success {_percent(entry.get('episode/success_rate'))}",
-            *_given("score", entry.get("episode/score")),
-            f"reward {_number(entry.get('episode/reward')).strip()}",
-            f"turns {_number(entry.get('episode/turns')).strip()}",
-            f"valid {_percent(entry.get('episode/valid_action_ratio'))}",
-            *_given("admissible", entry.get("episode/admissible_action_ratio")),
+            *_episodes(entry, "episode/", reward=True),
             *([f"kl {entry['kl']:.4f}"] if entry.get("kl") is not None else []),
             ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
             f"elapsed {duration(self.clock() - self.started)}{self._left(state)}",
@@ -92,21 +86,10 @@ class IterationProgressCallback(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
             if name.endswith("_success_rate"):
-                prefix = name.removesuffix("_success_rate")
-                turns, valid, episodes, seconds = (
-                    metrics[f"{prefix}_{part}"] for part in ("turns", "valid_action_ratio", "episodes", "runtime")
-                )
-                parts = [
-                    f"{prefix} at step {state.global_step}",
-                    f"success {_percent(metrics[name])}",
-                    *_given("score", metrics.get(f"{prefix}_score")),
-                    f"turns {_number(turns)}",
-                    f"valid {_percent(valid)}",
-                    *_given("admissible", metrics.get(f"{prefix}_admissible_action_ratio")),
-                    f"{episodes:.0f} episodes",
-                    f"{seconds:.0f} s",
-                ]
-                print_line(" | ".join(parts))
+                prefix = name.removesuffix("success_rate")
+                ends = [f"{metrics[f'{prefix}episodes']:.0f} episodes", f"{metrics[f'{prefix}runtime']:.0f} s"]
+                head = f"{prefix.removesuffix('_')} at step {state.global_step}"
+                print_line(" | ".join([head, *_episodes(metrics, prefix), *ends]))
 
 
 class LogFile(TrainerCallback):
@@ -169,10 +152,10 @@ class TaskErrorReport(TrainerCallback):
 
 
 class CollapseStoppingCallback(TrainerCallback):
-    """Ends a run whose agent has come apart: completions without the format, or success far below what it was.
+    """Ends a run whose agent collapses: completions lose the format, or success falls far below its best.
 
-    Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run judges
-    as an uninterrupted one. See `G2POConfig.min_valid_action_ratio` and `min_success_of_best`.
+    Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run is
+    stopped where an uninterrupted one is. See `G2POConfig.min_valid_action_ratio` and `min_success_of_best`.
     """
 
     def __init__(self, min_valid_action_ratio: float, min_success_of_best: float, patience: int):
@@ -180,11 +163,10 @@ class CollapseStoppingCallback(TrainerCallback):
         self.patience = patience
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not logs or "episode/success_rate" not in logs:
+        if not logs or "episode/success_rate" not in logs or control.should_training_stop:
             return
         valid = self._means(state.log_history, "episode/valid_action_ratio")
         success = self._means(state.log_history, "episode/success_rate")
-        reason = None
         if valid and valid[-1] < self.min_valid_action_ratio:
             reason = (
                 f"{_percent(valid[-1])} of the completions had the required format, less than "
@@ -195,11 +177,12 @@ class CollapseStoppingCallback(TrainerCallback):
                 f"success fell to {_percent(success[-1])} from {_percent(max(success))}, below "
                 f"min_success_of_best={self.min_success_of_best}"
             )
-        if reason and not control.should_training_stop:
-            control.should_training_stop = True
-            control.should_save = args is None or args.save_strategy != "no"
-            if state.is_world_process_zero:
-                print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
+        else:
+            return
+        control.should_training_stop = True
+        control.should_save = args is None or args.save_strategy != "no"
+        if state.is_world_process_zero:
+            print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
 
     def _means(self, log_history: list[dict], name: str) -> list[float]:
         """Return the moving means of a metric over `patience` log lines."""
@@ -218,7 +201,7 @@ class ClosingVerdict(TrainerCallback):
 
     def __init__(self, tally: Tally, estimator_name: str):
         self.tally, self.estimator_name, self.waits = tally, estimator_name, False
-        self._warned = self._warned_of_cut = False
+        self._warned_early = self._warned_of_cut = False
 
     @property
     def text(self) -> str | None:
@@ -227,15 +210,14 @@ class ClosingVerdict(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration
-        if not self._warned_of_cut and (text := cut_off(self.tally)) and state.global_step < state.max_steps:
-            self._warned = self._warned_of_cut = True
-            if state.is_world_process_zero:
-                print_line(text)
-        if self._warned or played < EARLY_VERDICT or state.global_step >= state.max_steps:
+        if self._warned_of_cut or state.global_step >= state.max_steps:
             return
-        self._warned = True
-        if state.is_world_process_zero and (text := self.text):
-            print_line(f"After {played} iterations: {text}")
+        if text := cut_off(self.tally):
+            self._warned_of_cut = True
+        elif played >= EARLY_VERDICT and not self._warned_early:
+            self._warned_early, text = True, self.text and f"After {played} iterations: {self.text}"
+        if text and state.is_world_process_zero:
+            print_line(text)
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero and not self.waits and (text := self.text):
@@ -271,21 +253,25 @@ def duration(seconds: float, rough: bool = False) -> str:
     """Return "31 s", "1 min 5 s" or "2 h 5 min"; if it is `rough`, minutes without seconds."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
+    if round(seconds) >= 3600:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours} h {minutes} min"
+    minutes, rest = divmod(round(seconds), 60)
     return f"{max(1, round(seconds / 60))} min" if rough else f"{minutes} min {rest} s"
 
 
-def _given(name: str, value: float | None) -> list[str]:
-    """Return a part of a line; empty without a value."""
-    return [] if value is None or math.isnan(value) else [f"{name} {_percent(value).strip()}"]
+def _episodes(metrics: Mapping[str, Any], prefix: str, reward: bool = False) -> Iterator[str]:
+    """Yield success and other means of episodes, as far as they were measured, for a line."""
+    value = {name: metrics.get(f"{prefix}{name}") for name in (*_RATES, "reward", "turns")}
+    yield f"success {_percent(value['success_rate'])}"
+    if value["score"] is not None:
+        yield f"score {_percent(value['score']).strip()}"
+    for name in ["reward"] * reward + ["turns"]:
+        yield f"{name} {'n/a' if value[name] is None or math.isnan(value[name]) else f'{value[name]:.2f}'}"
+    yield f"valid {_percent(value['valid_action_ratio'])}"
+    if value["admissible_action_ratio"] is not None:
+        yield f"admissible {_percent(value['admissible_action_ratio']).strip()}"
 
 
 def _percent(value: float | None) -> str:
     return "  n/a" if value is None or math.isnan(value) else f"{100 * value:4.1f}%"
-
-
-def _number(value: float | None) -> str:
-    return "  n/a" if value is None or math.isnan(value) else f"{value:5.2f}"

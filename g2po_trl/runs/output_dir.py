@@ -39,15 +39,11 @@ _RESERVED = ("train", "replaced")  # the trajectories of training
 
 
 def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
-    """Refuse names of panels that would be another file's, or a file elsewhere; the message names the option."""
-    if name in _RESERVED:
+    """Refuse a name of a panel that names the trajectories of training, or no file in the folder."""
+    if name in _RESERVED or not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name):
         raise G2POError(
-            f"{option} is {name!r}, which names the trajectories of training: choose another, e.g. 'eval_{name}'"
-        )
-    if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name):
-        raise G2POError(
-            f"{option} is {name!r}, which names files in output_dir: choose a name without a slash, a backslash or a "
-            "control character that does not begin with a dot"
+            f"{option} is {name!r}, which names files in output_dir: choose another name than {', '.join(_RESERVED)}, "
+            "without slashes, backslashes and control characters, that does not begin with a dot"
         )
 
 
@@ -225,14 +221,8 @@ class RunFolder:
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
         """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: of the panel, each once."""
-        entry = {
-            "name": name,
-            "step": step,
-            "panel": tasks_hash(map(dict, rows)),
-            "temperature": temperature,
-            **summary,
-        }
-        self.evaluations.append(entry)
+        about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
+        self.evaluations.append({**about, **summary})
         if self.save_trajectories:
             self._kept_back.append((self.path / "trajectories" / f"{name}-{step:06d}.jsonl", trajectories))
         if self.is_ours:

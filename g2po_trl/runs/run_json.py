@@ -50,12 +50,12 @@ _ESTIMATOR = (
 # memory and speed alone. A change of any other field is refused. (`generation_batch_size` is the sum over processes.)
 MAY_CHANGE = (
     *("max_steps", "num_train_epochs", "output_dir", "overwrite", "resume_from_checkpoint", "run_name", "project"),
-    *("log_*", "logging_*", "report_to", "disable_tqdm", "trackio_*", "num_*_logged", "num_completions_to_print"),
-    *("save_*", "hub_*", "push_to_hub", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    *("eval_*", "other_eval_temperatures", "num_generations_eval", "per_device_eval_batch_size"),
+    *("log_*", "logging_*", "include_*", "report_to", "disable_tqdm", "trackio_*", "num_*_logged"),
+    *("num_completions_to_print", "save_*", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("hub_*", "push_to_hub", "eval_*", "other_eval_temperatures", "num_generations_eval"),
     *("min_valid_action_ratio", "min_success_of_best", "collapse_patience", "max_error_rate", "task_error_patience"),
     *(one.name for one in fields(PoolLimits)),
-    *("per_device_train_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
+    *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
     *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),
     *("gradient_checkpointing*", "activation_*", "torch_compile*", "use_cpu", "average_tokens_across_devices"),
     *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_weights_folder"),
