@@ -180,7 +180,7 @@ def test_another_run_is_not_continued(tmp_path):
 def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
     make_trainer(max_steps=1, save_strategy="steps").train()
     other = Dataset.from_list([{"seed": seed} for seed in range(8, 16)])
-    with pytest.raises(ValueError, match=r"training tasks \(hash of rows\) was"):
+    with pytest.raises(ValueError, match="training tasks"):
         make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
         make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")

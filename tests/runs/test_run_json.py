@@ -114,9 +114,8 @@ def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     args = parse(["--model", "run"])
     assert args.generation_kwargs == {"no_repeat_ngram_size": 2} and args.environment_episode_timeout == 5.0
     read = set(_PLAY) | {"dtype", "autocast"}
-    assert read - {"max_completion_length", "stop_sequences", "vllm_structured_outputs_regex"} <= {
-        name.removeprefix("trained_") for name in vars(args)
-    }
+    other = {"max_completion_length", "stop_sequences", "vllm_structured_outputs_regex", "max_observation_characters"}
+    assert read - other <= {name.removeprefix("trained_") for name in vars(args)}
     treasure["play"]["vllm_structured_outputs_regex"] = "<a>.*</a>"
     Path("run/run.json").write_text(json.dumps(treasure))
     args = parse(["--model", "run"])
