@@ -19,6 +19,9 @@ class _Metadata(dict):
     def keys(self) -> Iterable[str]:
         return [name for name in super().keys() if name in ("help", "choices", "aliases")]
 
+    def copy(self) -> dict[str, Any]:
+        return {name: self[name] for name in self.keys()}
+
 
 def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
     """Return a dataclass field of an option; a list or dictionary as default is copied. Without default: required."""

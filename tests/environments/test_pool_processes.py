@@ -244,7 +244,10 @@ from g2po_trl import EnvironmentPool, PoolLimits
 from test_pool_processes import Daemons
 pool = EnvironmentPool(Daemons, PoolLimits(1))
 print(pool.reset([{}])[0].text, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+os.close(1)
+time.sleep(20)  # a forked process outlives the trainer
 """
 
 

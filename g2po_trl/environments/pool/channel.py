@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import weakref
 
 LENGTH = struct.Struct("!Q")
 CHUNK_BYTES = 1 << 16  # per read
@@ -14,7 +15,7 @@ MAX_MESSAGE_BYTES = 1 << 28  # of a worker's message
 
 
 class Channel:
-    """The pool's end of a connection. Sending and receiving never block.
+    """The pool's end of a connection. Sending and receiving never block. Child and forked processes do not inherit it.
 
     `corrupt`: the worker announced a message above `MAX_MESSAGE_BYTES`, so the stream cannot be parsed further.
     """
@@ -24,6 +25,7 @@ class Channel:
         self._outgoing, self._incoming = bytearray(), bytearray()
         self.bytes_sent = 0
         self.corrupt = False
+        _OPEN.add(self)
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -97,12 +99,23 @@ class Channel:
 
 
 class WorkerChannel(Channel):
-    """The worker's end of a connection. Sending blocks. Child and forked processes do not inherit it."""
+    """The worker's end of a connection. Sending blocks."""
 
     def __init__(self, descriptor: int):
         super().__init__(socket.socket(fileno=descriptor))
         self._connection.set_inheritable(False)
-        os.register_at_fork(after_in_child=self._connection.close)
 
     def send(self, message: bytes) -> None:
         self._connection.sendall(LENGTH.pack(len(message)) + message)
+
+
+_OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close a forked process's copies: each end must see that the other process has died, whatever that has forked."""
+    for channel in _OPEN:
+        channel._connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
