@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from .environments.adapters.textarena import TextArenaEnvironment
     from .environments.adapters.trl_tools import ToolEnvironment
     from .environments.contract import Observation, StepResult, TextEnvironment
-    from .environments.contract_violations import check_environment
     from .environments.pool.limits import PoolLimits
     from .environments.pool.pool import EnvironmentPool
     from .environments.tasks import tasks_dataset
+    from .evaluation.contract import check_environment
     from .ppo.trainer import PPOConfig, PPOTrainer
     from .prompts.template import PromptTemplate
     from .rollout.actor import PromptActor
@@ -56,7 +56,7 @@ _MODULE_OF = {
     "AgentCommand": "environments.adapters.agent_command",
     "GymnasiumEnvironment": "environments.adapters.gymnasium",
     "TextArenaEnvironment": "environments.adapters.textarena",
-    "check_environment": "environments.contract_violations",
+    "check_environment": "evaluation.contract",
     "EnvironmentPool": "environments.pool.pool",
     "PoolLimits": "environments.pool.limits",
     "tasks_dataset": "environments.tasks",

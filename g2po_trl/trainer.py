@@ -81,6 +81,7 @@ from .trainer_validation import (
     check_arguments,
     check_best_metric,
     check_errors,
+    check_not_imported,
     check_state_key,
     check_trainer,
     check_unchanged,
@@ -162,6 +163,7 @@ class G2POTrainer(GRPOTrainer):
         tools: Sequence[Callable] | None = None,
         **kwargs,
     ):
+        check_not_imported()
         args = args or G2POConfig("g2po-output")
         if agent is not None:
             environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
+from .utils.errors import G2POError
 from .utils.trl_compat import is_sharded, name_or_path_of
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,18 @@ _REFUSED_ARGUMENTS = {
     "model_init": "pass the model",
     "optimizer_cls_and_kwargs": "set optim and optim_args, or pass optimizers",
 }
+
+
+def check_not_imported() -> None:
+    """Refuse a trainer that a module makes while it is imported, as `g2po evaluate` and workers import it."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:
+        is_imported = getattr(frame.f_globals.get("__spec__"), "_initializing", False)
+        if is_imported and frame.f_code.co_name == "<module>":
+            raise G2POError(
+                f"{frame.f_code.co_filename} trains while it is imported: put the training under "
+                "if __name__ == '__main__':"
+            )
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:

@@ -183,7 +183,14 @@ def prompted() -> list[Job]:
     jobs = []
     for agent in ("direct", "react", "reflexion"):
         words = ("--model", TAUGHT, "--environment", "alfworld", "--agent", agent)
-        words += ("--max-turns", "15", "--max-tokens", "96", "--history-length", "2" if agent == "direct" else "30")
+        words += (
+            "--max-turns",
+            "15",
+            "--max-completion-length",
+            "96",
+            "--history-length",
+            "2" if agent == "direct" else "30",
+        )
         jobs.append(
             Job("prompted", agent, 0, games=96, panels=((0.4, 1),), evaluate=words, pretrained=True),
         )
@@ -221,7 +228,7 @@ def smoke(job: Job) -> Job:
     """Return the smallest run that goes through the same code: no result, a test of the machinery."""
     games = min(job.games, 6)
     if job.evaluate:
-        return replace(job, games=games, evaluate=(*job.evaluate, "--max-turns", "2", "--max-tokens", "24"))
+        return replace(job, games=games, evaluate=(*job.evaluate, "--max-turns", "2", "--max-completion-length", "24"))
     words, group = list(job.words), "2" if job.pretrained else "8"
     small = {
         "--max_steps": "2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..engines.sampling import Sampling, derived_seed
 from ..prompts.conversation import ChatRequest, Transcript, prefix_digests, response_action
@@ -13,7 +13,7 @@ from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step
 from .agents import Agent, DirectAgent
-from .chat_models import ChatCompletion, ChatModel, ChatSettings, Conversation, EngineChat
+from .chat_models import ChatCompletion, ChatModel, EngineChat
 
 Count = Callable[[Episode, ChatCompletion], None]
 
@@ -28,7 +28,7 @@ class MeteredActor(PromptActor):
     """
 
     check: Callable[[], None] = lambda: None
-    count: Count | None = None
+    count: Count = lambda episode, completion: None
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> MeteredSession:
         return MeteredSession(self, sampling, seeds, stats)
@@ -48,8 +48,7 @@ class MeteredSession(PromptSession):
                 step.prompt = self.actor.encode.tokenizer.decode(step.prompt_ids)
             end = step.completion_ids[-1:]
             written = len(step.completion_ids) - (bool(end) and end[0] in self.actor.engine.stop_token_ids)
-            if self.actor.count is not None:
-                self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
+            self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
         return steps
 
 
@@ -60,14 +59,12 @@ class ChatActor:
     Args:
         chat: the model.
         agent: how it is prompted.
-        settings: how completions are sampled.
         notes: reflections on an episode's earlier trials.
         check, count: as of `MeteredActor`; `count` is called with failed completions as well.
     """
 
     chat: ChatModel
     agent: Agent
-    settings: ChatSettings
     notes: Callable[[Episode], Sequence[str]]
     check: Callable[[], None]
     count: Count
@@ -78,7 +75,7 @@ class ChatActor:
         return nullcontext()
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> ChatSession:
-        return ChatSession(self, seeds or ())
+        return ChatSession(self, sampling, seeds or ())
 
     def close(self) -> None:
         pass
@@ -89,6 +86,7 @@ class ChatSession:
     """Session of a `ChatActor`. `seeds`: one per episode, by its number."""
 
     actor: ChatActor
+    sampling: Sampling
     seeds: Sequence[int]
     asked: list[Episode] = field(default_factory=list)
 
@@ -103,46 +101,33 @@ class ChatSession:
         episodes, self.asked = self.asked, []
         if not episodes:
             return []
-        actor, agent = self.actor, self.actor.agent
+        actor = self.actor
         actor.check()
-        conversations = [agent.ask(episode, actor.notes(episode)) for episode in episodes]
-        for episode, conversation in zip(episodes, conversations):
-            if episode.observation.request is not None and not isinstance(conversation, ChatRequest):
-                raise ValueError(
-                    f"agent is {agent.name!r}, and the environment sends chat requests, which are prompts already: "
-                    "pass --agent direct"
-                )
+        requests = [actor.agent.ask(episode, actor.notes(episode)) for episode in episodes]
         seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
-        settings = replace(actor.settings, stop=(*actor.settings.stop, *agent.stop))
-        completions = actor.chat.generate(conversations, settings, seeds)
+        completions = actor.chat.generate(requests, self.sampling, seeds)
         return [
-            (episode, self._step(episode, conversation, completion))
-            for episode, conversation, completion in zip(episodes, conversations, completions, strict=True)
+            (episode, self._step(episode, request, completion))
+            for episode, request, completion in zip(episodes, requests, completions, strict=True)
         ]
 
-    def _step(
-        self, episode: Episode, conversation: Conversation | ChatRequest, completion: ChatCompletion
-    ) -> Step | None:
+    def _step(self, episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step | None:
         """Return the next step of an episode; without a completion the episode ends."""
         self.actor.count(episode, completion)
         if completion.error:
             episode.give_up(f"context overflow: {completion.error}")
             return None
-        if isinstance(conversation, ChatRequest):
-            return _response_step(episode, conversation, completion)
+        truncated = not completion.complete
+        if episode.observation.request is not None:
+            return _response_step(episode, request, completion, truncated)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.agent.read(completion.text, completion.prompt_end, admissible)
-        return episode.step(
-            action,
-            completion.text,
-            valid=valid,
-            completion_truncated=not completion.complete,
-            prompt=conversation[-1]["content"],
-        )
+        shown = request.messages[-1]["content"]
+        return episode.step(action, completion.text, valid=valid, completion_truncated=truncated, prompt=shown)
 
 
-def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step:
-    """Return the step that answers a chat request by a message of the assistant."""
+def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion, truncated: bool) -> Step:
+    """Return the step that answers an environment's chat request by a message of the assistant."""
     answer = completion.message
     transcript = episode.transcript = episode.transcript or Transcript()
     digests = prefix_digests(request.messages, request.tools)
@@ -153,7 +138,7 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
         response_action(answer),
         completion.text,
         valid=request.is_valid(answer),
-        completion_truncated=not completion.complete,
+        completion_truncated=truncated,
         messages=request.messages[max(known, default=0) :],
     )
 
@@ -161,14 +146,13 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
 def make_actor(
     chat: ChatModel,
     agent: Agent,
-    settings: ChatSettings,
     notes: Callable[[Episode], Sequence[str]],
     check: Callable[[], None],
     count: Count,
 ) -> MeteredActor | ChatActor:
     """Return the actor of an evaluation; for a model in this process that is asked as in training, training's own."""
     if not isinstance(chat, EngineChat) or not isinstance(agent, DirectAgent):
-        return ChatActor(chat, agent, settings, notes, check, count)
+        return ChatActor(chat, agent, notes, check, count)
     return MeteredActor(
         chat.engine,
         chat.encode,
@@ -177,7 +161,6 @@ def make_actor(
         agent.max_prompt_length,
         agent.history,
         context_length=chat.longest,
-        stop=settings.stop,
         check=check,
         count=count,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..prompts.conversation import ChatRequest
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
@@ -20,7 +21,7 @@ from ..rollout.actor import prompt_contents
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..trajectory import Trajectory
-from .chat_models import Conversation
+from ..utils.errors import G2POError
 
 _ACTION = re.compile(r"^\s*action\s*:", re.IGNORECASE | re.MULTILINE)
 _FENCE = re.compile(r"^\s*```\w*\s*\n(.*?)\n?```", re.DOTALL)
@@ -36,33 +37,21 @@ REFLECTION_REQUEST = """This was your attempt at a task, and it failed{why}. In 
 point it went wrong and what to do instead next time. Be specific: name places, things and actions."""
 
 
-class Agent:
-    """Base class of prompting methods.
+class Agent(Protocol):
+    """A prompting method. `trials` is the number of attempts per task."""
 
-    Class attributes: `name`; `trials`, the number of attempts per task; `stop`, texts that end a completion.
-    """
+    name: str
+    trials: int
 
-    name = "agent"
-    trials = 1
-    stop: tuple[str, ...] = ()
+    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+        """Return the request whose completion is the next step. `notes`: reflections on earlier trials."""
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | ChatRequest:
-        """Return the conversation that the model continues, or the environment's request. `notes`: reflections."""
-        raise NotImplementedError
-
-    def read(
-        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
-    ) -> ParsedCompletion:
+    def read(self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None) -> ParsedCompletion:
         """Return the action in a completion. `prompt_end`: the last characters of its prompt."""
-        raise NotImplementedError
-
-    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
-        """Return the conversation that asks for a reflection on a failed trial; `None`: no reflection."""
-        return None
 
 
 @dataclass
-class DirectAgent(Agent):
+class DirectAgent:
     """Prompting with the environment's template at every step, or with its chat requests, as in training.
 
     A model in this process is asked by training's own `PromptActor`; `ask` and `read` are for servers.
@@ -79,22 +68,19 @@ class DirectAgent(Agent):
     max_prompt_length: int | None = None
     history: str = "window"
     name = "direct"
+    trials = 1
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | ChatRequest:
-        if episode.observation.request is not None:
-            return episode.observation.request
-        if self.history == "conversation":
-            return request_of(episode, self.template).messages
-        return self.template.messages(**prompt_contents(episode, self.history_length))
+    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+        if self.history == "conversation" or episode.observation.request is not None:
+            return request_of(episode, self.template)
+        return ChatRequest(self.template.messages(**prompt_contents(episode, self.history_length)))
 
-    def read(
-        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
-    ) -> ParsedCompletion:
+    def read(self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None) -> ParsedCompletion:
         return self.template.read(completion, prompt_end, admissible_actions)
 
 
 @dataclass
-class ReActAgent(Agent):
+class ReActAgent:
     """Thoughts and actions in one conversation per episode, as in ReAct.
 
     Source: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629).
@@ -113,9 +99,14 @@ class ReActAgent(Agent):
     lower_case: bool = False
     history_length: int = 30
     name = "react"
-    stop = ("\nObservation:",)
+    trials = 1
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+        if episode.observation.request is not None:
+            raise G2POError(
+                f"agent is {self.name!r}, and the environment sends chat requests, which are prompts already: pass "
+                "--agent direct"
+            )
         system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
         instructions = [f"Your task: {episode.task}"] if episode.task else []
         if notes:
@@ -139,7 +130,7 @@ class ReActAgent(Agent):
             conversation[-1]["content"] = f"Observation: {episode.observation.text}"
         if actions := episode.observation.admissible_actions:
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
-        return conversation
+        return ChatRequest(conversation, stop=("\nObservation:",))
 
     def read(
         self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
@@ -173,10 +164,11 @@ class ReflexionAgent(ReActAgent):
     memory: int = 3
     name = "reflexion"
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
         return super().ask(episode, notes[-self.memory :])
 
-    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
+    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> ChatRequest:
+        """Return the request for a reflection on a failed trial."""
         lines = [f"Task: {task}"] if task else []
         for step in trajectory.steps:
             lines += [f"Observation: {step.observation}", (step.completion or f"Action: {step.action}").strip()]
@@ -184,4 +176,4 @@ class ReflexionAgent(ReActAgent):
         why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
         earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])
         content = "\n".join(lines) + earlier + "\n\n" + REFLECTION_REQUEST.format(why=why)
-        return [{"role": "system", "content": self.about}, {"role": "user", "content": content}]
+        return ChatRequest([{"role": "system", "content": self.about}, {"role": "user", "content": content}])

@@ -1,71 +1,30 @@
-"""Chat models: conversations in, completions out. A checkpoint in this process, by transformers or vLLM."""
+"""Chat models: requests in, completions as text out; and the tokens that they may use."""
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message
 from ..prompts.tokenization import ChatEncoder
+from ..rollout.conversations import cut_before, sampling_of
+from ..utils.errors import G2POError
 from ..utils.json import write_json
 from .checkpoints import load_model, load_tokenizer
-
-Conversation = list[Message]
-
-
-@dataclass(frozen=True)
-class ChatSettings:
-    """Sampling settings, the same for every engine; a checkpoint's `generation_config` is not used.
-
-    Args:
-        temperature: 0 is greedy.
-        top_p, top_k, min_p, repetition_penalty: as in `Sampling`; 1, 0, `None` and 1 disable them.
-        max_tokens: maximum tokens of a completion.
-        stop: a completion ends before the first of these texts.
-        stop_after: a completion ends after the first of these texts, as with `stop_sequences` in training.
-    """
-
-    temperature: float = 0.4
-    top_p: float = 1.0
-    max_tokens: int = 512
-    stop: tuple[str, ...] = ()
-    stop_after: tuple[str, ...] = ()
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def sampling(self) -> Sampling:
-        """Return the settings of an engine, whose completions end with any of the stop texts."""
-        return Sampling(
-            self.temperature,
-            self.top_p,
-            self.top_k,
-            self.min_p,
-            self.repetition_penalty,
-            self.max_tokens,
-            [*self.stop, *self.stop_after],
-        )
-
-    def cut(self, text: str) -> str:
-        """Return the text up to the first stop text."""
-        ends = [text.index(word) for word in self.stop if word in text]
-        ends += [text.index(word) + len(word) for word in self.stop_after if word in text]
-        return text[: min(ends, default=len(text))]
 
 
 @dataclass(frozen=True)
 class ChatCompletion:
     """A completion.
 
-    `error`: why there is none, e.g. a conversation that exceeds the model's context. `message`: of a `ChatRequest`,
-    the assistant's message.
+    `error`: why there is none, e.g. a conversation that exceeds the model's context. `message`: the assistant's, with
+    its tool calls, of a server.
     """
 
     text: str
@@ -75,14 +34,6 @@ class ChatCompletion:
     prompt_end: str = ""
     error: str | None = None
     message: Message | None = None
-
-
-class ChatError(RuntimeError):
-    """A server rejects requests or cannot be reached: wrong key, wrong address, unknown model."""
-
-
-class TokenBudgetSpentError(RuntimeError):
-    """The token budget is spent. Finished episodes are saved; the same command with a larger budget resumes."""
 
 
 @dataclass
@@ -101,7 +52,6 @@ class TokenBudget:
     read: int = 0
     written: int = 0
     path: Path | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self):
         if self.path is not None and self.path.is_file():
@@ -114,42 +64,35 @@ class TokenBudget:
             write_json(self.path, {"read": self.read, "written": self.written})
 
     def check(self) -> None:
-        """Save the counts. Raises `TokenBudgetSpentError` if the limit is reached."""
+        """Save the counts. Raises `G2POError` if the limit is reached."""
         self.save()
         if self.limit is not None and self.read + self.written >= self.limit:
-            raise TokenBudgetSpentError(
-                f"{self.read + self.written} tokens were used, {self.limit} are allowed: run the same command with a "
-                "larger --max-total-tokens to resume"
+            raise G2POError(
+                f"max_total_tokens is {self.limit}, and {self.read + self.written} tokens were used: run the same "
+                "command with a larger --max-total-tokens to resume"
             )
 
     def count(self, completion: ChatCompletion) -> None:
-        """Add the tokens of a completion and its prompt. Raises `ChatError` if they are limited and not reported."""
+        """Add the tokens of a completion and its prompt. Raises `G2POError` if they are limited and not reported."""
         tokens = completion.prompt_tokens + completion.completion_tokens
         if self.limit is not None and not completion.error and tokens == 0:
-            raise ChatError(
-                f"--max-total-tokens is {self.limit}, and the server reports no token usage to count: limit the costs "
-                "at the provider, and run without --max-total-tokens"
+            raise G2POError(
+                f"max_total_tokens is {self.limit}, and the server reports no token usage to count: limit the costs "
+                "at the provider, and leave --max-total-tokens out"
             )
-        with self._lock:
-            self.read += completion.prompt_tokens
-            self.written += completion.completion_tokens
+        self.read += completion.prompt_tokens
+        self.written += completion.completion_tokens
 
 
-class ChatModel:
-    """Base class of chat models: a checkpoint, vLLM or a server.
+class ChatModel(Protocol):
+    """A model that is asked by text. `independent`: a completion depends only on its own request and seed."""
 
-    Class attributes: `independent`, whether a completion depends only on its own conversation and seed; `parallel`,
-    the maximum number of concurrent conversations.
-    """
-
-    independent = False
-    parallel: int | None = None
+    independent: bool
 
     def generate(
-        self, conversations: Sequence[Conversation | ChatRequest], settings: ChatSettings, seeds: Sequence[int]
+        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        """Continue conversations (of servers also requests), each with its seed; return one completion each."""
-        raise NotImplementedError
+        """Return the completion of each request, with its seed."""
 
     def close(self) -> None:
         """Free resources."""
@@ -172,9 +115,12 @@ class SeededBatches(Engine):
     ) -> list[Completion]:
         import torch
 
+        combined = 0
+        for seed in seeds or ():
+            combined = (combined * 1_000_003 + seed) % (2**63)
         completions: list[Completion] = []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(_combined(seeds or ()))
+            torch.manual_seed(combined)
             for start in range(0, len(prompts), self.batch_size):
                 completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
         return completions
@@ -183,14 +129,14 @@ class SeededBatches(Engine):
         self.engine.close()
 
 
-class EngineChat(ChatModel):
+class EngineChat:
     """A model in this process, with an engine as in training.
 
     Args:
         engine: generates token ids.
         longest: maximum tokens of prompt and completion together. `None`: no limit.
         chat_template_kwargs: variables of the chat template.
-        batch_size: conversations per `generate` call of an engine that does not support seeds; its completions are
+        batch_size: requests per `generate` call of an engine that does not support seeds; its completions are
             reproducible if the batches and their seeds are the same.
     """
 
@@ -206,22 +152,23 @@ class EngineChat(ChatModel):
         self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
 
     def generate(
-        self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
+        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        texts = [self.encode.text(conversation) for conversation in conversations]
+        """Return the completions of requests without tools, all with the stop texts of the first one."""
+        texts = [self.encode.text(request.messages) for request in requests]
         prompts = self.encode.ids(texts)
-        most = settings.max_tokens
-        before = replace(settings, stop_after=())  # the engine ends after these, with a whole token as in training
+        sampling = sampling_of(requests[0], sampling) if requests else sampling
+        most = sampling.max_completion_length
         fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
         completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
-        asked, their_seeds = [prompts[i] for i in fitting], [seeds[i] for i in fitting]
-        for i, generated in zip(fitting, self.engine.generate(asked, settings.sampling(), their_seeds)):
-            last = bool(generated.ids) and generated.ids[-1] in self.engine.stop_token_ids
-            text = self.encode.decode(generated.ids, self.engine.stop_token_ids)
-            cut = before.cut(text)
-            complete = generated.complete or cut != text
-            completions[i] = ChatCompletion(cut, len(prompts[i]), len(generated.ids) - last, complete, texts[i][-64:])
+        generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
+        for i, one in zip(fitting, generated):
+            last = bool(one.ids) and one.ids[-1] in self.engine.stop_token_ids
+            text = self.encode.decode(one.ids, self.engine.stop_token_ids)
+            cut = cut_before(text, requests[i].stop)
+            complete = one.complete or cut != text
+            completions[i] = ChatCompletion(cut, len(prompts[i]), len(one.ids) - last, complete, texts[i][-64:])
         return completions
 
     def close(self) -> None:
@@ -261,6 +208,7 @@ def load_local(
 
 def load_vllm(
     model: str,
+    batch_size: int = 32,
     chat_template_kwargs: dict[str, Any] | None = None,
     generation_kwargs: dict[str, Any] | None = None,
     **vllm_options: Any,
@@ -273,14 +221,7 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
-        return EngineChat(engine, engine.longest, chat_template_kwargs)
+        return EngineChat(engine, engine.longest, chat_template_kwargs, batch_size)
     except BaseException:
         engine.close()
         raise
-
-
-def _combined(seeds: Sequence[int]) -> int:
-    combined = 0
-    for seed in seeds:
-        combined = (combined * 1_000_003 + seed) % (2**63)
-    return combined

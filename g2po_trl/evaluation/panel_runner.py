@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engines.sampling import derived_seed
+from ..engines.sampling import Sampling, derived_seed
 from ..environments.pool.pool import EnvironmentPool
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -17,7 +17,7 @@ from ..runs.panel import Panel
 from ..trajectory import Trajectory, read_jsonl, write_jsonl
 from .actors import make_actor
 from .agents import Agent
-from .chat_models import ChatCompletion, ChatModel, ChatSettings, TokenBudget
+from .chat_models import ChatCompletion, ChatModel, TokenBudget
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PanelPlayer:
     pool: EnvironmentPool
     chat: ChatModel
     agent: Agent
-    settings: ChatSettings
+    sampling: Sampling
     seed: int
     path: Path
     budget: TokenBudget
@@ -44,7 +44,7 @@ class PanelPlayer:
     def play(self) -> list[Trajectory]:
         """Return the last trial of each task, in the order of the panel; resume where the file ends."""
         self.finished = read_finished(self.path)
-        actor = make_actor(self.chat, self.agent, self.settings, self._notes, self.budget.check, self._count)
+        actor = make_actor(self.chat, self.agent, self._notes, self.budget.check, self._count)
         self.player = Player(self.pool, actor, self.panel.max_turns)
         number_of_tasks = len(self.panel.rows)
         for start in range(0, number_of_tasks, self.batch_size):
@@ -66,7 +66,7 @@ class PanelPlayer:
             self.tasks: dict[int, str] = {}
             trajectories, _ = self.player.play(
                 [self.panel.rows[index] for index in indices],
-                self.settings.sampling(),
+                self.sampling,
                 seeds=[self._seed(index) for index in indices],
                 on_turn=self.on_turn,
                 on_end=self._on_end,
@@ -86,14 +86,12 @@ class PanelPlayer:
 
     def _reflect(self, indices: Sequence[int], trajectories: dict[int, Trajectory]) -> None:
         self.budget.check()
-        requests = {}
-        for index in indices:
-            task, notes = self.tasks.get(index, ""), self.notes.get(index, ())
-            if conversation := self.agent.reflect(trajectories[index], task, notes):
-                requests[index] = conversation
-        seeds = [derived_seed(self._seed(index), -1) for index in requests]
-        completions = self.chat.generate(list(requests.values()), replace(self.settings, stop=()), seeds)
-        for index, completion in zip(requests, completions):
+        requests = [
+            self.agent.reflect(trajectories[index], self.tasks.get(index, ""), self.notes.get(index, ()))
+            for index in indices
+        ]
+        seeds = [derived_seed(self._seed(index), -1) for index in indices]
+        for index, completion in zip(indices, self.chat.generate(requests, self.sampling, seeds)):
             self.budget.count(completion)
             if not completion.error:
                 self.notes.setdefault(index, []).append(" ".join(completion.text.split()))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
+from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
+from ..rollout.conversations import cut_before
+from ..utils.errors import G2POError
 from ..utils.extras import install_command
-from .chat_models import ChatCompletion, ChatError, ChatModel, ChatSettings, Conversation
+from .chat_models import ChatCompletion, ChatModel
 
 # Words in servers' errors about conversations that exceed the model's context.
 _TOO_LONG = ("context_length", "context length", "context window", "maximum context", "too long")
@@ -48,69 +50,100 @@ class ServerChat(ChatModel):
         generation_kwargs: dict[str, Any] | None = None,
     ):
         try:
-            from openai import OpenAI
+            from openai import AsyncOpenAI
         except ImportError as error:
             raise ImportError(f"openai is not installed: servers need it; {install_command('agents')}") from error
-        self.model, self.parallel, self.base_url = model, parallel, base_url
+        self.model, self.parallel, self.base_url, self.key_variable = model, parallel, base_url, key_variable
         key = os.environ.get(key_variable) or "none"
-        self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
-        self.key_variable, self.template_kwargs = key_variable, chat_template_kwargs
-        self.generation_kwargs = generation_kwargs or {}
+        self.client = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
+        self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
+        self.fields = dict(generation_kwargs or {})
+        self.fields |= {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
         self.length_field = "max_tokens"
 
     def generate(
-        self, conversations: Sequence[Conversation | ChatRequest], settings: ChatSettings, seeds: Sequence[int]
+        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        with ThreadPoolExecutor(max_workers=max(1, self.parallel)) as threads:
-            return list(
-                threads.map(lambda pair: self._complete(pair[0], settings, pair[1]), zip(conversations, seeds))
-            )
+        return self.runner.run(self._complete_all(requests, sampling, seeds))
 
-    def _complete(self, conversation: Conversation | ChatRequest, settings: ChatSettings, seed: int) -> ChatCompletion:
+    async def _complete_all(
+        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[ChatCompletion]:
+        free = asyncio.Semaphore(self.parallel)
+
+        async def complete(request: ChatRequest, seed: int) -> ChatCompletion:
+            async with free:
+                return await self._complete(request, sampling, seed)
+
+        return await asyncio.gather(*map(complete, requests, seeds))
+
+    async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
         from openai import APIConnectionError, AuthenticationError, BadRequestError, OpenAIError
 
-        own = isinstance(conversation, ChatRequest)
-        request = conversation if own else ChatRequest(conversation)
-        if request.stop or request.max_tokens is not None:
-            most = min(settings.max_tokens, request.max_tokens or settings.max_tokens)
-            settings = replace(settings, stop=(*settings.stop, *request.stop), max_tokens=most)
         try:
-            response = self._request(request, settings, seed)
+            response = await self._ask(request, sampling, seed)
         except BadRequestError as error:
-            message = f"{error} {error.code} {error.body}".lower()
-            if any(words in message for words in _TOO_LONG):
+            if any(words in f"{error} {error.code} {error.body}".lower() for words in _TOO_LONG):
                 return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            raise ChatError(f"the server at {self.base_url} refuses the request: {error}") from error
+            raise G2POError(f"the server at {self.base_url} refuses the request: {error}") from error
         except AuthenticationError as error:
-            raise ChatError(
+            raise G2POError(
                 f"the server at {self.base_url} refuses the key in {self.key_variable}: set this environment "
                 "variable, or name another with --key-variable"
             ) from error
         except APIConnectionError as error:
-            raise ChatError(
+            raise G2POError(
                 f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
             ) from error
         except (OpenAIError, ValueError) as error:  # ValueError: the response is not valid JSON
-            raise ChatError(f"the server at {self.base_url}: {error}") from error
-        return self._parse(response, settings, own)
+            raise G2POError(f"the server at {self.base_url}: {error}") from error
+        return self._read(response, request, sampling)
 
-    def _parse(self, response: Any, settings: ChatSettings, with_message: bool = False) -> ChatCompletion:
-        """Return the completion in a server's response; `with_message`: also the assistant's, with its tool calls."""
+    async def _ask(self, request: ChatRequest, sampling: Sampling, seed: int) -> Any:
+        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
+        from openai import BadRequestError
+
+        # Fields that not every server supports are sent only if they are set.
+        optional = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        given = {name: value for name in optional if (value := getattr(sampling, name)) != optional[name]}
+        options = {"stop": list(request.stop)} if request.stop else {}
+        options |= {"extra_body": body} if (body := self.fields | given) else {}
+        options |= {"tools": request.tools} if request.tools else {}
+        most, field = sampling.max_completion_length, self.length_field
+        try:
+            return await self.client.chat.completions.create(
+                model=self.model,
+                messages=api_messages(request.messages),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=seed % 2**31,  # servers accept 31 bits
+                **{field: min(most, request.max_tokens or most)},
+                **options,
+            )
+        except BadRequestError as error:
+            if field != "max_tokens" or "max_completion_tokens" not in str(error):
+                raise
+            self.length_field = "max_completion_tokens"
+            return await self._ask(request, sampling, seed)
+
+    def _read(self, response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
+        """Return the completion in a server's response."""
         choices = getattr(response, "choices", None)
         message = getattr(choices[0], "message", None) if choices else None
         if message is None:
             shown = getattr(response, "error", None) or response
             shown = shown if isinstance(shown, (str, dict)) else shown.model_dump_json(exclude_unset=True)
-            raise ChatError(
+            raise G2POError(
                 f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
                 "this the address of its API, up to /v1?"
             )
         text, reasoning = _text_and_reasoning(message.content)
         # The name of the field depends on the server.
         reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or reasoning
-        text = settings.cut(text)  # some servers ignore stop texts
-        answer = self._message(message, text) if with_message else None
-        text = text if answer is None else message_text(answer)
+        text = cut_before(text, request.stop)  # some servers ignore stop texts
+        ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
+        answer = self._message(message, text[: min(ends, default=None)])
+        text = message_text(answer)
         if reasoning and isinstance(reasoning, str) and "</think>" not in text:
             text = f"<think>{reasoning}</think>{text}"
         usage = response.usage
@@ -127,40 +160,11 @@ class ServerChat(ChatModel):
         try:
             return normalize_messages([{"role": "assistant", "content": text, "tool_calls": calls}])[0]
         except ValueError as error:
-            raise ChatError(f"the server at {self.base_url} answered with an odd tool call: {error}") from error
-
-    def _request(self, request: ChatRequest, settings: ChatSettings, seed: int):
-        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
-        from openai import BadRequestError
-
-        # Fields that not every server supports are sent only if they are set.
-        body: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
-        body |= self.generation_kwargs
-        body |= {"top_k": settings.top_k} if settings.top_k else {}
-        body |= {"min_p": settings.min_p} if settings.min_p else {}
-        body |= {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
-        options = {"stop": list(settings.stop)} if settings.stop else {}
-        options |= {"extra_body": body} if body else {}
-        options |= {"tools": request.tools} if request.tools else {}
-        length_field = self.length_field
-        try:
-            return self.client.chat.completions.create(
-                model=self.model,
-                messages=api_messages(request.messages),
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                seed=seed % 2**31,  # servers accept 31 bits
-                **{length_field: settings.max_tokens},
-                **options,
-            )
-        except BadRequestError as error:
-            if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
-                raise
-            self.length_field = "max_completion_tokens"
-            return self._request(request, settings, seed)
+            raise G2POError(f"the server at {self.base_url} answered with an odd tool call: {error}") from error
 
     def close(self) -> None:
-        self.client.close()
+        self.runner.run(self.client.close())
+        self.runner.close()
 
 
 def _text_and_reasoning(content: Any) -> tuple[str, str]:

@@ -26,7 +26,9 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
         if isinstance(answer, EnvironmentFailure):
             continue
         if answer.terminated or answer.truncated:
-            return f"the episode ended after {step.action!r}, and went on before"
+            reason = answer.info.get("failure_reason")
+            why = f" ({reason})" if reason else ""
+            return f"the episode ended after {step.action!r}{why}, and went on before"
         if answer.reward != step.reward:
             return f"{step.action!r} paid {answer.reward:g}, and {step.reward:g} before"
     return None

@@ -14,7 +14,7 @@ from ..utils.json import read_json_lines
 from .texts import Prompts, Texts, episode_data, step_data
 
 _SETTINGS = (
-    "agent engine environment panel trials max_turns history_length temperature top_p top_k max_tokens seed"
+    "agent engine environment panel trials max_turns history_length temperature top_p top_k max_completion_length seed"
 ).split()
 
 

@@ -88,7 +88,7 @@ def test_errors_name_the_remedy(folder, capsys):
         (["check", "agent.py"], "agent.py contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains tidy"),
         (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),
-        (["check", "a.py", "--response", "yes"], "--response has no effect without --agent"),
+        (["check", "a.py", "--response", "yes"], "response has no effect without --agent"),
         (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "has no effect with --agent"),
         (["init", ".", "--agent"], "already holds agent.py, tasks.jsonl"),
     ):
@@ -165,13 +165,13 @@ FINDINGS = {
     "has a fixed port": (
         PORT + "def agent(task, client):\n    bind()\n    return ask(client, 'a') == ask(client, 'b')",
         "error",
-        "in another process, the agent raised OSError: [Errno 98] Address already in use, agent.py, line 16",
+        "(agent error: OSError: [Errno 98] Address already in use), and went on before",
     ),
     "has a fixed port after its first call": (
         PORT
         + "def agent(task, client):\n    said = ask(client, 'a')\n    bind()\n    return said == ask(client, 'b')",
         "error",
-        "in another process, the agent raised OSError: [Errno 98] Address already in use, agent.py, line 16",
+        "(agent error: OSError: [Errno 98] Address already in use), and went on before",
     ),
     "asks once": (
         "def agent(task, client): return ask(client, 'a') == 'yes'",
@@ -186,12 +186,12 @@ FINDINGS = {
     "tells the time": (
         "def agent(task, client):\n    ask(client, 'a')\n    return ask(client, str(time.time_ns())) == 'yes'",
         "warning",
-        "request 2 differs when the same task gets the same responses in another process",
+        "do not lead to the same states in another process: before step 2",
     ),
     "draws its first message": (
         "def agent(task, client):\n    ask(client, str(os.getpid()))\n    return ask(client, 'b') == 'yes'",
         "error",
-        "request 1 differs",
+        "do not lead to the same states in another process: before step 1",
     ),
     "never the same state": (
         "n = [0]\ndef agent(task, client):\n    for _ in range(3):\n        n[0] += 1\n        ask(client, str(n))\n"
@@ -229,7 +229,7 @@ FINDINGS = {
     "sends long messages": (
         "def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')",
         "warning",
-        "a request has 9002 characters, tools included, some 2250 tokens",
+        "an observation or a request has 9002 characters, about 2250 tokens",
     ),
 }
 
@@ -238,7 +238,9 @@ FINDINGS = {
 def test_check_reports(case, write, capsys):
     body, level, text = FINDINGS[case]
     write(body)
-    code, said, errors = outcome(capsys, "check", "--agent", "agent.py", "--turns", "4", "--timeout", "20")
+    code, said, errors = outcome(
+        capsys, "check", "--agent", "agent.py", "--max-turns", "4", "--environment-step-timeout", "20"
+    )
     (line,) = [line for line in said.splitlines() if text in line] or [said + errors]
     assert line.split()[0] == level and code == (level == "error"), said
 
@@ -296,7 +298,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
     (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
     found = [
-        "calls the model 2 times per episode (median 2), without tools.",
+        "calls the model 2 times per episode (median 2), without tools",
         "returns a valid reward, or runs out of turns.",
         "ends within 6 calls.",
         "sets temperature, which has no effect",
@@ -313,17 +315,17 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", address)
     assert code == 0 and all(line in said for line in found), said + errors
     assert (
-        "warning   prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit: raise" in said
+        "warning   prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit. Raise" in said
     )
     assert len(server.asked) == 16 and {(b["temperature"], b["max_tokens"]) for b in server.asked} == {(0.5, 4)}
     assert said.endswith("Next: g2po train --agent agent.py --model MODEL\n"), "config.yaml names none"
     (tmp_path / "keys.py").write_text("def key(messages):\n    return messages[-1]['content']\n")
     said = outcome(capsys, "check", "--tasks", "tasks.jsonl", "--agent-state-key", "keys.py:key")[1]
-    assert said.endswith("--agent agent.py --tasks tasks.jsonl --agent_state_key keys.py:key --model MODEL\n")
+    assert said.endswith("--agent agent.py --tasks tasks.jsonl --agent-state-key keys.py:key --model MODEL\n")
     for own, limit in ((4, "max_completion_length"), (3, "the agent's own max_tokens")):
         write(TWICE.replace("temperature=0", f"max_tokens={own}"))
         said = outcome(capsys, "check", "--model", "m", "--base-url", address)[1]
-        assert f"100% of them reach the limit: raise {limit}, or ask" in said, said
+        assert f"100% of them reach the limit. Raise {limit}, or ask" in said, said
 
 
 def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
@@ -340,8 +342,8 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert code == 1 and said.startswith("error     the agent returned ['yes']: return a reward (a number)"), said
     assert "(3 of 3 failed episodes)" in said
     for arguments, text in (
-        (["--base-url", "http://127.0.0.1:9/v1"], "--base-url needs the name of a model"),
-        (["--model", "m", "--response", "yes"], "--response and --model are both given"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "base_url needs the name of a model"),
+        (["--model", "m", "--response", "yes"], "response and model are both given"),
         (["--model", str(tmp_path / "nothing")], "which cannot be loaded"),
     ):
         code, _, errors = outcome(capsys, "check", *arguments)

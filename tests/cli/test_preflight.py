@@ -119,7 +119,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         ("evaluate", "--model", "no/such", "--environment", "environment.py"): "model is 'no/such': no folder has",
         ("evaluate", "--model", "model", "--environment", "alfwrld"): "environment is 'alfwrld': choose one of",
         ("evaluate", "--model", "model", "--environment", "environment.py", "--tasks", "no"): "tasks is 'no', which",
-        ("evaluate", "--model", "m", "--environment", "alfworld", "--base-url", "me"): "--base-url is 'me': write",
+        ("evaluate", "--model", "m", "--environment", "alfworld", "--base-url", "me"): "base_url is 'me': write",
         (*mine, "--lora_r", "8"): "lora_r has no effect without --use_peft: add it, or leave it out",
         (*mine, "--vllm_mode", "colocate"): "vllm_mode has no effect without --use_vllm",
         (*mine, "--load_in_4bit"): "bitsandbytes" if not _has("bitsandbytes") else "rounded weights cannot be trained",
@@ -317,10 +317,10 @@ def test_a_main_block_hides_no_environment(folder, capsys):
 
 
 def test_all_commands_take_an_environment_the_same_way(folder, capsys):
+    from g2po_trl.cli.commands import evaluate
     from g2po_trl.environments.loading import load
-    from g2po_trl.evaluation.arguments import parse
 
-    args = parse(["--model", "m", "--environment", "environment.py"])
+    args = evaluate.read(["--model", "m", "--environment", "environment.py"])[0]
     assert args.environment == f"{folder}/environment.py:TidyEnvironment" and args.tasks == folder / "tasks.jsonl"
     assert load("environment.py").__name__ == "TidyEnvironment"
     Path("two.py").write_text(

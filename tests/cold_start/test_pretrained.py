@@ -142,13 +142,13 @@ def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter)
 
 def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
     """`g2po evaluate` with a prompting agent on the untaught model, then the viewer's data of it."""
-    from g2po_trl.evaluation.evaluate import main
+    from g2po_trl.cli.commands.evaluate import main
     from g2po_trl.view.episode_sets import Evaluation
 
     output = tmp_path / "evaluation"
     main(
         ["--environment", "alfworld", "--panel", str(folder), "--limit", "2", "--model", str(FOLDER)]
-        + ["--agent", "react", "--max-turns", "2", "--max-tokens", "32", "--output", str(output)]
+        + ["--agent", "react", "--max-turns", "2", "--max-completion-length", "32", "--output", str(output)]
     )
     (played,) = Evaluation(output).sets()
     assert sum(len(task["episodes"]) for task in played.data()["tasks"]) == 2

@@ -292,7 +292,16 @@ def test_evaluation_by_vllm_is_that_by_transformers(tmp_path):
             g2po(
                 *("evaluate", "--model", model, "--engine", engine, "--engine-options", options),
                 *("--environment", "alfworld", "--panel", tmp_path / "games", "--panel-options", '{"compact": true}'),
-                *("--temperature", "0", "--max-tokens", "24", "--num-environment-workers", "1", "--output", output),
+                *(
+                    "--temperature",
+                    "0",
+                    "--max-completion-length",
+                    "24",
+                    "--num-environment-workers",
+                    "1",
+                    "--output",
+                    output,
+                ),
             )
             lines = (output / "trajectories" / "direct-0.jsonl").read_text().splitlines()
             played = sorted((json.loads(line) for line in lines), key=lambda t: t["info"]["panel_index"])

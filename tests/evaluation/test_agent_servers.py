@@ -3,12 +3,16 @@
 import http.server
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
-from g2po_trl.evaluation.chat_models import ChatCompletion, ChatError, ChatSettings, TokenBudget
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.evaluation.chat_models import ChatCompletion, TokenBudget
 from g2po_trl.evaluation.server_chat import ServerChat
+from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
+from g2po_trl.utils.errors import G2POError
 
 ACTION = "<action>go</action>"
 THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}
@@ -40,13 +44,16 @@ def ask():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def asked(body, status=200, content_type="application/json", settings=None, **options):
+    def asked(body, status=200, content_type="application/json", stop=(), **options):
         body = body if isinstance(body, str) else json.dumps(body)
         answers.update(status=status, type=content_type, body=body.encode())
         chat = ServerChat(f"http://127.0.0.1:{server.server_port}/v1", "m", retries=0, **options)
-        (generated,) = chat.generate([[{"role": "user", "content": "?"}]], settings or ChatSettings(), [0])
-        chat.close()
-        return generated
+        try:
+            request = ChatRequest([{"role": "user", "content": "?"}], stop=stop)
+            (generated,) = chat.generate([request], Sampling(), [0])
+        finally:
+            chat.close()
+        return replace(generated, message=None)
 
     asked.requests = requests
     yield asked
@@ -66,7 +73,7 @@ def ask():
     ],
 )
 def test_no_completion_is_one_line(ask, body, status, content_type, told):
-    with pytest.raises(ChatError, match=told):
+    with pytest.raises(G2POError, match=told):
         ask(body, status, content_type)
 
 
@@ -87,7 +94,7 @@ def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, message):
 
 def test_words_that_end_a_completion_do_not_end_a_thought(ask):
     message = {"role": "assistant", "content": "a STOP b", "reasoning_content": "not to STOP yet"}
-    assert ask(completion(message), settings=ChatSettings(stop=("STOP",))).text == "<think>not to STOP yet</think>a "
+    assert ask(completion(message), stop=("STOP",)).text == "<think>not to STOP yet</think>a "
 
 
 def test_what_is_missing_is_nothing(ask):
@@ -107,5 +114,5 @@ def test_generation_kwargs_are_fields_of_the_request(ask):
 def test_a_limit_of_tokens_needs_tokens_that_are_told():
     TokenBudget().count(ChatCompletion("x"))
     TokenBudget(10).count(ChatCompletion("", error="too long"))
-    with pytest.raises(ChatError, match="--max-total-tokens is 10, and the server reports no token usage"):
+    with pytest.raises(G2POError, match="max_total_tokens"):
         TokenBudget(10).count(ChatCompletion("x"))

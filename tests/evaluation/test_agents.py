@@ -13,11 +13,13 @@ import programs
 import pytest
 
 from g2po_trl import Observation, read_jsonl
+from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
-from g2po_trl.evaluation.chat_models import ChatSettings, TokenBudget, TokenBudgetSpentError
-from g2po_trl.evaluation.evaluate import format_rows, main, parse
+from g2po_trl.evaluation.chat_models import TokenBudget
+from g2po_trl.evaluation.evaluate import format_rows
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
+from g2po_trl.utils.errors import G2POError
 
 HERE = Path(__file__).parents[1] / "helpers"
 
@@ -35,12 +37,12 @@ def an_episode(completions=()):
 
 def test_a_conversation_of_thoughts_and_actions():
     agent = ReActAgent("You are in a house.")
-    first = agent.ask(an_episode(), ())
+    first = agent.ask(an_episode(), ()).messages
     assert [m["role"] for m in first] == ["system", "user"] and "You are in a house." in first[0]["content"]
     assert first[1]["content"] == (
         "Your task: Find the key.\n\nObservation: Hall.\nActions you can take now:\ngo east\nlook"
     )
-    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"]), ())
+    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"]), ()).messages
     assert [m["role"] for m in later] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert later[1]["content"] == "Your task: Find the key.\n\nObservation: Hall.", "only the newest lists actions"
     assert later[3]["content"] == "Observation: Room 0."
@@ -49,7 +51,7 @@ def test_a_conversation_of_thoughts_and_actions():
 
 def test_long_conversations_lose_their_middle():
     agent = ReActAgent("House.", history_length=2)
-    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ())
+    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ()).messages
     assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
 
@@ -83,22 +85,21 @@ def test_reflections_are_asked_for_and_carried_on():
     agent = ReflexionAgent("House.", memory=2)
     episode = an_episode(["Thought: a\nAction: go east"])
     failed = Trajectory("t", episode.steps, 0.0, "truncated", "Room 0.")
-    asked = agent.reflect(failed, "Find the key.", ["one", "two", "three"])[1]["content"]
+    asked = agent.reflect(failed, "Find the key.", ["one", "two", "three"]).messages[1]["content"]
     assert asked.startswith(
         "Task: Find the key.\nObservation: Hall.\nThought: a\nAction: go east\nObservation: Room 0."
     )
     assert "it ran out of turns" in asked and "two" in asked and "one" not in asked
-    told = agent.ask(an_episode(), ["one", "two", "three"])[1]["content"]
+    told = agent.ask(an_episode(), ["one", "two", "three"]).messages[1]["content"]
     assert "- two\n- three" in told and "- one" not in told
 
 
-def test_budget_and_settings():
+def test_a_budget_ends():
     budget = TokenBudget(10)
     budget.check()
     budget.read = 10
-    with pytest.raises(TokenBudgetSpentError, match="10 tokens were used, 10 are allowed"):
+    with pytest.raises(G2POError, match="max_total_tokens"):
         budget.check()
-    assert ChatSettings().temperature == 0.4, "the paper's"
 
 
 def test_rows_are_mean_and_deviation():
@@ -111,60 +112,37 @@ def test_rows_are_mean_and_deviation():
     assert format_rows([{"All": 50.0}]).split() == ["All", "50.0"]
 
 
-def test_arguments(tmp_path, capsys):
+def test_options(tmp_path, capsys):
     config = tmp_path / "c.yaml"
     config.write_text("agent: react\ntemperature: 0.0\n")
-    args = parse(["--config", str(config), "--model", "m", "--environment", "alfworld", "--temperature", "0.7"])
-    assert (args.agent, args.temperature) == ("react", 0.7), "flags win"
-    config.write_text("agnet: react\n")
-    given = ["--model", "m", "--environment", "x"]
+    flags = ["--config", str(config), "--model", "m", "--environment", "alfworld", "--temperature", "0.7"]
+    options = read(flags)[0]
+    assert (options.agent, options.temperature) == ("react", 0.7), "flags win"
+    given = ["--model", "m", "--environment", "alfworld"]
     for wrong, message in (
-        (["--config", str(config), *given], "unknown agnet"),
         (["--environment", "alfworld"], "--model is missing"),
-        ([*given, "--seeds", "0"], "--seeds is 0"),
-        ([*given, "--temperature", "-1"], "--temperature is -1.0"),
-        ([*given, "--temperature", "nan"], "--temperature is nan"),
-        ([*given, "--top-p", "5"], "--top-p is 5.0"),
-        ([*given, "--top-k", "-1"], "--top-k is -1: set it to 0 (off)"),
-        ([*given, "--min-p", "nan"], "--min-p is nan"),
-        ([*given, "--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
-        ([*given, "--history-length", "-1"], "--history-length is -1"),
-        ([*given, "--max-total-tokens", "0"], "--max-total-tokens is 0"),
-        ([*given, "--environment-step-timeout", "nan"], "--environment-step-timeout is nan"),
-        ([*given, "--num-environment-workers", "0"], "--num-environment-workers is 0"),
-        ([*given, "--stop-after", ""], "--stop-after is an empty text"),
-        ([*given, "--panel-options", "[]"], "--panel-options: '[]' is not a JSON object"),
-        ([*given, "--environment-options", "3"], "--environment-options: '3' is not a JSON object"),
-        ([*given, "--engine-options", "{3}"], "--engine-options: '{3}' is not valid JSON"),
-        ([*given, "--generation-kwargs", '{"max_new_tokens": 2}'], "max_new_tokens: pass --max-tokens instead"),
-        ([*given, "--agent", "react", "--prompt", "a:B"], "--agent react has prompts of its own"),
-        ([*given, "--base-url", "http://x", "--engine-options", '{"a": 1}'], "a server (--base-url) does not take"),
-        (["--model", "m", "--environment", "alfworld", "--tasks", "t"], "alfworld takes --panel"),
+        (["--model", "nosuch"], "model is 'nosuch', which is not a folder"),
+        (["--model", "m", "--environment", "chess"], "environment is 'chess'"),
+        ([*given, "--seeds", "0"], "seeds is 0"),
+        ([*given, "--temperature", "-1"], "temperature is -1.0"),
+        ([*given, "--top-p", "nan"], "top_p is nan"),
+        ([*given, "--environment-step-timeout", "0"], "environment_step_timeout is 0.0"),
+        ([*given, "--stop-sequences", ""], "stop_sequences is ['']"),
+        ([*given, "--generation-kwargs", '{"max_new_tokens": 2}'], "generation_kwargs has max_new_tokens"),
+        ([*given, "--agent", "react", "--prompt", "a:B"], "prompt is 'a:B'"),
+        ([*given, "--base-url", "me"], "base_url is 'me'"),
+        ([*given, "--base-url", "http://x", "--engine-options", '{"a": 1}'], "engine_options is"),
+        ([*given, "--tasks", "t"], "tasks is t: alfworld takes panel"),
+        (["--model", "m", "--environment", "a:B", "--panel", "foo"], "panel is 'foo'"),
     ):
         with pytest.raises(SystemExit):
-            parse(wrong)
+            read(wrong)
         assert message in capsys.readouterr().err
-    for text, message in (
-        ("temperature: hot\n", "temperature is 'hot': write a number"),
-        ("seeds: 1.5\n", "seeds is 1.5: write a whole number"),
-        ("panel_options: [1]\n", "panel_options is [1]: write name: value"),
-        ("overwrite: 1\n", "overwrite is 1: write true or false"),
-        ("stop: x\n", "stop is 'x': write a list"),
-        ("- seeds\n", "which contains no fields"),
-    ):
-        config.write_text(text)
-        with pytest.raises(SystemExit):
-            parse(["--config", str(config), *given])
-        assert message in capsys.readouterr().err
-    with pytest.raises(
-        SystemExit, match="environment is 'chess': choose one of alfworld, sokoban, textworld, webshop, appworld"
-    ):
-        main(["--model", "m", "--environment", "chess", "--output", str(tmp_path / "o")])
 
 
 # -- one's own environment, a server that stumbles --------------------------------------------------------------------
 
-KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-tokens", "8"]
+KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-completion-length", "8"]
 
 
 class Stumbling(http.server.BaseHTTPRequestHandler):
@@ -220,7 +198,7 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     tasks.write_text('{"key_room": "garden"}\n' * 3)
     flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling]
     flags += ["--key-variable", "MY_KEY", "--output", str(tmp_path / "out"), "--batch-size", "1", "--seeds", "1"]
-    with pytest.raises(SystemExit, match="100 are allowed"):
+    with pytest.raises(G2POError, match="max_total_tokens"):
         main([*flags, "--max-total-tokens", "100"])  # of 180 that are needed: ten a step, six steps an episode
     path = tmp_path / "out" / "trajectories" / "react-0.jsonl"
     assert len(list(read_jsonl(path))) == 1 and len(Stumbling.asked) == 10
@@ -229,7 +207,7 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
     assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
 
-    with pytest.raises(SystemExit, match="100 tokens were used, 100 are allowed.* larger --max-total-tokens"):
+    with pytest.raises(G2POError, match="max_total_tokens"):
         main([*flags, "--max-total-tokens", "100"])
     assert len(Stumbling.asked) == 10, "what was used before counts"
     main([*flags, "--max-total-tokens", "1000"])
@@ -241,7 +219,7 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     seeds = [body["seed"] for body, _ in Stumbling.asked]
     assert len(set(seeds[:6])) == 6 and seeds[6:10] == seeds[10:14], "the same question has the same seed"
     assert "100.0" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"temperature 0\.4 -> 0\.5"):
+    with pytest.raises(G2POError, match=r"temperature 0\.4 -> 0\.5"):
         main([*flags, "--temperature", "0.5"])
 
 
@@ -309,7 +287,7 @@ def test_agents_win_with_a_scripted_model_behind_a_real_server(games, tmp_path, 
     server = Server(tmp_path, games[1], losing=agent == "reflexion")
     try:
         flags = ["--model", server.model, "--base-url", server.url, "--agent", agent, "--temperature", "0"]
-        main(flags_for(games, tmp_path / "out", *flags, "--max-tokens", "64"))
+        main(flags_for(games, tmp_path / "out", *flags, "--max-completion-length", "64"))
     finally:
         server.close()
     table = capsys.readouterr().out
@@ -330,7 +308,16 @@ def test_agents_win_with_a_scripted_model_behind_a_real_server(games, tmp_path, 
 def test_a_real_tiny_model_plays(games, tmp_path, agent, capsys):
     from g2po_envs.alfworld.tiny import tiny_model_path
 
-    flags = ["--model", str(tiny_model_path()), "--agent", agent, "--max-tokens", "24", "--history-length", "2"]
+    flags = [
+        "--model",
+        str(tiny_model_path()),
+        "--agent",
+        agent,
+        "--max-completion-length",
+        "24",
+        "--history-length",
+        "2",
+    ]
     main(flags_for(games, tmp_path / "out", *flags, "--trials", "2", "--limit", "2"))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     (row,) = results["seeds"]
@@ -356,7 +343,7 @@ def test_an_adapter_is_evaluated(games, tmp_path):
     actions = {}
     for name in (str(tiny_model_path()), str(tmp_path / "same"), str(tmp_path / "other")):
         output = tmp_path / f"out-{Path(name).name}"
-        main(flags_for(games, output, "--model", name, "--max-tokens", "24", "--limit", "3"))
+        main(flags_for(games, output, "--model", name, "--max-completion-length", "24", "--limit", "3"))
         trajectories = read_jsonl(output / "trajectories" / "direct-0.jsonl")
         actions[Path(name).name] = [[step.action for step in t.steps] for t in trajectories]
     assert actions["tiny_model"] == actions["same"] != actions["other"]
@@ -365,7 +352,7 @@ def test_an_adapter_is_evaluated(games, tmp_path):
 def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
     from g2po_envs.alfworld.tiny import tiny_model_path
 
-    flags = ["--model", str(tiny_model_path()), "--max-tokens", "24", "--batch-size", "2", "--seeds", "2"]
+    flags = ["--model", str(tiny_model_path()), "--max-completion-length", "24", "--batch-size", "2", "--seeds", "2"]
     flags += ["--temperature", "1.0"]
     command = ("-m", "g2po_trl", "evaluate")
     programs.run(*command, *flags_for(games, tmp_path / "whole", *flags)).check_returncode()

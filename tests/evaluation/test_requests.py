@@ -15,11 +15,11 @@ from shipped_templates import FOLDER
 from tools_by_hand import Safe
 
 from g2po_trl import G2POTrainer, read_jsonl
+from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.environments.loading import load
-from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import EngineChat
-from g2po_trl.evaluation.evaluate import main
 from g2po_trl.evaluation.server_chat import api_messages
+from g2po_trl.utils.errors import G2POError
 
 AGENT = '''
 """Says two letters; early ones win."""
@@ -182,17 +182,13 @@ def test_tool_class_with_a_server_uses_its_tool_calls(server, tmp_path):
 
 
 def test_agent_with_a_server_gets_what_it_asks_for(server, agent, tmp_path):
-    (trajectory,) = served(server, tmp_path, [{"seed": 4}], "--agent", str(agent), "--stop", "x", "--max-tokens", "50")
+    (trajectory,) = served(server, tmp_path, [{"seed": 4}], "--agent", str(agent), "--max-completion-length", "50")
     assert (trajectory.outcome, trajectory.reward) == ("success", 10.0)
-    assert [body["stop"] for body in server.asked] == [["x"], ["x", "k", "t"]]
+    assert [body.get("stop") for body in server.asked] == [None, ["k", "t"]]
     assert [body["max_tokens"] for body in server.asked] == [9, 9], "the smaller one"
     assert [m["content"] for m in server.asked[1]["messages"]] == ["hall 4", "a key", "kitchen"]
     assert [json.loads(step.action)["content"] for step in trajectory.steps] == ["a key", "a "]
     assert [m["content"] for m in trajectory.steps[1].messages] == ["kitchen"], "what is new"
-
-    agent.write_text(AGENT.replace("GOOD = 10.0", "GOOD = 20.0"))
-    with pytest.raises(SystemExit, match="another evaluation .environment_code"):
-        served(server, tmp_path, [{"seed": 4}], "--agent", f"{agent}:letters", "--stop", "x", "--max-tokens", "50")
 
 
 def test_conversation_with_a_server_has_earlier_turns(server, tmp_path):
@@ -210,7 +206,7 @@ def test_prompting_agents_refuse_requests(server, agent, tmp_path):
         "class Asking(TextEnvironment):\n    def reset(self, seed):\n"
         "        return Observation('x', request=ChatRequest([{'role': 'user', 'content': 'x'}]))\n"
     )
-    with pytest.raises(SystemExit, match="agent is 'react', and the environment sends chat requests"):
+    with pytest.raises(G2POError, match="agent is 'react'"):
         served(server, tmp_path, [{"seed": 4}], "--environment", f"{tmp_path / 'asking.py'}", "--agent", "react")
     assert server.asked == []
 
@@ -220,18 +216,18 @@ def test_prompting_agents_refuse_requests(server, agent, tmp_path):
     [
         (
             ["--agent", "reac"],
-            "--agent is 'reac': choose direct, react, reflexion, or name your own agent",
+            "agent is 'reac': choose direct, react, reflexion",
         ),
         (["--agent", "nowhere.py"], "there is no file 'nowhere.py'"),
         (["--agent", "{agent}:other"], "has no other: it contains letters"),
-        (["--agent", "{agent}", "--environment", "alfworld"], "an agent brings its own environment; remove one"),
-        (["--agent", "react", "--environment", "alfworld", "--history", "window"], "react has prompts of its own"),
-        (["--run", "{run}", "--agent", "react"], "--agent is react: the run's own agent asks the model"),
+        (["--agent", "{agent}", "--environment", "alfworld"], "an agent brings its own; remove one"),
+        (["--agent", "react", "--environment", "alfworld", "--history", "window"], "history is 'window'"),
+        (["--run", "{run}", "--agent", "react"], "agent is 'react': the run's own agent asks the model"),
     ],
 )
 def test_arguments_of_agents_that_do_not_fit_are_refused(flags, message, agent, a_run, capsys):
     with pytest.raises(SystemExit):
-        parse(["--model", "m", *[flag.format(agent=agent, run=a_run) for flag in flags]])
+        read(["--model", "m", *[flag.format(agent=agent, run=a_run) for flag in flags]])
     assert message in capsys.readouterr().err
 
 
@@ -254,13 +250,13 @@ def a_run(agent, tmp_path):
 
 def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
     for given in ([], ["--agent", str(agent)], ["--agent", f"{agent}:letters"]):
-        args = parse(["--model", str(a_run), *given])
+        args = read(["--model", str(a_run), *given])[0]
         assert args.environment_options == {"agent": {"import": f"{agent}:letters"}} and args.agent == "direct"
-        assert (args.max_turns, args.max_tokens, args.history) == (3, 9, "conversation")
+        assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation")
         assert args.output.name == "letters-direct-a_run"
     agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
-    args = parse(["--model", str(a_run), "--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"])
-    assert (args.max_turns, args.max_tokens, args.history) == (None, 512, "window"), "another agent"
+    args = read(["--model", str(a_run), "--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"])[0]
+    assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
 
 
 def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run, capsys):
@@ -268,10 +264,10 @@ def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run, capsys):
     run["environment"]["kwargs"]["agent"] = None
     (a_run / "run.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit):
-        parse(["--model", str(a_run)])
-    assert "the run's agent has no name in run.json (it was a lambda" in capsys.readouterr().err
-    args = parse(["--model", str(a_run), "--agent", str(agent)])
-    assert (args.max_turns, args.max_tokens, args.history) == (3, 9, "conversation"), "the run's settings"
+        read(["--model", str(a_run)])
+    assert "agent has no name in run.json" in capsys.readouterr().err
+    args = read(["--model", str(a_run), "--agent", str(agent)])[0]
+    assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation"), "the run's settings"
     assert args.environment_options == {"agent": {"import": f"{agent}:letters"}}
     assert args.tasks == a_run / "panels" / "eval.jsonl"
 

@@ -50,7 +50,16 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
             elif words[1] == "teach":
                 words += TAUGHT
             elif words[1] == "evaluate":
-                words += ["--limit", "2", "--max-turns", "2", "--max-tokens", "4", "--num-environment-workers", "1"]
+                words += [
+                    "--limit",
+                    "2",
+                    "--max-turns",
+                    "2",
+                    "--max-completion-length",
+                    "4",
+                    "--num-environment-workers",
+                    "1",
+                ]
             elif words[1] == "view":
                 words += ["--no-open"]
             command = [sys.executable, "-m", "g2po_trl", *words[1:]]

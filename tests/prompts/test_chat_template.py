@@ -264,7 +264,9 @@ def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
     """One that is no causal language model to `AutoModelForCausalLM`, with a template that takes lists of blocks."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from g2po_trl.evaluation.chat_models import ChatSettings, load_local
+    from g2po_trl.engines.sampling import Sampling
+    from g2po_trl.evaluation.chat_models import load_local
+    from g2po_trl.prompts.conversation import ChatRequest
 
     processor = build_processor(BLOCKS)
     tokenizer = processor.tokenizer
@@ -286,6 +288,7 @@ def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
     processor.save_pretrained(tmp_path)
     chat = load_local(str(tmp_path))
     long = [{"role": "user", "content": "go north " * 100}]
-    short, overflow = chat.generate([CONVERSATION[:2], long], ChatSettings(max_tokens=3), [0, 1])
+    requests = [ChatRequest(CONVERSATION[:2]), ChatRequest(long)]
+    short, overflow = chat.generate(requests, Sampling(max_completion_length=3), [0, 1])
     assert short.error is None and 1 <= short.completion_tokens <= 3 and short.prompt_end.endswith("assistant\n")
     assert "exceed the model's 64" in overflow.error

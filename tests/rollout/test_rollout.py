@@ -8,7 +8,9 @@ from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
-from g2po_trl.evaluation.chat_models import ChatSettings, EngineChat
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.evaluation.chat_models import EngineChat
+from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -75,7 +77,7 @@ def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
             (trajectory,), _ = Player(pool, actor, 1).play([{"turns": 1}])
         assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
         assert trajectory.steps[0].completion_ids == ids
-    (answer,) = EngineChat(engine).generate([[{"role": "user", "content": "go"}]], ChatSettings(), [0])
+    (answer,) = EngineChat(engine).generate([ChatRequest([{"role": "user", "content": "go"}])], Sampling(), [0])
     assert answer.text == "<answer>go</answer>", "as in training"
 
 

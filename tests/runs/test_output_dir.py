@@ -16,8 +16,8 @@ from letter_trainer import TASKS, make_config, make_letter_trainer
 from safetensors.torch import load_file
 
 from g2po_trl import PromptTemplate
+from g2po_trl.cli.commands.evaluate import main as evaluate
 from g2po_trl.cli.recipe import starting_point
-from g2po_trl.evaluation.evaluate import main as evaluate
 from g2po_trl.report.analysis import load_iterations
 from g2po_trl.runs.output_dir import RunFolder, check_panel_name
 from g2po_trl.runs.ownership import check_free, delete_run, held, lock_folder
@@ -245,10 +245,10 @@ def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
     with pytest.raises(SystemExit, match="output_dir"):
         starting_point(make_config(run))
-    with pytest.raises(SystemExit, match="--output"):
+    with pytest.raises(G2POError, match="--output"):
         evaluate([*own, "--output", str(run), "--overwrite"])
     lock = lock_folder(tmp_path / "evaluation", "output")
-    with pytest.raises(SystemExit, match="output .* another process is writing"):
+    with pytest.raises(G2POError, match="output .* another process is writing"):
         evaluate([*own, "--output", str(tmp_path / "evaluation")])
     assert [path.name for path in (tmp_path / "evaluation").iterdir()] == [".lock"]
     lock.release()

@@ -11,7 +11,7 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import G2POConfig, PromptTemplate
-from g2po_trl.evaluation.arguments import parse
+from g2po_trl.cli.commands.evaluate import read
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
@@ -140,11 +140,11 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     }
     assert run["trainer"]["model_init_kwargs"]["revision"] == "main"
     with pytest.raises(SystemExit):
-        parse(["--model", str(tmp_path)])
+        read(["--model", str(tmp_path)])
     told = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"(environment_options|generation_kwargs)\.\S+ was left out of run.json", told), told
     mine = ["--environment-options", '{"api_key": "mine"}', "--generation-kwargs", "{}"]
-    given = parse(["--model", str(tmp_path), *mine])
+    given = read(["--model", str(tmp_path), *mine])[0]
     assert given.environment_options == {"api_key": "mine"}
 
 

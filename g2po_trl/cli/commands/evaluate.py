@@ -1,40 +1,86 @@
-"""`g2po evaluate`: check the arguments in less than a second, then import torch and evaluate."""
+"""Play every task of an evaluation set once per seed, and print success and other rates: mean ± std over seeds.
+
+    g2po evaluate --model runs/alfworld-tiny --seeds 3
+    g2po evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
+    g2po evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \\
+        --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
+    g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
+    g2po evaluate --model MODEL --agent my_agent.py --tasks tasks.jsonl
+
+A model in the folder of a training run is evaluated with the run's settings, unless options override them. The same
+command resumes an evaluation that was stopped.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
+from shlex import quote
+from typing import Any
 
 from ...environments.tasks import read_tasks
+from ...evaluation.options import EvaluateOptions
+from ...evaluation.run_settings import describe_settings, run_settings
+from ...runs.ownership import held
+from ...utils.errors import G2POError
 from ...utils.extras import install_command
-from ...utils.parser import take_options
+from ...utils.show import printable
+from ..parser import parse
 from ..preflight import check_model
 from ..recipe_files import find_config
 
 
+def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, Any]]:
+    """Return the options, and those that the model's run set; flags override `--config`, and this the run's."""
+    of_run: dict[str, Any] = {}
+
+    def settings(given: dict[str, Any]) -> dict[str, Any]:
+        of_run.update(run_settings(given))
+        return of_run
+
+    options, _ = parse(
+        (EvaluateOptions,),
+        argv,
+        command="g2po evaluate",
+        description=__doc__,
+        find_config=partial(find_config, kind="", among="agents"),
+        defaults=settings,
+    )
+    options.panel_options = {**of_run.get("panel_options", {}), **options.panel_options}
+    return options, of_run
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate; `--config` also takes the name of a bundled configuration, e.g. agents/react."""
-    from ...evaluation.arguments import ENVIRONMENTS, parse, unknown_environment
+    """Evaluate. Exit code 1 if too many episodes ended in an environment error."""
+    options, of_run = read(argv)
+    if options.tasks is not None:
+        read_tasks(options.tasks)
+    if not options.base_url:
+        check_model("model", options.model)
+        if options.engine == "vllm" and find_spec("vllm") is None:
+            raise G2POError(f"engine is vllm: it is not installed: {install_command('vllm')}")
+    from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
+    if (line := describe_settings(options, of_run)) is not None:
+        print(line, flush=True)
     try:
-        options, argv = take_options(sys.argv[1:] if argv is None else argv, ("config",))
-        if options:
-            argv += ["--config", str(find_config(options["config"], kind="", among="agents"))]
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    args = parse(argv)
-    try:
-        if args.tasks is not None:
-            read_tasks(args.tasks)
-        if ":" not in args.environment and args.environment not in ENVIRONMENTS:
-            raise unknown_environment(args.environment)
-        if not args.base_url:
-            check_model("model", args.model)
-        if args.engine == "vllm" and not args.base_url and find_spec("vllm") is None:
-            raise ValueError(f"engine is vllm: it is not installed: {install_command('vllm')}")
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    from ...evaluation.evaluate import main as evaluate
-
-    evaluate(argv)
+        with held(options.output, "output"):
+            results = evaluate(options)
+    except KeyboardInterrupt:
+        print(f"\nStopped. The same command resumes here: {options.output}", file=sys.stderr)
+        raise SystemExit(130) from None
+    print(format_rows(results["seeds"]))
+    tasks = results["settings"]["tasks"].split()[0]
+    for seed, reasons in enumerate(results["failure_reasons"]):
+        for reason, number in reasons.items():
+            print(f"seed {seed}: {number} of {tasks} episodes failed by {printable(reason)}")
+    print(f"Trajectories and results are in {options.output}\nNext: g2po view {quote(str(options.output))}")
+    share = max(row["errors"] for row in results["seeds"]) / 100
+    if share > options.max_error_rate:
+        raise SystemExit(
+            f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
+            f"{options.max_error_rate:g}; they are in no rate. The same command plays them again. The first error:\n"
+            f"{results['first_error']}"
+        )

@@ -1,9 +1,14 @@
-"""`g2po play`: play an environment in the terminal, in place of the model."""
+"""Play an environment yourself in the terminal: with the observations of a model, without its prompt.
+
+g2po play
+g2po play environment.py --line 3
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +16,31 @@ from typing import Any
 from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.causes import in_words
 from ...environments.contract import Observation
-from ...environments.contract_violations import where_raised
 from ...environments.validation import (
     EnvironmentContractError,
     check_task_columns,
     validate_observation,
     validate_step,
 )
+from ...evaluation.contract import where_raised
 from ...rollout.episode import Episode
-from ...utils.parser import Parser, json_object
+from ...utils.errors import G2POError
+from ...utils.show import printable
+from ..parser import option, parse
 
 HOW = "Type an action or its number; an empty line ends the episode."
+
+
+@dataclass
+class PlayOptions:
+    """Options of `g2po play`."""
+
+    environment: str = option("as for g2po check", "environment.py", positional=True, metavar="FILE")
+    environment_options: dict[str, Any] = option("arguments of the environment", {})
+    task: list[str] = option("the task, a dataset row as JSON", [], metavar="JSON")
+    tasks: Path | None = option("a file of tasks; default: tasks.jsonl next to file.py", None, metavar="FILE")
+    line: int = option("line of the task", 1)
+    max_turns: int = option("maximum turns of the episode", 50)
 
 
 def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
@@ -40,7 +59,7 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
     try:
         episode.open(validate_observation(environment.reset(**task), "reset"))
         if episode.task:
-            print(episode.task)
+            print(printable(episode.task))
         print(HOW)
         while episode.outcome is None and episode.turns < turns:
             _print(episode.observation, episode.turns)
@@ -51,16 +70,16 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
             episode.advance(validate_step(environment.step(action), "step"))
             if reward := episode.steps[-1].reward:
                 print(f"reward {reward:g}")
-        print(f"\n{episode.observation.text}")
+        print(f"\n{printable(episode.observation.text)}")
         return episode.reward, episode.turns, episode.outcome or "truncated"
     finally:
         environment.close()
 
 
 def _print(observation: Observation, steps: int) -> None:
-    print(f"\n[{steps + 1}] {observation.text}")
+    print(f"\n[{steps + 1}] {printable(observation.text)}")
     for number, action in enumerate(observation.admissible_actions or (), 1):
-        print(f"  {number:2} {action}")
+        print(f"  {number:2} {printable(action)}")
 
 
 def _read_action(actions: Sequence[str]) -> str | None:
@@ -72,36 +91,22 @@ def _read_action(actions: Sequence[str]) -> str | None:
         return None
     chosen = actions[int(line) - 1] if line.isdecimal() and 1 <= int(line) <= len(actions) else line
     if not sys.stdin.isatty():
-        print(chosen)
+        print(printable(chosen))
     return chosen or None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Play."""
     from .check import environment_and_tasks
 
-    parser = Parser(
-        prog="g2po play",
-        description="Play an environment yourself in the terminal: with the observations of a model, without its "
-        "prompt.\n\n    g2po play\n    g2po play environment.py --line 3",
-    )
-    add = parser.add_argument
-    add("environment", nargs="?", default="environment.py", help="as for g2po check; default: %(default)s")
-    add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
-    add("--task", metavar="JSON", action="append", default=[], help="the task, a dataset row as JSON")
-    add("--tasks", metavar="FILE", type=Path, help="a file of tasks; default: tasks.jsonl next to file.py")
-    add("--line", metavar="N", type=int, default=1, help="line of the task; default: 1")
-    add("--turns", metavar="N", type=int, default=50, help="maximum turns of the episode; default: 50")
-    args = parser.parse_args(argv)
-    try:
-        environment, tasks = environment_and_tasks(args.environment, args.task, args.tasks)
-        if not 1 <= args.line <= len(tasks):
-            raise ValueError(f"line is {args.line}, and there are {len(tasks)} tasks: choose one of them")
-        if args.turns < 1:
-            raise ValueError(f"turns is {args.turns}: set it to at least 1")
-        factory = partial(environment, **args.environment_options) if args.environment_options else environment
-        factory = text_environment_factory(factory, args.turns)
-        check_task_columns(factory, tasks[args.line - 1])
-        reward, steps, outcome = play(factory, tasks[args.line - 1], args.turns)
-    except (EnvironmentContractError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+    options, _ = parse((PlayOptions,), argv, command="g2po play", description=__doc__)
+    environment, tasks = environment_and_tasks(options.environment, options.task, options.tasks)
+    if not 1 <= options.line <= len(tasks):
+        raise G2POError(f"line is {options.line}, and there are {len(tasks)} tasks: choose one of them")
+    if options.max_turns < 1:
+        raise G2POError(f"max_turns is {options.max_turns}: set it to at least 1")
+    factory = partial(environment, **options.environment_options) if options.environment_options else environment
+    factory, task = text_environment_factory(factory, options.max_turns), tasks[options.line - 1]
+    check_task_columns(factory, task)
+    reward, steps, outcome = play(factory, task, options.max_turns)
     print(f"\n{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}")

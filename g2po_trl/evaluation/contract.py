@@ -1,0 +1,215 @@
+"""Play an environment in this process and list its contract violations, each with the line of the user's code."""
+
+from __future__ import annotations
+
+import random
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..environments.causes import inner
+from ..environments.contract import Observation, StepResult, TextEnvironment
+from ..environments.validation import (
+    EnvironmentContractError,
+    check_task_columns,
+    factory_name,
+    validate_observation,
+    validate_step,
+)
+from ..utils.show import show
+
+LEVELS = ("error", "warning", "ok")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
+IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding of `g2po check`. `level`: "error", "warning" or "ok"; `remedy`: what to do, as sentences."""
+
+    level: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level:9} {' '.join(filter(None, [f'{self.text}.', self.remedy]))}"
+
+
+def mutated_actions(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
+    """Return impossible actions and near misses of admissible ones, as a language model writes them."""
+    kinds: dict[str, str] = {}
+    for action in admissible_actions:
+        kinds.setdefault(action.partition(" ")[0], action)
+    near = []
+    for action in list(kinds.values())[:most]:
+        words = action.split(" ")
+        near += [" ".join([*words[:-1], "xyzzy"]), f"{action} xyzzy", f" {action}\n"]
+        near += [" ".join(words[:-1])] if len(words) > 1 else []
+    return [*IMPOSSIBLE, *dict.fromkeys(near)]
+
+
+def where_raised(error: BaseException | str) -> str:
+    """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
+    if isinstance(error, str):
+        frames = _FRAME.findall(error)
+    else:
+        traces = [one.__traceback__ for one in (error, *inner(error))]
+        frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
+    for file, line in reversed(frames):
+        path = Path(file)
+        if path.is_file() and not path.is_relative_to(_PACKAGE) and not file.startswith(_LIBRARIES):
+            here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f", {here}, line {line}"
+    return ""
+
+
+def check_environment(
+    environment_factory: Callable[[], TextEnvironment],
+    task: dict[str, Any],
+    actions: Sequence[str] | None = None,
+    max_steps: int = 20,
+) -> None:
+    """Play an environment in this process and raise if it violates its contract.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        task: one dataset row: keyword arguments of `reset`.
+        actions: actions to play. Default: random admissible actions.
+        max_steps: maximum number of random steps.
+
+    Raises:
+        EnvironmentContractError: for the first violation; the message says how to correct it.
+        ValueError: if `task` does not fit the arguments of `reset`.
+    """
+    check_task_columns(environment_factory, task)
+    for finding in contract_findings(environment_factory, task, actions, max_steps):
+        if finding.level == "error":
+            raise EnvironmentContractError(f"{finding.text}. {finding.remedy}".removesuffix(". "))
+
+
+def contract_findings(
+    environment_factory: Callable[[], TextEnvironment],
+    task: dict[str, Any],
+    actions: Sequence[str] | None = None,
+    max_steps: int = 20,
+) -> list[Finding]:
+    """Play an environment in this process and return each contract violation once, and warnings.
+
+    If several actions raise in one line of code, the first is named. Arguments as of `check_environment`.
+    """
+    name = factory_name(environment_factory)
+    try:
+        environment = environment_factory()
+    except Exception as error:
+        text = f"constructing {name} raised {_short(error)}{where_raised(error)}"
+        return [Finding("error", text, "Bind the arguments that it needs with functools.partial.")]
+    missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
+    if missing:
+        return [Finding("error", f"{name} has no method {', '.join(missing)}", "Derive it from TextEnvironment.")]
+    try:
+        return _Probe(name, environment, task).play(actions, max_steps)
+    finally:
+        environment.close()
+
+
+class _Probe:
+    """An environment under test, and its violations, by what makes two of them the same."""
+
+    def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
+        self.name, self.environment, self.task = name, environment, task
+        self.found: dict[str, Finding] = {}
+
+    def play(self, actions: Sequence[str] | None, max_steps: int) -> list[Finding]:
+        first, again = self._reset(), self._reset()
+        if first is None or again is None:
+            return list(self.found.values())
+        if first != again:
+            text = f"{self.name}.reset is not deterministic: the same task gave {show(first.text)} and then "
+            remedy = "Episodes of a group must start in the same state: seed randomness from the task."
+            self.found["start"] = Finding("error", text + show(again.text), remedy)
+        for action in mutated_actions(first.admissible_actions or ()):
+            if self._step(action) is None:
+                self._reset()
+        self._step_through(actions, max_steps)
+        if not any(finding.level == "error" for finding in self.found.values()):
+            self._compare_actions(first.admissible_actions or ())
+        return list(self.found.values())
+
+    def _step_through(self, actions: Sequence[str] | None, max_steps: int) -> None:
+        rng, observation = random.Random(0), self._reset()
+        for number in range(max_steps if actions is None else len(actions)):
+            if observation is None:
+                if actions is not None or (observation := self._reset()) is None:
+                    return
+            action = rng.choice(observation.admissible_actions or ["look"]) if actions is None else actions[number]
+            observation = self._step(action)
+
+    def _compare_actions(self, admissible_actions: Sequence[str]) -> None:
+        """Add a warning about listed actions that get the same response as an invalid action."""
+
+        def respond(action: str) -> tuple[str, float, bool]:
+            self._reset()
+            result = validate_step(self.environment.step(action), f"{self.name}.step")
+            return result.observation.text, result.reward, result.terminated
+
+        invalid = respond("xyzzy plugh") if admissible_actions else None
+        if refused := [action for action in admissible_actions if respond(action) == invalid]:
+            shown = ", ".join(map(repr, refused[:3])) + (" …" if len(refused) > 3 else "")
+            text = (
+                f"{len(refused)} of {len(admissible_actions)} admissible actions get the same response as an invalid "
+                f"action ({invalid[0][:60]!r}): {shown}"
+            )
+            remedy = "List only executable actions, or describe their effect."
+            self.found["refused"] = Finding("warning", text, remedy)
+
+    def _reset(self) -> Observation | None:
+        try:
+            return validate_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
+        except Exception as error:
+            self._add(error, "in reset", "Remove tasks that cannot be played from the dataset.")
+            return None
+
+    def _step(self, action: str) -> Observation | None:
+        """Return the next observation; `None` after an error, and at the end of an episode."""
+        try:
+            result = validate_step(self.environment.step(action), f"{self.name}.step")
+        except Exception as error:
+            remedy = "Return an observation for an impossible action instead of raising."
+            self._add(error, f"on the action {show(action)}", remedy)
+            return None
+        if not (result.terminated or result.truncated):
+            return result.observation
+        if paid := self._paid_after_the_end(action):
+            text = f"a step after the end returns a reward of {paid:g}: training never plays one, but code that calls "
+            remedy = "Return 0 in step once the episode has ended."
+            self.found["end"] = Finding("warning", f"{text}the environment directly may", remedy)
+        return None
+
+    def _paid_after_the_end(self, action: str) -> float:
+        try:
+            again: StepResult = validate_step(self.environment.step(action), "step")
+        except Exception:  # raising is acceptable
+            return 0.0
+        return again.reward
+
+    def _add(self, error: Exception, when: str, remedy: str) -> None:
+        if isinstance(error, EnvironmentContractError):
+            same = text = " ".join(str(error).split())
+            remedy = ""
+        else:
+            where = where_raised(error)
+            same = f"{', '.join(type(one).__name__ for one in inner(error))}{where}"
+            text = f"{self.name} raised {_short(error)} {when}{where}"
+        self.found.setdefault(same, Finding("error", text, remedy))
+
+
+def _short(error: BaseException) -> str:
+    text = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in inner(error))
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,0 +1,214 @@
+"""Examine an environment or an agent before training: play it in worker processes and return findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..engines.sampling import Sampling, derived_seed
+from ..environments.adapters.agent import agent_factory
+from ..environments.adapters.trl_tools import default_history, text_environment_factory
+from ..environments.contract import TextEnvironment
+from ..environments.pool.limits import PoolLimits
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.validation import check_task_columns
+from ..prompts.template import DEFAULT_PROMPT
+from ..rollout.episode import Episode
+from ..rollout.player import Player
+from .contract import LEVELS, Finding
+from .findings import (
+    PASS_KEY,
+    agent_failures,
+    agent_findings,
+    completion_findings,
+    constant,
+    hints,
+    length,
+    outcome_finding,
+    outcomes_of_responses,
+    recurrence,
+    replayed,
+    speed,
+)
+from .random_episodes import TEXTS, Played, describe_failure, play_at_random, probe, probed
+
+if TYPE_CHECKING:
+    from .chat_models import ChatCompletion, ChatModel
+
+
+def examine(
+    environment_factory: Callable[[], TextEnvironment],
+    tasks: Sequence[dict[str, Any]],
+    episodes: int = 8,
+    turns: int = 30,
+    seed: int = 0,
+    limits: PoolLimits | None = None,
+) -> list[Finding]:
+    """Return the findings of random episodes of an environment in worker processes, the worst first.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        tasks: dataset rows.
+        episodes: episodes per task, e.g. the group size.
+        turns: maximum turns of an episode.
+        seed: seed of the random actions.
+        limits: of environment workers, as for `EnvironmentPool`; one worker plays.
+    """
+    limits = _of_one_worker(limits)
+    patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
+    try:
+        history = default_history(environment_factory, None)
+        factory = text_environment_factory(environment_factory, turns, history)
+        findings, tasks = _check_columns(factory, tasks)
+        if tasks:
+            with EnvironmentPool(factory, limits) as pool, EnvironmentPool(probed(factory), patient) as second:
+                findings += _examine(pool, second, tasks, episodes, turns, seed)
+    except ValueError as error:  # e.g. tools without a description, variables that are not set
+        findings = [Finding("error", str(error))]
+    return _sorted(findings)
+
+
+def examine_agent(
+    agent: Callable | str,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int = 8,
+    turns: int = 30,
+    seed: int = 0,
+    limits: PoolLimits | None = None,
+    texts: Sequence[str] = TEXTS,
+    state_key: Callable | None = None,
+) -> list[Finding]:
+    """Return the findings of episodes of an agent with random responses in worker processes, the worst first.
+
+    `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
+    trainer; for the others see `examine`.
+    """
+    limits = _of_one_worker(limits)
+    try:
+        factory = agent_factory(agent, turns, state_key)
+        with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:
+            played = play_at_random(pool, tasks, episodes, turns, seed, texts)
+            findings = agent_failures(played)
+            if played.episodes:
+                findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
+                findings += [*recurrence(played, episodes, PASS_KEY), *outcomes_of_responses(played, turns, texts)]
+            if played.episodes and not played.failures:
+                findings.append(replayed(second, tasks, played))
+    except ValueError as error:  # e.g. variables that are not set
+        findings = [Finding("error", str(error))]
+    return _sorted(findings)
+
+
+def try_agent(
+    agent: Callable | str,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int,
+    turns: int,
+    chat: ChatModel,
+    sampling: Sampling,
+    max_prompt_length: int | None = None,
+    limits: PoolLimits | None = None,
+    state_key: Callable | None = None,
+) -> list[Finding]:
+    """Return the findings of episodes in which a model answers an agent, all at the same time, the worst first.
+
+    Arguments as of `examine_agent`; `max_prompt_length` is not for servers. Raises `G2POError` if a server rejects
+    requests or cannot be reached.
+    """
+    from .actors import make_actor  # transformers: for episodes with a model alone
+    from .agents import DirectAgent
+
+    played, lengths = Played(), []
+
+    def count(episode: Episode, completion: ChatCompletion) -> None:
+        played.note(episode.observation, is_first=not episode.steps)
+        own = episode.observation.request.max_tokens
+        is_own = not completion.complete and own is not None and own < sampling.max_completion_length
+        lengths.append((completion.prompt_tokens, completion.completion_tokens, is_own))
+
+    direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
+    actor = make_actor(chat, direct, lambda episode: (), lambda: None, count)
+    rows = [task for task in tasks for _ in range(episodes)]
+    groups = [number // episodes for number in range(len(rows))]
+    seeds = [derived_seed(0, number) for number in range(len(rows))]
+    with EnvironmentPool(agent_factory(agent, turns, state_key), limits) as pool:
+        trajectories, _ = Player(pool, actor, turns).play(rows, sampling, groups, seeds)
+    played.fail(trajectories)
+    for start in range(0, len(rows), episodes):
+        played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
+    findings = agent_failures(played)
+    if played.episodes:
+        findings += [*agent_findings(played, turns, answered=""), *completion_findings(played, lengths)]
+        findings += recurrence(played, episodes, PASS_KEY, "")
+        findings.append(outcome_finding(played.episodes, turns, "the model's responses", "this model learns"))
+        if reasons := Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason):
+            shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
+            findings.append(Finding("ok", f"episodes that ended for another reason than their rewards: {shown}"))
+    return _sorted(findings)
+
+
+def first_steps(
+    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[EnvironmentFailure]]:
+    """Return the tasks that begin, and the failures of resets and of a valid and an invalid action per task."""
+    starts = pool.reset([*tasks, *tasks])
+    running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
+    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
+    actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
+    results = [*starts, *pool.step(actions).values()]
+    pool.end()
+    playable = [task for slot, task in enumerate(tasks) if slot in running]
+    return playable, [result for result in results if isinstance(result, EnvironmentFailure)]
+
+
+def _of_one_worker(limits: PoolLimits | None) -> PoolLimits:
+    return replace(limits or PoolLimits(), num_environment_workers=1)
+
+
+def _sorted(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
+    """Return findings about tasks that do not fit `reset`, and the tasks that do."""
+    findings, fitting = [], []
+    for number, task in enumerate(tasks, 1):
+        try:
+            check_task_columns(environment_factory, task)
+            fitting.append(task)
+        except ValueError as error:
+            findings.append(Finding("error", f"task {number}: {error}" if len(tasks) > 1 else str(error)))
+    return findings, fitting
+
+
+def _examine(
+    pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]], episodes: int, turns: int, seed: int
+) -> list[Finding]:
+    """Return findings about the contract, and about whether a model can learn in the environment.
+
+    After a time-out or a crash nothing else is played, since it may take as long.
+    """
+    playable, failures = first_steps(pool, tasks)
+    failed = [Finding("error", f"in a worker process it {describe_failure(one)}") for one in failures]
+    if any(failure.kind in ("timeout", "crash") for failure in failures):
+        return failed[:1]
+    played = play_at_random(second, playable, episodes, turns, seed, TEXTS)
+    for one in played.failures:
+        remedy = "Return an observation instead of raising." if one.kind == "exception" else ""
+        failed.append(Finding("error", f"a random episode {describe_failure(one)}", remedy))
+    if played.takes_long:
+        return failed[-1:]
+    findings = [finding for task in tasks for finding in probe(second, task, turns)]
+    if not any(finding.level == "error" for finding in findings):
+        findings += failed
+    if played.steps:
+        findings += [*speed(played, "a step"), *length(played), *hints(played)]
+    if any(finding.level == "error" for finding in findings):
+        return findings
+    findings.append(Finding("ok", "keeps the contract of reset, step and close, also for invalid actions"))
+    findings.append(replayed(pool, playable, played))
+    if played.has_tools or played.lists_actions:
+        return [*findings, *recurrence(played, episodes), outcome_finding(played.episodes, turns)]
+    return findings + constant(played)

@@ -1,0 +1,260 @@
+"""What `g2po check` finds in episodes: about speed, texts, states and rewards, each finding with a remedy."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ..credit.graph import StateGraph
+from ..environments.pool.pool import EnvironmentPool
+from ..rollout.replay import replay_difference
+from ..trajectory import Trajectory
+from .contract import Finding, where_raised
+from .random_episodes import TEXTS, Played, describe_failure
+
+SLOW_STEP = 0.2  # seconds
+LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
+SHORT_TEXT = 60  # characters
+MANY_TURNS = 3  # at which a short text is seen in episodes of a task
+MANY = 0.2  # of a model's completions
+SHOWN_FAILURES = 3
+_FAILED = ("before step 1,", "exception: ", "invalid: ", "timeout: ", "crash: ")  # differences that are errors
+IMPROVE_KEYS = (
+    "Give equal states an equal state_key (leave out counters and clocks), or see the options state_key and "
+    "state_key_ignores."
+)
+PASS_KEY = (
+    "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
+    "--advantage_estimator grpo."
+)
+
+
+def replayed(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> Finding:
+    """Return a finding about playing the actions of each task's longest episode in another process."""
+    for task, group in zip(tasks, played.groups):
+        longest = max(group, key=lambda one: len(one.steps), default=None)
+        if longest and (different := replay_difference(pool, task, longest.steps)):
+            failed = different.startswith(_FAILED) or "agent error: " in different
+            return Finding(
+                "error" if failed else "warning",
+                f"the same actions do not lead to the same states in another process: {different}",
+                "An episode that loses its worker then ends as lost. Seed all randomness from the task (hash() of a "
+                "text and the order of a set differ by process), and show no clocks and random names.",
+            )
+    return Finding("ok", "the same actions lead to the same states, also in another process")
+
+
+def speed(played: Played, what: str) -> list[Finding]:
+    """Return a finding about the time of `what`, e.g. a step."""
+    step, reset = median(played.step_seconds), median(played.reset_seconds)
+    text = f"{what} takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)"
+    remedy = "Cache what is recomputed, or raise num_environment_workers."
+    return [Finding("warning", f"{text}, which is slow", remedy) if step > SLOW_STEP else Finding("ok", text)]
+
+
+def length(played: Played) -> list[Finding]:
+    """Return a warning about texts that prompts cannot hold."""
+    if played.longest <= LONG_TEXT:
+        return []
+    text = f"an observation or a request has {played.longest} characters, about {played.longest // 4} tokens"
+    remedy = "Shorten it, or raise max_prompt_length: longer prompts lose their middle, or end agents."
+    return [Finding("warning", text, remedy)]
+
+
+def hints(played: Played) -> list[Finding]:
+    """Return warnings about what the observations of an environment do not show."""
+    findings = []
+    if not played.has_task:
+        text = "reset gives no Observation.task: after the first step only the history shows the goal"
+        findings.append(Finding("warning", text, "Set it, or repeat the goal in every observation."))
+    if not played.lists_actions:
+        text = "no admissible actions are listed: random episodes play 'look'"
+        remedy = "The model has to know the possible actions: list them, or describe them in the prompt template."
+        findings.append(Finding("warning", text, remedy))
+    return findings
+
+
+def constant(played: Played) -> list[Finding]:
+    """Return a warning if all observations of each task are one, whose episodes played actions that are not listed."""
+    if len(played.steps) == len(played.episodes) or any(
+        len({step.key for t in group for step in t.steps}) > 1 for group in played.groups
+    ):
+        return []
+    shown = played.steps[0].observation[:60]
+    return [
+        Finding(
+            "warning",
+            f"all {len(played.steps)} observations of the random episodes are the same ({shown!r}), and one state",
+            "If an action that is played here can change anything, the model does not see it: show in the observation "
+            "what changes, and list the actions.",
+        )
+    ]
+
+
+def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: str = "random ") -> list[Finding]:
+    """Return findings about how often states recur in groups, and what they hide. `remedy`: if they hardly recur."""
+    groups = [group for group in played.groups if group]
+    if episodes == 1 or len(played.steps) == len(played.episodes):
+        return []
+    return [_recurring(groups, episodes, remedy, kind), *_short_texts(groups)]
+
+
+def _recurring(groups: list[list[Trajectory]], episodes: int, remedy: str, kind: str) -> Finding:
+    graph = StateGraph.from_groups(groups)
+    statistics = graph.statistics()
+    size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
+    text = (
+        f"{episodes} {kind}episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
+        "steps are in a state visited once"
+    )
+    if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
+        return Finding(
+            "warning", f"{text}: a task has one state only", "Let state_key or the text distinguish states."
+        )
+    if alone > 0.5:
+        little = "most actions are compared with no other, and G2PO is little more than GRPO"
+        return Finding("warning", f"{text}: {little}", remedy)
+    return Finding("ok", f"{text}: there is a graph to learn from")
+
+
+def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
+    """Return a finding about the short text that is the state of most turns, if it hides where an episode is.
+
+    It does if the same action leads from it to different states, or if no action was played twice in it.
+    """
+    worst: tuple[int, str, set[int], bool] = (0, "", set(), False)
+    for group in groups:
+        turns, nexts, texts = defaultdict(list), defaultdict(list), {}
+        for trajectory in group:
+            for turn, step in enumerate(trajectory.steps, 1):
+                after = trajectory.steps[turn].key if turn < len(trajectory.steps) else None
+                turns[step.key].append(turn)
+                texts[step.key] = step.observation
+                if after is not None or trajectory.outcome != "truncated":
+                    nexts[step.key, step.compared_action].append(after)
+        for key, seen in turns.items():
+            again = [set(after) for (state, _), after in nexts.items() if state == key and len(after) > 1]
+            hides = any(len(after) > 1 for after in again)
+            if len(texts[key]) <= SHORT_TEXT and len(set(seen)) >= MANY_TURNS and (hides or not again):
+                worst = max(worst, (len(seen), texts[key], set(seen), hides), key=lambda one: one[0])
+    visits, text, at, hides = worst
+    if not visits:
+        return []
+    which = ", ".join(map(str, sorted(at)[:5])) + (", …" if len(at) > 5 else "")
+    leads = ", and the same action leads from it to different states" if hides else ""
+    remedy = (
+        "Different situations with this text are compared as one: add what is missing to the text or the state_key."
+    )
+    return [
+        Finding("warning", f"the short text {text!r} is one state in {visits} steps, at turns {which}{leads}", remedy)
+    ]
+
+
+def outcome_finding(
+    trajectories: list[Trajectory],
+    turns: int,
+    what: str = "random actions",
+    who: str = "a model that acts randomly learns",
+) -> Finding:
+    """Return a finding about successes and rewards of `what`, with `who` learns nothing if rewards are equal."""
+    successes = sum(t.success for t in trajectories)
+    ended = sum(t.outcome != "truncated" for t in trajectories)
+    text = f"{what} succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
+    rewards = {t.reward for t in trajectories}
+    if successes == len(trajectories):
+        text += ": there is nothing to learn, since a group whose episodes all succeed has no advantages"
+        remedy = "Make the tasks harder: more steps to the goal, or wrong actions that end an episode."
+        return Finding("warning", text, remedy)
+    if len(rewards) == 1:
+        text += f", all with reward {rewards.pop():g}: {who} nothing here"
+        return Finding("warning", text, "Start from one that sometimes succeeds, or from easier tasks.")
+    return Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}")
+
+
+def outcomes_of_responses(played: Played, turns: int, texts: Sequence[str]) -> list[Finding]:
+    """Return a finding about rewards; of an agent that does not understand the texts, none is expected."""
+    found = outcome_finding(played.episodes, turns, "random responses")
+    if played.has_tools or texts is not TEXTS:
+        return [found]
+    text = found.text.partition(", all")[0].partition(":")[0]
+    return [Finding("ok", f"{text} (drawn from a few words; --response TEXT gives texts that the agent understands)")]
+
+
+def agent_failures(played: Played) -> list[Finding]:
+    """Return findings about the most frequent failures: episodes that are errors, and teach nothing."""
+    texts: Counter[str] = Counter()
+    for failure in played.failures:
+        texts[describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]] += 1
+    return [
+        Finding("error", f"the agent {text} ({count} of {len(played.failures)} failed episodes)")
+        for text, count in texts.most_common(SHOWN_FAILURES)
+    ]
+
+
+def agent_findings(played: Played, turns: int, answered: str = ", regardless of the model's answers") -> list[Finding]:
+    """Return findings about an agent's calls, exceptions and requests. `answered`: end of a sentence."""
+    infos, number = [trajectory.info for trajectory in played.episodes], len(played.episodes)
+    findings = [_calls(played)]
+    errors = Counter(filter(None, map(_raised, infos)))
+    level = "error" if sum(errors.values()) == number else "warning"
+    for text, count in errors.items():
+        text = f"raises {text} in {count} of {number} episodes: each is a failure with reward 0"
+        remedy = "If the model can correct itself, send it the error as a message instead."
+        findings.append(Finding(level, text, remedy))
+    if not errors:
+        findings.append(Finding("ok", f"returns a valid reward, or runs out of turns{answered}"))
+    if out := sum(bool(info.get("out_of_turns")) for info in infos):
+        text = f"asks for more than {turns} calls in {out} of {number} episodes, and is refused"
+        findings.append(Finding("warning", text, "End the loop earlier, or raise --max-turns."))
+    else:
+        findings.append(Finding("ok", f"ends within {turns} calls"))
+    if ignored := sorted({name for info in infos for name in info.get("ignored_fields", ())}):
+        text = f"sets {', '.join(ignored)}, which has no effect: the trainer's configuration decides how to sample"
+        findings.append(Finding("ok", text))
+    if refused := [info for info in infos if info.get("refused_requests")]:
+        text = (
+            f"sends requests that are refused in {len(refused)} of {number} episodes: {refused[-1].get('refusal', '')}"
+        )
+        findings.append(Finding("warning", text))
+    return findings
+
+
+def _calls(played: Played) -> Finding:
+    """Return a finding about the number of calls in an episode."""
+    calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
+    if calls[-1] == 1:
+        one = "calls the model once per episode: there are no steps to compare, so G2PO equals GRPO"
+        return Finding("warning", one)
+    many = f"{calls[0]}" if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
+    tools = "with tools" if played.has_tools else "without tools"
+    return Finding("ok", f"calls the model {many} times per episode (median {median(calls):g}), {tools}")
+
+
+def _raised(info: Mapping[str, Any]) -> str:
+    """Return what an agent raised after its first request, and where, or an empty text."""
+    reason = str(info.get("failure_reason", ""))
+    if not reason.startswith("agent error: "):
+        return ""
+    return f"{reason.removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
+
+
+def completion_findings(played: Played, lengths: Sequence[tuple[int, int, bool]]) -> list[Finding]:
+    """Return a finding about lengths of prompts and completions, and one if many calls cannot be read.
+
+    `lengths`: tokens of each prompt and completion, and whether the agent's own `max_tokens` ended the completion.
+    """
+    steps = played.steps
+    if not steps:
+        return []
+    longest, usual = max(prompt for prompt, *_ in lengths), median(written for _, written, _ in lengths)
+    cut = sum(step.completion_truncated for step in steps) / len(steps)
+    text = f"prompts have at most {longest} tokens, completions {usual:g} (median); {cut:.0%} of them reach the limit"
+    limit = "the agent's own max_tokens" if any(is_own for *_, is_own in lengths) else "max_completion_length"
+    remedy = f"Raise {limit}, or ask for shorter answers."
+    findings = [Finding("warning", text, remedy) if cut > MANY else Finding("ok", text)]
+    if broken := sum(not step.valid for step in steps):
+        text = f"{broken} of {len(steps)} completions contain tool calls that cannot be parsed"
+        findings.append(Finding("warning" if broken > MANY * len(steps) else "ok", text))
+    return findings

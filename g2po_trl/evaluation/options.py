@@ -1,0 +1,227 @@
+"""The options of an evaluation: from flags and a YAML file, else from the run that trained the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..engines.sampling import Sampling, reserved_option
+from ..environments.loading import resolve_agent_name, resolve_environment_name
+from ..environments.pool.limits import PoolLimits
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
+from ..utils.errors import G2POError
+from ..utils.masking import masked_names
+from ..utils.options import option
+
+AGENTS = ("direct", "react", "reflexion")
+ENGINES = ("transformers", "vllm")
+ENVIRONMENTS = ("alfworld", "sokoban", "textworld", "webshop", "appworld")
+HISTORIES = ("window", "conversation")
+_WHOLE = ("seeds", "parallel", "limit", "trials", "max_turns", "max_prompt_length", "max_completion_length")
+_WHOLE += ("batch_size", "max_total_tokens")
+# Option -> whether its value is valid, and the remedy.
+_RANGES = {
+    **dict.fromkeys(_WHOLE, (lambda value: value >= 1, "set it to at least 1")),
+    "temperature": (lambda value: value >= 0, "set it to at least 0 (greedy)"),
+    "top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (off)"),
+    "top_k": (lambda value: value >= 0, "set it to 0 (off) or more"),
+    "min_p": (lambda value: 0 <= value <= 1, "set it between 0 (off) and 1"),
+    "repetition_penalty": (lambda value: value > 0, "set it above 0 (1 is off)"),
+    "history_length": (lambda value: value >= 0, "set it to at least 0"),
+    "max_error_rate": (lambda value: 0 <= value <= 1, "set it between 0 and 1"),
+}
+
+
+@dataclass(kw_only=True)
+class EvaluateOptions(Sampling, PoolLimits):
+    """Options of `g2po evaluate`.
+
+    With the user's own agent, `environment` is the one of agents, and `environment_options` names the agent.
+
+    Raises:
+        G2POError: for a value out of range, or options that do not go together.
+    """
+
+    model: str = option("Folder, Hub id, or name of a served model.", metavar="NAME", group="model")
+    run: Path | None = option(
+        "Training run whose settings are the defaults; default: the model's.", None, group="model"
+    )
+    engine: str = option("Engine of a model in this process.", "transformers", choices=ENGINES, group="model")
+    engine_options: dict[str, Any] = option("Passed to the model's constructor.", {}, group="model")
+    precision: dict[str, Any] = option("dtype and autocast of a model in this process.", {}, group="model")
+    base_url: str | None = option("URL of a server with OpenAI's protocol, up to /v1.", None, group="model")
+    key_variable: str = option("Environment variable with the server's key.", "OPENAI_API_KEY", group="model")
+    parallel: int = option("Concurrent requests to a server.", 16, group="model")
+    environment: str | None = option(f"{', '.join(ENVIRONMENTS)}, or FILE.py:Class.", None, group="tasks")
+    environment_options: dict[str, Any] = option("Arguments of FILE.py:Class.", {}, group="tasks")
+    panel: str | None = option("Evaluation set of the environment or of the run.", None, group="tasks")
+    panel_options: dict[str, Any] = option("Passed to the environment's load_panel.", {}, group="tasks")
+    tasks: Path | None = option("File with one task per line, as JSON.", None, metavar="FILE", group="tasks")
+    limit: int | None = option("Evaluate only the first N tasks.", None, group="tasks")
+    agent: str = option(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct", group="agent")
+    trials: int = option("Trials per task (reflexion only).", 3, group="agent")
+    prompt: Any = option("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", group="agent")
+    chat_template_kwargs: dict[str, Any] | None = option("Passed to the chat template.", None, group="agent")
+    history: str | None = option("What prompts show of an episode.", None, choices=HISTORIES, group="agent")
+    max_turns: int | None = option("Turns of an episode.", None, group="agent")
+    history_length: int | None = option("Past steps in a prompt.", None, group="agent")
+    max_prompt_length: int | None = option("Tokens of a prompt; longer ones lose history.", None, group="agent")
+    temperature: float = option("Sampling temperature; 0 is greedy.", 0.4)
+    generation_kwargs: dict[str, Any] | None = option(
+        "Further sampling options of the engine.", None, group="Sampling"
+    )
+    seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, group="evaluation")
+    output: Path | None = option("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None, group="evaluation")
+    overwrite: bool = option("Delete the earlier evaluation in the output folder.", False, group="evaluation")
+    batch_size: int = option("Concurrent episodes.", 32, group="evaluation")
+    max_total_tokens: int | None = option(
+        "Stop before the next turn once this many were used.", None, group="evaluation"
+    )
+    max_error_rate: float = option("Exit code 1 above this fraction of environment errors.", 0.1, group="evaluation")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, (is_valid, remedy) in _RANGES.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            whole = name in _WHOLE and not isinstance(value, int)
+            if value is not None and (not is_number or whole or not is_valid(value)):
+                raise G2POError(f"{name} is {value!r}: {remedy}")
+        if not all(self.stop_sequences or ()):
+            raise G2POError(f"stop_sequences is {self.stop_sequences}: an empty text ends no completion, remove it")
+        if reserved := reserved_option(self.generation_kwargs or ()):
+            raise G2POError(
+                f"generation_kwargs has {reserved[0]}: it is an option of its own, or the model's; remove it"
+            )
+        self._choose_environment()
+        for one in fields(self):
+            for place in masked_names(getattr(self, one.name), one.name):
+                raise G2POError(
+                    f"{place} was left out of {FILE}, since it looks like a secret: give {one.name} with it, or let "
+                    "the environment read it from a variable, passed by environment_variables"
+                )
+        self._check_combination()
+        if self.output is None:
+            self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
+
+    @property
+    def played(self) -> str:
+        """Name of what is played: the environment's, or the agent's."""
+        is_agent = self.environment == AGENT_ENVIRONMENT
+        return name_of_agent(self.environment_options) if is_agent else self.environment
+
+    def _choose_environment(self) -> None:
+        """Resolve the names of environment and agent, and find the tasks beside them."""
+        own = None
+        if not missing_file(self.environment):  # of a run: see `check_is_there`
+            self.environment, own = asked_for(self.agent, self.environment)
+        if own is not None:
+            described = self.environment_options.get("agent")
+            same = isinstance(described, Mapping) and same_object(own, described.get("import"))
+            self.environment_options = {
+                **self.environment_options,
+                "agent": {**(described if same else {}), "import": own},
+            }
+            self.agent = "direct"
+        if self.environment == AGENT_ENVIRONMENT:
+            self._choose_agent()
+        elif self.environment is None:
+            where = "is not a folder" if not Path(self.model).is_dir() else f"has no {FILE} that names an environment"
+            raise G2POError(f"model is {self.model!r}, which {where}: pass --environment, or the folder of a run")
+        elif ":" not in self.environment and self.environment not in ENVIRONMENTS:
+            names = ", ".join(ENVIRONMENTS)
+            raise G2POError(f"environment is {self.environment!r}: choose one of {names}, or module:Class of your own")
+        if self.tasks is None and ".py:" in self.played:
+            beside = Path(self.played.rpartition(":")[0]).with_name("tasks.jsonl")  # as for `g2po check` and `train`
+            self.tasks = beside if beside.is_file() else None
+
+    def _choose_agent(self) -> None:
+        options = dict(self.environment_options)
+        name = name_of_agent(options)
+        if self.agent != "direct":
+            raise G2POError(
+                f"agent is {self.agent!r}: the run's own agent asks the model, and --agent direct plays it"
+            )
+        if name is None:
+            raise G2POError(
+                f"agent has no name in {FILE} (a lambda, a local function, or an AgentCommand that no variable of its "
+                "module holds): pass --agent FILE.py:NAME, the agent that was trained"
+            )
+        check_is_there(name, "agent")
+        described = options["agent"] if isinstance(options["agent"], Mapping) else {}
+        turns = options.pop("max_turns", None)
+        self.max_turns = turns if self.max_turns is None else self.max_turns
+        self.environment_options = {**options, "agent": {**described, "import": resolve_agent_name(name)}}
+
+    def _check_combination(self) -> None:
+        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+            raise G2POError(f"base_url is {self.base_url!r}: write an address, as http://127.0.0.1:8000/v1")
+        if self.base_url and self.engine_options:
+            raise G2POError(
+                f"engine_options is {self.engine_options}: a server (base_url) does not take them; remove it"
+            )
+        for name in ("history", "prompt") if self.agent != "direct" else ():
+            if (value := getattr(self, name)) is not None:
+                raise G2POError(
+                    f"{name} is {value!r}: --agent {self.agent} has prompts of its own; remove one of them"
+                )
+        if self.environment in ENVIRONMENTS:
+            for name in ("tasks", "environment_options"):
+                if value := getattr(self, name):
+                    raise G2POError(f"{name} is {value}: {self.environment} takes panel and panel_options instead")
+        elif self.panel is not None and (self.tasks is None or self.tasks.stem != self.panel):
+            raise G2POError(
+                f"panel is {self.panel!r}, and {self.played} has no evaluation sets, as bundled environments and "
+                "runs do: pass --tasks FILE instead"
+            )
+
+
+def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | None]:
+    """Return the full names of the environment and of the user's own agent, if there is one."""
+    if agent in AGENTS:
+        return environment and resolve_environment_name(environment), None
+    if ":" not in agent and not agent.endswith(".py"):
+        raise G2POError(
+            f"agent is {agent!r}: choose {', '.join(AGENTS)}, or name your own agent, as FILE.py or FILE.py:NAME"
+        )
+    if environment not in (None, AGENT_ENVIRONMENT):
+        raise G2POError(f"agent is {agent!r} and environment is {environment!r}: an agent brings its own; remove one")
+    return AGENT_ENVIRONMENT, resolve_agent_name(agent)
+
+
+def same_object(asked: str, of_run: str | None) -> bool:
+    """Return whether a name means the environment or agent of a run.
+
+    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`; any file's `Game` if the
+    run's file is not there any more.
+    """
+    if of_run is None or asked == of_run:
+        return of_run is not None
+    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
+    if missing_file(of_run):
+        return file.endswith(".py") and name in ("", of_name)
+    return file == of_file and name in ("", of_name)
+
+
+def _located(name: str) -> tuple[str, str]:
+    module, _, attribute = name.partition(":")
+    path = Path(module if module.endswith(".py") else f"{module}.py")
+    return str(path.resolve()) if path.is_file() else module, attribute
+
+
+def missing_file(name: str | None) -> str | None:
+    """Return the file of `file.py:NAME` if it does not exist."""
+    file = (name or "").rpartition(":")[0]
+    return file if file.endswith(".py") and not Path(file).is_file() else None
+
+
+def check_is_there(name: str, what: str) -> None:
+    """Raise `G2POError` if the file of a run's environment or agent does not exist any more."""
+    if missing_file(name):
+        raise G2POError(
+            f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, where it is now; the "
+            "run's settings and tasks stay"
+        )
