@@ -80,19 +80,12 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
             f"{where}: the observation has {len(texts['text'])} characters, more than {max_characters}; shorten "
             "it in the environment"
         )
+    if value.request is not None and not isinstance(value.request, ChatRequest):
+        raise EnvironmentContractError(
+            f"{where}: Observation.request is {show(value.request)}; give a ChatRequest, or None"
+        )
     # A new object: a subclass may not unpickle in the trainer.
-    return Observation(admissible_actions=actions, request=_validate_request(value.request, where), **texts)
-
-
-def _validate_request(request: Any, where: str) -> ChatRequest | None:
-    if request is None:
-        return None
-    if not isinstance(request, ChatRequest):
-        raise EnvironmentContractError(f"{where}: Observation.request is {show(request)}; give a ChatRequest, or None")
-    try:
-        return ChatRequest.from_dict(to_plain(request.to_dict()))
-    except ValueError as error:
-        raise EnvironmentContractError(f"{where}: Observation.request: {error}") from error
+    return Observation(admissible_actions=actions, request=value.request, **texts)
 
 
 def validate_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:

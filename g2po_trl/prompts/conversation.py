@@ -7,15 +7,14 @@ Messages are plain data in the form that chat templates take: `role`, `content` 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.show import show
-from .news import says_little, says_unchanged
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -24,16 +23,19 @@ MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that han
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One call of a chat model.
+    """One call of a chat model. Constructing one validates it and brings it into one form.
 
     Args:
-        messages: the conversation so far, oldest first, normalized by `normalize_messages`.
+        messages: the conversation so far, oldest first; see `normalize_messages`.
         tools: JSON schemas of the functions that may be called, as chat templates take them. `None`: none.
         stop: the completion ends before the first of these texts.
         max_tokens: maximum tokens of the completion, below the trainer's. `None`: the trainer's.
         shorten: the oldest turns may be left out if the prompt is too long. `False`: such a prompt ends the episode.
         task: number of messages at the beginning that are not left out; at least those before the assistant's first.
         needs_answer: a completion without text and calls is not valid. `False`: it is a message like others.
+
+    Raises:
+        G2POError: for a field of the wrong type; the message names it.
     """
 
     messages: list[Message]
@@ -44,54 +46,31 @@ class ChatRequest:
     task: int = 0
     needs_answer: bool = False
 
+    def __post_init__(self) -> None:
+        tools, stop = self.tools, self.stop
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise G2POError(f"tools is {show(tools)}; give a list of JSON schemas")
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
+            raise G2POError(f"stop is {show(stop)}; give a list of texts")
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
+            raise G2POError(f"max_tokens is {show(self.max_tokens)}; give a positive number")
+        if type(self.task) is not int or self.task < 0:
+            raise G2POError(f"task is {show(self.task)}; give a number of messages")
+        for name in ("shorten", "needs_answer"):
+            if type(getattr(self, name)) is not bool:
+                raise G2POError(f"{name} is {show(getattr(self, name))}; give True or False")
+        vars(self).update(
+            messages=normalize_messages(self.messages),
+            tools=_plain(tools, "tools") if tools else None,
+            stop=tuple(_text(text, "stop") for text in stop),
+        )
+
     def is_valid(self, answer: Message) -> bool:
         """Return whether an answer has objects as arguments of its calls, and text or calls if it needs any."""
         calls = answer.get("tool_calls", ())
         if self.needs_answer and not calls and not answer["content"].strip():
             return False
         return all(isinstance(call["function"]["arguments"], dict) for call in calls)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the request as JSON data."""
-        return {
-            "messages": self.messages,
-            "tools": self.tools,
-            "stop": list(self.stop),
-            "max_tokens": self.max_tokens,
-            "shorten": self.shorten,
-            "task": self.task,
-            "needs_answer": self.needs_answer,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ChatRequest:
-        """Return the request of JSON data, checked field by field.
-
-        Raises:
-            ValueError: for a field that is missing, unknown or has the wrong type; the message names it.
-        """
-        data = dict(data)
-        try:
-            messages, tools, stop = data.pop("messages"), data.pop("tools", None), data.pop("stop", ())
-            max_tokens, shorten = data.pop("max_tokens", None), data.pop("shorten", False)
-            task, needs_answer = data.pop("task", 0), data.pop("needs_answer", False)
-        except KeyError as error:
-            raise ValueError(f"a request has no {error.args[0]}") from error
-        if data:
-            raise ValueError(f"a request has unknown fields: {', '.join(map(str, data))}")
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise ValueError(f"tools is {show(tools)}; give a list of JSON schemas")
-        if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {show(stop)}; give a list of texts")
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise ValueError(f"max_tokens is {show(max_tokens)}; give a positive number")
-        for name, value in (("shorten", shorten), ("needs_answer", needs_answer)):
-            if type(value) is not bool:
-                raise ValueError(f"{name} is {show(value)}; give True or False")
-        if type(task) is not int or task < 0:
-            raise ValueError(f"task is {show(task)}; give a number of messages")
-        messages = normalize_messages(messages)
-        return cls(messages, tools or None, tuple(stop), max_tokens, shorten, task, needs_answer)
 
 
 def normalize_messages(messages: Any) -> list[Message]:
@@ -102,11 +81,11 @@ def normalize_messages(messages: Any) -> list[Message]:
     not read are left out.
 
     Raises:
-        ValueError: for something else than messages, an unknown role, or content that is not text; the message names
+        G2POError: for something else than messages, an unknown role, or content that is not text; the message names
             the place.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise ValueError(f"messages is {show(messages)}; give a list of chat messages")
+        raise G2POError(f"messages is {show(messages)}; give a list of chat messages")
     normalized = [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
     names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
     for message in normalized:
@@ -118,22 +97,22 @@ def normalize_messages(messages: Any) -> list[Message]:
 
 def _normalize(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ValueError(f"{where} is {show(message)}; give an object with role and content")
+        raise G2POError(f"{where} is {show(message)}; give an object with role and content")
     role = message.get("role")
     if role not in ROLES:
-        raise ValueError(f"{where}: role is {show(role)}; give one of {', '.join(ROLES)}")
+        raise G2POError(f"{where}: role is {show(role)}; give one of {', '.join(ROLES)}")
     normalized: Message = {
         "role": "system" if role == "developer" else role,
         "content": _content_text(message.get("content"), where),
     }
     if role == "assistant":
         if message.get("function_call") is not None:
-            raise ValueError(f"{where}: function_call is of an older protocol; give the call in tool_calls")
+            raise G2POError(f"{where}: function_call is of an older protocol; give the call in tool_calls")
         if thought := message.get("reasoning_content"):
             normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
         if calls := message.get("tool_calls"):
             if not isinstance(calls, (list, tuple)):
-                raise ValueError(f"{where}: tool_calls is {show(calls)}; give a list")
+                raise G2POError(f"{where}: tool_calls is {show(calls)}; give a list")
             normalized["tool_calls"] = [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id") if role == "tool" else ():
         if message.get(name) is not None:
@@ -149,7 +128,7 @@ def _content_text(content: Any, where: str) -> str:
         for place, part in enumerate(content):
             kind = part.get("type", "text") if isinstance(part, Mapping) else None
             if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-                raise ValueError(f"{where}: content[{place}] is of type {show(kind)}; only text is supported")
+                raise G2POError(f"{where}: content[{place}] is of type {show(kind)}; only text is supported")
             texts.append(part["text"])
         content = "\n".join(texts)
     return _text(content, f"{where}: content")
@@ -158,8 +137,8 @@ def _content_text(content: Any, where: str) -> str:
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where} is {show(call)}; give a function with a name")
-    arguments = _read_arguments(function.get("arguments"))
+        raise G2POError(f"{where} is {show(call)}; give a function with a name")
+    arguments = _plain(_read_arguments(function.get("arguments")), where)
     normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
 
@@ -192,12 +171,21 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tool calls without lone surrogates. Raises `ValueError` if they are more than `MAX_DEPTH` levels deep."""
-    calls = list(calls)
-    if is_deeper(calls, MAX_DEPTH):
-        raise ValueError(f"a call is nested more than {MAX_DEPTH} levels deep")
-    text = json.dumps(calls, ensure_ascii=False)
-    return calls if text.isascii() else json.loads(text.encode("utf-8", "replace"))
+    """Return tool calls as plain JSON. Raises `G2POError` if they are more than `MAX_DEPTH` levels deep."""
+    return _plain(list(calls), "a call")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as plain JSON data without lone surrogates, at most `MAX_DEPTH` levels deep."""
+    if isinstance(value, str):
+        return _text(value, where)
+    try:
+        plain = json.loads(to_json(value))
+        if not is_deeper(plain, MAX_DEPTH):
+            return plain
+    except RecursionError:
+        pass
+    raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it")
 
 
 def is_deeper(value: Any, levels: int) -> bool:
@@ -208,7 +196,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{where} is {show(value)}; give a text")
+        raise G2POError(f"{where} is {show(value)}; give a text")
     return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be tokenized
 
 
@@ -216,55 +204,6 @@ def since_last_completion(messages: Sequence[Message]) -> list[Message]:
     """Return the messages after the last one of the assistant: what the agent or its environment added."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     return list(messages[last + 1 :])
-
-
-def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Return the default state key of a request as JSON: the news, and who is asked.
-
-    The news are the messages since the last completion, without ids of calls; if there are none, the whole
-    conversation. News that say little (`says_little`) are the same in many states: what they answer stands before
-    them, the model's calls or else its text, and before it the news that it answered in turn. After "Nothing happens"
-    the state is the one before. Who is asked is a digest of the system message and the tools, if there are any.
-
-    A result that names its call by an id does not name the tool: which tool was called is the action that led to the
-    state.
-    """
-    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
-    if not since_last_completion(messages):
-        return "\n".join([as_text(messages), *map(json.dumps, asked)])
-    key: list[Message] = []
-    end = len(messages)
-    while True:
-        news = since_last_completion(messages[:end])
-        begin = end - len(news)
-        text = "\n".join(message["content"] for message in news if message["role"] != "system")
-        unchanged = begin > 0 and says_unchanged(text)
-        if not unchanged:
-            key = [*(news if begin else news[len(system) :]), *key]
-        if not begin or not (unchanged or says_little(text)):
-            break
-        end = begin - 1
-        if not unchanged:
-            answered = messages[end]
-            key = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *key]
-    said = [_without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in key]
-    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
-
-
-def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a digest of letters alone, since keys may be compared without their numbers."""
-    state = hashlib.blake2b(_canonical([message["content"] for message in system]), digest_size=8)
-    for tool in sorted(map(_canonical, tools or ())):
-        state.update(tool)
-    return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
-
-
-def state_key_text(key: Any) -> str:
-    """Return a function's key as text. `None` is refused: it would merge all states that the function ignores."""
-    if key is None:
-        raise ValueError("state_key returned None; return a text or JSON data that is equal for equal states")
-    return key if isinstance(key, str) else to_json(key, sort_keys=True)
 
 
 def as_text(messages: Sequence[Message]) -> str:
@@ -286,15 +225,16 @@ def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes
 
     Equal digests mean equal messages but for the ids of tool calls, which clients choose.
     """
-    state = hashlib.blake2b(_canonical(tools), digest_size=16)
+    state = hashlib.blake2b(canonical(tools), digest_size=16)
     digests = [state.digest()]
     for message in messages:
-        state.update(_canonical(_without_ids(message)))
+        state.update(canonical(without_ids(message)))
         digests.append(state.digest())
     return digests
 
 
-def _without_ids(message: Message) -> Message:
+def without_ids(message: Message) -> Message:
+    """Return a message without ids of calls and without thoughts."""
     kept = {name: part for name, part in message.items() if name not in ("tool_call_id", "reasoning_content")}
     if "tool_calls" in kept:
         kept["tool_calls"] = [_with_read_arguments(call["function"]) for call in kept["tool_calls"]]
@@ -306,13 +246,14 @@ def _with_read_arguments(function: dict[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": _read_arguments(function["arguments"])}
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
+    """Return JSON data as bytes for a digest."""
     return json.dumps(value, sort_keys=True).encode() + b"\0"
 
 
 @dataclass(frozen=True)
 class ChatResponse:
-    """The model's answer to a `ChatRequest`, as an environment receives it (`to_action`, `from_action`).
+    """The model's answer to a `ChatRequest`, as an environment receives it (`to_action`, `read`).
 
     Args:
         content: text of the completion, without tool calls.
@@ -340,27 +281,17 @@ class ChatResponse:
         )
 
     @classmethod
-    def from_action(cls, action: str) -> ChatResponse:
-        """Return the response that `to_action` wrote. Raises `ValueError` for another text."""
-        data = json.loads(action)
-        if not isinstance(data, dict) or "content" not in data:
-            raise ValueError(f"an action is {show(action)}; a chat response is a JSON object with content")
-        usage = data.get("usage", {})
-        return cls(
-            data["content"],
-            tuple(data.get("tool_calls", ())),
-            data.get("finish_reason", "stop"),
-            usage.get("prompt_tokens", 0),
-            usage.get("completion_tokens", 0),
-        )
-
-    @classmethod
     def read(cls, action: str) -> ChatResponse:
         """Return the response that `to_action` wrote. Any other text is the content of one."""
         try:
-            return cls.from_action(action)
-        except ValueError:
+            data = json.loads(action)
+        except (ValueError, RecursionError):
             return cls(action)
+        if not isinstance(data, dict) or "content" not in data:
+            return cls(action)
+        calls, usage = tuple(data.get("tool_calls", ())), data.get("usage", {})
+        used = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        return cls(data["content"], calls, data.get("finish_reason", "stop"), *used)
 
 
 def response_action(message: Message) -> str:

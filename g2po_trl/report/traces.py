@@ -27,11 +27,10 @@ from ..prompts.conversation import (
     as_text,
     message_text,
     normalize_messages,
-    request_key,
     response_action,
     since_last_completion,
-    state_key_text,
 )
+from ..prompts.state_keys import request_key, state_key_text
 from ..trajectory import Step, Trajectory
 from ..utils.json import json_values
 from ..utils.show import show

@@ -21,7 +21,7 @@ from g2po_trl.credit.state_keys import (
     similarity_threshold,
     word_pairs,
 )
-from g2po_trl.prompts.conversation import request_key
+from g2po_trl.prompts.state_keys import request_key
 from g2po_trl.runs.run_json import read_run
 
 

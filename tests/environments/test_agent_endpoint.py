@@ -1,19 +1,26 @@
 """The endpoint of agents: what of OpenAI's protocol it takes, refuses and ignores, and what is a second request."""
 
+import contextlib
 import gzip
 import http.client
 import json
+import shutil
 import socket
+import subprocess
 import threading
+import time
 import zlib
 from functools import partial
+from urllib.parse import urlsplit
 
 import pytest
 from scripted_agents import ADD, calls, says
 
-from g2po_trl.environments.adapters import request_body
-from g2po_trl.environments.adapters.chat_protocol import RefusedRequestError, read_request
-from g2po_trl.environments.adapters.endpoint import AgentEnd, running_endpoint
+from g2po_trl.environments.adapters import endpoint
+from g2po_trl.environments.adapters.dialects.chat_completions import error, parse
+from g2po_trl.environments.adapters.dialects.request import RefusedRequestError
+from g2po_trl.environments.adapters.endpoint import running_endpoint
+from g2po_trl.environments.adapters.session import AgentEnd
 from g2po_trl.prompts.conversation import ChatResponse
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -26,13 +33,17 @@ def session():
     running_endpoint().close_session(made)
 
 
+def address():
+    url = urlsplit(running_endpoint().base_url)
+    return url.hostname, url.port
+
+
 class Asking(threading.Thread):
     """A request in a thread; `result()` is its status and body."""
 
     def __init__(self, session, body=HELLO, path="/v1/chat/completions", **headers):
         super().__init__(daemon=True)
-        port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
-        self.connection = http.client.HTTPConnection("127.0.0.1", int(port))
+        self.connection = http.client.HTTPConnection(*address())
         key = {"Authorization": f"Bearer {session.key}"} if session else {}
         self.given = path, body if isinstance(body, bytes) else json.dumps(body).encode(), {**key, **headers}
         self.answer = None
@@ -65,7 +76,7 @@ class Asking(threading.Thread):
 
 def respond(session, action):
     call = session.next()
-    session.answer(call, ChatResponse.from_action(action))
+    session.answer(call, ChatResponse.read(action))
     return call
 
 
@@ -133,7 +144,7 @@ def test_events_of_a_stream(session):
 
 def test_what_a_request_becomes():
     def read(**fields):
-        return read_request(json.dumps({**HELLO, **fields}).encode())
+        return parse(json.dumps({**HELLO, **fields}).encode())
 
     plain = read(n=1, logprobs=False, stop=None, tools=[], response_format={"type": "text"}, user="me", store=False)
     assert (plain.chat.tools, plain.chat.stop, plain.chat.max_tokens, plain.ignored) == (None, (), None, ())
@@ -169,7 +180,7 @@ def test_a_json_schema_is_asked_for_in_the_system_message():
 
     def read(*messages):
         body = {"messages": [*messages, *HELLO["messages"]], "tools": [ADD], "response_format": wanted}
-        return read_request(json.dumps(body).encode())
+        return parse(json.dumps(body).encode())
 
     alone = read()
     assert alone.chat.messages == [{"role": "system", "content": asked}, *HELLO["messages"]] and alone.ignored == ()
@@ -183,7 +194,7 @@ def test_surrogates_and_depth():
     made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
     tool = {"type": "function", "function": {"name": "add", "description": "\udc00"}}
     body = json.dumps({"messages": [*HELLO["messages"], made], "tools": [tool], "stop": "\ud8ff"}).encode()
-    request = read_request(body).chat
+    request = parse(body).chat
     assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "? 😀"}
     assert request.tools[0]["function"]["description"] == request.stop[0] == "?"
 
@@ -191,52 +202,39 @@ def test_surrogates_and_depth():
         nested = "[" * levels + "]" * levels
         made["tool_calls"][0]["function"]["arguments"] = nested  # a text, as a model may write it
         body = json.dumps({"messages": [made]})
-        (read,) = read_request(body.encode()).chat.messages
+        (read,) = parse(body.encode()).chat.messages
         assert (read["tool_calls"][0]["function"]["arguments"] == nested) == (levels > 100)
         if levels > 100:
             with pytest.raises(RefusedRequestError, match="nested more than 100 levels deep|recursion depth"):
-                read_request(body.replace(f'"{nested}"', nested).encode())
+                parse(body.replace(f'"{nested}"', nested).encode())
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
 @pytest.mark.parametrize(
-    ("fields", "parameter", "message"),
+    ("fields", "parameter"),
     [
-        ({"messages": None}, "messages", "messages is None; give a list of chat messages"),
-        ({"messages": []}, "messages", r"messages is \[\]; give a list"),
-        ({"messages": IMAGE}, "messages", r"messages\[0\]: content\[0\] is of type 'image_url'; only text is supp"),
-        ({"n": 2}, "n", "n is 2: one completion is made for each request: ask n times"),
-        ({"logprobs": True}, "logprobs", "logprobs is True: log-probabilities are not returned: leave it out"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format",
-            "give the type text, json_object, or json_s",
-        ),
-        ({"response_format": "json"}, "response_format", "response_format is 'json': give the type text"),
-        ({"modalities": ["text", "audio"]}, "modalities", "only text is generated"),
-        ({"functions": [ADD]}, "functions", "give the functions as tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] is .*: give a function with a name"),
-        ({"tools": {}}, "tools", "tools is {}: give a list"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; give a positive number"),
-        ({"max_tokens": "5"}, "max_tokens", "max_tokens is '5'; give a positive number"),
-        ({"max_tokens": 5, "max_completion_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; give"),
-        ({"stop": [1]}, "stop", r"stop is \[1\]; give a list of texts"),
-        ({"stop": 1}, "stop", "stop is 1; give a list of texts"),
+        ({"messages": None}, "messages"),
+        ({"messages": IMAGE}, "messages"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [ADD]}, "functions"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 1.5}, "max_tokens"),
+        ({"stop": 1}, "stop"),
     ],
 )
-def test_requests_that_are_refused(fields, parameter, message):
-    with pytest.raises(RefusedRequestError, match=message) as refused:
-        read_request(json.dumps({**HELLO, **fields}).encode())
+def test_requests_that_are_refused(fields, parameter):
+    with pytest.raises(RefusedRequestError, match=parameter) as refused:
+        parse(json.dumps({**HELLO, **fields}).encode())
     assert refused.value.parameter == parameter and refused.value.status == 400
-    error = json.loads(refused.value.body())["error"]
-    assert error == {
-        "message": str(refused.value),
-        "type": "invalid_request_error",
-        "param": parameter,
-        "code": "invalid_request",
-    }
+    written = {"message": str(refused.value), "type": "invalid_request_error", "param": parameter}
+    assert json.loads(error(refused.value)) == {"error": {**written, "code": "invalid_request"}}
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[]", b'"x"', b"[" * 100_000])
@@ -259,9 +257,7 @@ def test_keys_and_paths(session):
         assert Asking(None, **headers).refusal()[:2] == (401, "invalid_api_key")
     refusal = Asking(session, path="/v1/responses").refusal()
     assert refusal[:2] == (404, "unknown_url") and "chat completions instead of the Responses API" in refusal[2]
-    connection = Asking(session, path="/v1/x").connection
-    port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
-    connection = http.client.HTTPConnection("127.0.0.1", int(port))
+    connection = http.client.HTTPConnection(*address())
     key = {"Authorization": f"Bearer {session.key}"}
     for path, expected in (("/v1/models", "list"), ("/v1/models/policy", "model")):
         connection.request("GET", path, headers=key)
@@ -272,26 +268,13 @@ def test_keys_and_paths(session):
     assert running_endpoint() is running_endpoint() and session.key not in repr(running_endpoint())
 
 
-def test_bodies_without_a_length_or_too_long(session):
-    port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
-    for length, status in (("x", 411), (str(2**40), 413)):
-        connection = http.client.HTTPConnection("127.0.0.1", int(port))
-        connection.putrequest("POST", "/v1/chat/completions")
-        connection.putheader("Content-Length", length)
-        connection.endheaders()
-        response = connection.getresponse()
-        assert response.status == status and response.headers["Connection"] == "close"
-        assert "send the length" in json.loads(response.read())["error"]["message"] or status == 413
-
-
 class Chunked:
     """A body in chunks of some bytes, as Node and .NET send it; `result()` is the answer's status and body."""
 
     def __init__(self, session, body, size=7, after=b"0\r\nChecksum: x\r\n\r\n", **headers):
         chunks = [body[place : place + size] for place in range(0, len(body), size)]
         sent = b"".join(b"%x;note=1\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + after
-        port = int(running_endpoint().base_url.split(":")[2].removesuffix("/v1"))
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = http.client.HTTPConnection(*address())
         connection.putrequest("POST", "/v1/chat/completions")
         headers = {"Authorization": f"Bearer {session.key}", "Transfer-Encoding": "chunked", **headers}
         for name, value in headers.items():
@@ -323,38 +306,124 @@ def test_bodies_in_chunks_and_compressed(session):
     assert not session.refused
 
 
+def connected(session, *headers, body=b""):
+    """Return a connection on which the head of a request was sent."""
+    connection = socket.create_connection(address(), timeout=10)
+    key = [f"Authorization: Bearer {session.key}"] if session else []
+    connection.sendall("\r\n".join(["POST /v1/chat/completions HTTP/1.1", "Host: x", *key, *headers, "", ""]).encode())
+    connection.sendall(body)
+    return connection
+
+
+def status_of(connection):
+    return int(connection.recv(10_000).split()[1])
+
+
 def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(session):
     """As curl does with long bodies, for a second."""
     body = json.dumps(HELLO).encode()
-    head = [
-        "POST /v1/chat/completions HTTP/1.1",
-        "Host: x",
-        f"Authorization: Bearer {session.key}",
-        f"Content-Length: {len(body)}",
-        "Expect: 100-continue",
-    ]
-    port = int(running_endpoint().base_url.split(":")[2].removesuffix("/v1"))
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall("\r\n".join([*head, "", ""]).encode())
-        assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue")
+    head = [f"Content-Length: {len(body)}", "Expect: 100-continue"]
+    with connected(session, *head) as connection:
+        assert status_of(connection) == 100
         connection.sendall(body)
         respond(session, says("hi"))
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        assert status_of(connection) == 200
+    with connected(None, *head) as stranger:
+        assert status_of(stranger) == 401, "its body is not asked for"
+
+
+def test_a_client_that_has_ended_its_sending_is_answered(session):
+    body = json.dumps(HELLO).encode()
+    with connected(session, f"Content-Length: {len(body)}", body=body) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        response = http.client.HTTPResponse(connection)
+        respond(session, says("hi"))
+        response.begin()
+        assert response.status == 200 and b'"hi"' in response.read()
+    assert not session.given_up()
+
+
+def test_a_stranger_costs_little(session, monkeypatch):
+    """Without a key no body is read, whatever its length; and connections without one make room for others."""
+    with connected(None, f"Content-Length: {2**26}", body=b"x" * 2**20) as stranger:
+        assert status_of(stranger) == 401
+    with connected(session, f"Content-Length: {'9' * 5000}") as connection:
+        assert status_of(connection) == 400
+    with connected(None, f"Header: {'x' * 2**20}") as stranger:
+        assert status_of(stranger) == 431
+    monkeypatch.setattr(endpoint, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(endpoint, "STRANGER_SECONDS", 0.1)
+    strangers = [socket.create_connection(address(), timeout=10) for _ in range(5)]
+    asking = Asking(session)
+    respond(session, says("hi"))
+    assert asking.result()[0] == 200
+    assert [one.recv(100) for one in strangers[:3]] == [b""] * 3, "the oldest were closed"
+    for one in strangers:
+        one.close()
+
+
+@pytest.mark.parametrize("part", ["HEAD_SECONDS", "BODY_SECONDS"])
+def test_a_request_that_arrives_byte_by_byte_is_not_waited_for(session, monkeypatch, part):
+    monkeypatch.setattr(endpoint, part, 0.3)
+    before = len(session.refused)
+    with connected(session if part == "BODY_SECONDS" else None, "Content-Length: 1000") as slow:
+        if part == "HEAD_SECONDS":
+            slow.close()
+            slow = socket.create_connection(address(), timeout=10)  # noqa: PLW2901
+        for _ in range(10):
+            with contextlib.suppress(OSError):
+                slow.sendall(b"x")
+            time.sleep(0.05)
+        assert status_of(slow) == 408
+        slow.close()
+    assert len(session.refused) == before + (part == "BODY_SECONDS")
+
+
+def test_curl(session, tmp_path):
+    """Its long bodies are sent after `Expect: 100-continue`, or in chunks; a refused one is not sent at all."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    url, key = f"{running_endpoint().base_url}/chat/completions", f"Authorization: Bearer {session.key}"
+    long = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}]}).encode()
+    for body, headers in (
+        (long, ["Expect: 100-continue"]),
+        (long, ["Transfer-Encoding: chunked"]),
+        (gzip.compress(long), ["Content-Encoding: gzip", "Transfer-Encoding: chunked"]),
+    ):
+        (tmp_path / "body").write_bytes(body)
+        command = [
+            "curl",
+            "-s",
+            "--expect100-timeout",
+            "60",
+            "--noproxy",
+            "*",
+            "--data-binary",
+            f"@{tmp_path}/body",
+            url,
+        ]
+        options = [part for header in [key, *headers] for part in ("-H", header)]
+        started = time.monotonic()
+        with subprocess.Popen([*command, *options], stdout=subprocess.PIPE) as curl:
+            assert len(respond(session, says("hi")).request.chat.messages[0]["content"]) == 2_000_000
+            assert json.loads(curl.communicate()[0])["choices"][0]["message"]["content"] == "hi"
+        assert time.monotonic() - started < 30, "it waits for a minute if it is not asked for its body"
+    refused = subprocess.run([*command, "-w", "%{http_code}"], capture_output=True, text=True)
+    assert refused.stdout.endswith("401")
 
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
-    monkeypatch.setattr(request_body, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 1000)
     bomb = gzip.compress(b" " * 10_000)
     cases = [
         (415, "Content-Encoding is 'br'", partial(Asking, session, b"{}", **{"Content-Encoding": "br"})),
         (400, "not compressed by gzip", partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
-        (400, "is cut off", partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
+        (400, "cut off", partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
         (413, "without compression", partial(Asking, session, bomb, **{"Content-Encoding": "gzip"})),
-        (413, "bytes in chunks", partial(Chunked, session, b" " * 1100, size=600)),
-        (400, "size of a chunk is b'-1'", partial(Chunked, session, b"", after=b"-1\r\n")),
-        (400, "where its size says", partial(Chunked, session, b"", after=b"1\r\nab\r\n0\r\n\r\n")),
-        (413, "a length of many digits", partial(Asking, session, b"{}", **{"Content-Length": "9" * 5000})),
-        (501, "Transfer-Encoding is 'gzip'", partial(Asking, session, b"{}", **{"Transfer-Encoding": "gzip"})),
+        (413, "more than 1,000 bytes", partial(Chunked, session, b" " * 1100, size=600)),
+        (400, "valid HTTP/1.1", partial(Chunked, session, b"", after=b"-1\r\n")),
+        (400, "valid HTTP/1.1", partial(Chunked, session, b"", after=b"1\r\nab\r\n0\r\n\r\n")),
+        (413, "9,999,999 bytes", partial(Asking, session, b"{}", **{"Content-Length": "9999999"})),
     ]
     for expected, words, asked in cases:
         status, body = asked().result()

@@ -104,7 +104,7 @@ class Asks(TextEnvironment):
         return Observation(self.messages[-1]["content"], request=request)
 
     def step(self, action):
-        response = ChatResponse.from_action(action)
+        response = ChatResponse.read(action)
         self.answers.append(response)
         self.messages += [response.message(), {"role": "user", "content": "more"}]
         if self.rewrite:
@@ -383,5 +383,5 @@ def test_a_response_with_calls_says_so_also_if_the_completion_was_cut_off_after_
     reasons = []
     for calls in ({}, {"tool_calls": [call]}):
         step = Step("x", json.dumps({"content": "", **calls}), completion_truncated=cut, messages=[])
-        reasons.append(ChatResponse.from_action(sent(step)).finish_reason)
+        reasons.append(ChatResponse.read(sent(step)).finish_reason)
     assert reasons == ["length" if cut else "stop", "tool_calls"]

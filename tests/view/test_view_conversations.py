@@ -7,7 +7,8 @@ from viewing import BAD_TEXT, opened, until
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.prompts.conversation import as_text, request_key, response_action
+from g2po_trl.prompts.conversation import as_text, response_action
+from g2po_trl.prompts.state_keys import request_key
 from g2po_trl.rollout.words import NOTHING, action_text, completion_text, state_text
 from g2po_trl.runs.sample_table import transcript
 from g2po_trl.utils.json import write_json

@@ -23,7 +23,10 @@ How an episode ends:
 | does not go on | time-out of the pool, which ends the worker |
 
 An agent that catches the refusal and returns a reward gets it. Requests that cannot be read are refused as well, and
-are no steps; see `chat_protocol`.
+are no steps; see `dialects`.
+
+An agent whose episode is over cannot reach the next one: its requests are refused. If it runs on all the same, its
+worker process is replaced between two jobs: the worker's other episodes are replayed, and none is lost.
 
 To be replayed after the loss of its worker, an agent asks the same for the same task and the same responses: no
 current time, and no random numbers but its own, seeded ones. It runs beside other agents in a process: the working
@@ -34,38 +37,33 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...prompts.conversation import (
-    ChatResponse,
-    Message,
-    as_text,
-    request_key,
-    since_last_completion,
-    state_key_text,
-)
+from ...prompts.conversation import ChatResponse, Message, as_text, since_last_completion
+from ...prompts.state_keys import request_key, state_key_text
 from ...utils.show import show
 from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, resolve_agent_name
-from ..validation import EnvironmentContractError, UnusableWorkerError
-from .chat_protocol import MODEL, RefusedRequestError
+from ..validation import EnvironmentContractError
 from .common import import_extra
-from .endpoint import AgentEnd, Call, Session, running_endpoint
+from .dialects.request import MODEL, RefusedRequestError
+from .endpoint import running_endpoint
+from .session import AgentEnd, Call, Session
 from .trl_tools import awaited
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
 MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
-MAX_ABANDONED = 32  # agents of ended episodes that still run in a worker; then it is replaced
-END_SECONDS = 1.0  # for an agent to end after its episode, and again once it is interrupted
-INTERRUPTIONS = 10
+END_SECONDS = 1.0  # for which an agent is waited for after its episode
+STRAY_SECONDS = 30.0  # that an agent may run on after its episode, e.g. for a last tool; then its worker is replaced
 _TASK_COLUMNS = ("task", "question", "prompt", "instruction")
 _FIELDS = ("reward", "success", "info")
 
@@ -221,11 +219,26 @@ class AgentEnvironment(TextEnvironment):
         """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
         if self._session is not None:
             running_endpoint().close_session(self._session)
+        if self._thread is not None:
+            _strays.append((self._thread, time.monotonic()))
+
+    def _worker_is_unusable(self) -> bool:
+        """Return whether an agent of an ended episode still runs in this process, which then has to be replaced."""
+        _strays[:] = [(thread, since) for thread, since in _strays if thread.is_alive()]
+        unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)
+        if unusable:
+            print(
+                f"an agent ran on for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: have agents "
+                "end when their requests are refused",
+                file=sys.stderr,
+                flush=True,
+            )
+        return unusable
 
     def _observe(self, call: Call, task: str | None = None) -> Observation:
         self._call = call
         messages, tools = call.request.chat.messages, call.request.chat.tools
-        key = request_key(messages, tools) if self.state_key is None else _key_text(self.state_key(messages))
+        key = request_key(messages, tools) if self.state_key is None else state_key_text(self.state_key(messages))
         text = as_text(since_last_completion(messages))[:LONGEST_TEXT]
         return Observation(text, key, task=task, request=call.request.chat)
 
@@ -269,29 +282,17 @@ class AgentEnvironment(TextEnvironment):
         return facts
 
     def _abandon(self) -> None:
-        """End the session and its agent. An agent that does not end cannot reach later episodes."""
+        """End the session and its agent, or note an agent that does not end."""
         session, thread = self._session, self._thread
         self._call = self._thread = None
         if session is not None:
             running_endpoint().close_session(session)
-        if thread is None:
-            return
-        thread.join(END_SECONDS)
-        for _ in range(INTERRUPTIONS):  # one that falls into a callback of the garbage collector is lost
-            if thread.is_alive():
-                _interrupt(thread)
-                thread.join(END_SECONDS / INTERRUPTIONS)
-        if thread.is_alive():
-            _ABANDONED.append(thread)
-            _ABANDONED[:] = [one for one in _ABANDONED if one.is_alive()]
-            if len(_ABANDONED) >= MAX_ABANDONED:
-                raise UnusableWorkerError(
-                    f"{len(_ABANDONED)} agents of ended episodes still run in this worker, which ends: have agents "
-                    "end when their requests are refused"
-                )
+        if thread is not None:
+            thread.join(END_SECONDS)
+            _strays.append((thread, time.monotonic()))
 
 
-_ABANDONED: list[threading.Thread] = []
+_strays: list[tuple[threading.Thread, float]] = []  # agents of ended episodes, and since when
 
 
 def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
@@ -301,11 +302,6 @@ def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
     except BaseException as error:  # SystemExit would end this thread without a word
         end = AgentEnd(error=error)
     client.session.end(end)
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    """Raise `SystemExit` in a thread, as soon as it executes Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
@@ -330,13 +326,6 @@ def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
     except OverflowError as error:
         raise _no_reward(value, f"the reward is {show(reward)}, beyond a float") from error
     return reward, None if success is None else bool(success), dict(info)
-
-
-def _key_text(key: Any) -> str:
-    try:
-        return state_key_text(key)
-    except ValueError as error:
-        raise EnvironmentContractError(str(error)) from error
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:

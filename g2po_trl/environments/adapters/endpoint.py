@@ -1,15 +1,9 @@
-"""An endpoint on loopback that speaks OpenAI's chat protocol. Each episode of an agent is a session with its own key.
+"""The HTTP endpoint on loopback that agents ask. Each episode of an agent is a session with its own key.
 
-There is one endpoint in a worker process, started when the first agent needs it. A request waits in its session until
-the trainer's model has answered it. Other sessions cannot be reached without their keys, which cannot be guessed.
-
-A request that repeats another one gets the same answer, and is no second step. It has the same body, and
-
-- its client says so, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
-- the client of the other one closed its connection before the answer.
-
-Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
-not come again, is given up (`Session.given_up`).
+There is one endpoint in a worker process, started when the first agent needs it. Sessions cannot be reached without
+their keys, which cannot be guessed. A client without one costs little: its key is checked before its body is read, and
+what it may send is limited in time and size. The connection is closed after each answer, since libraries share a
+client between episodes, and an open connection fails in another event loop.
 """
 
 from __future__ import annotations
@@ -18,193 +12,30 @@ import contextlib
 import hashlib
 import math
 import os
-import queue
-import secrets
 import socket
 import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import zlib
+from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
-from ...prompts.conversation import ChatResponse
-from .chat_protocol import (
-    CompletionRequest,
-    RefusedRequestError,
-    completion_body,
-    event_stream,
-    models_body,
-    read_request,
-    write_completion,
-)
-from .request_body import read_body
+import h11
+
+from .dialects import DIALECTS, chat_completions
+from .dialects.request import AgentRequest, Completion, RefusedRequestError
+from .session import CONTINUE, Call, Session
 
 _LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class AgentEnd:
-    """The end of an agent: the value it returned, or the exception it raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-class Call:
-    """A request in its session.
-
-    Args:
-        request: what the client asks.
-        digest: of the body.
-        name: the client's name of the request (`Idempotency-Key`), if it gave one.
-        connection: the client's.
-        limit: seconds that the client waits for an answer, if it says so, as `openai` does.
-    """
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        digest: bytes,
-        name: str | None,
-        connection: socket.socket,
-        limit: float = math.inf,
-    ):
-        self.request, self.digest, self.name = request, digest, name
-        self.connections = [connection]
-        self.ends = time.monotonic() + limit
-        self.delivered = False
-        self.beside_another = False  # which was answered while this one waited
-        self.answer: dict[str, Any] | RefusedRequestError | None = None
-        self.answered = threading.Event()
-
-    def is_lost(self) -> bool:
-        """Return whether all clients that waited for the answer have gone without it."""
-        return not self.delivered and all(map(_is_closed, self.connections))
-
-    def is_overdue(self) -> bool:
-        """Return whether the client's time limit has passed."""
-        return time.monotonic() >= self.ends
-
-    def is_repeated_by(self, other: Call, said: bool) -> bool:
-        """Return whether another call is the same request again. `said`: its client says that it repeats one."""
-        if self.digest != other.digest:
-            return False
-        return said or (other.name is not None and other.name == self.name) or self.is_lost()
-
-
-class Session:
-    """The requests of one episode, in their order of arrival, and its end."""
-
-    def __init__(self) -> None:
-        self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
-        self.refused: list[str] = []  # why requests could not be read
-        self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
-        self.closed = False
-        self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
-        self._calls: list[Call] = []
-        self._lost: list[Call] = []  # whose clients had gone before their turn
-        self._responses = self._tool_calls = 0
-        self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
-        self._at_end: list[Callable[[], Any]] = []
-        self._lock = threading.Lock()
-
-    def open(self, call: Call, said: bool) -> Call:
-        """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
-        with self._lock:
-            if self.closed:
-                raise _episode_ended()
-            for earlier in reversed(self._calls):
-                if earlier.is_repeated_by(call, said):
-                    earlier.connections += call.connections
-                    return earlier
-            self._lost = [lost for lost in self._lost if lost.digest != call.digest]
-            self._calls.append(call)
-            self.ignored.update(call.request.ignored)
-            self._count(+1)
-        self._events.put(call)
-        return call
-
-    def refuse(self, error: RefusedRequestError) -> None:
-        """Record a request that cannot be read."""
-        self.refused.append(str(error))
-
-    def next(self) -> Call | AgentEnd:
-        """Wait for the next request whose client is there, or for the end of the agent."""
-        while True:
-            event = self._events.get()
-            if isinstance(event, AgentEnd):
-                return event
-            with self._lock:
-                if not event.is_lost():
-                    return event
-                self._calls.remove(event)  # if it is sent again, it is new
-                self._lost.append(event)
-                self._answer(event, _episode_ended())
-
-    def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:
-        """Answer a request."""
-        with self._lock:
-            if isinstance(response, RefusedRequestError):
-                self._answer(call, response)
-                return
-            self._responses += 1
-            self._answer(call, write_completion(response, self._responses, self._tool_calls))
-            self._tool_calls += len(response.tool_calls)
-
-    def end(self, end: AgentEnd) -> None:
-        """Report the end of the agent."""
-        with self._lock:  # an agent in one thread has given up what is not answered now
-            self._lost += [call for call in self._calls if call.answer is None and not call.beside_another]
-        self._events.put(end)
-
-    def given_up(self) -> list[Call]:
-        """Return the requests whose clients have gone before the answer, and have not asked again."""
-        with self._lock:
-            return list(dict.fromkeys([*self._lost, *(call for call in self._calls if call.is_lost())]))
-
-    def at_end(self, function: Callable[[], Any]) -> None:
-        """Have a function called when the episode ends; at once if it has ended."""
-        with self._lock:
-            if not self.closed:
-                self._at_end.append(function)
-                return
-        function()
-
-    def close(self) -> None:
-        """End the session: all requests that wait, and all that come, are answered by errors."""
-        with self._lock:
-            if self.closed:
-                return
-            self.closed = True
-            for call in self._calls:
-                if call.answer is None:
-                    self._answer(call, _episode_ended())
-        for function in reversed(self._at_end):
-            with contextlib.suppress(Exception):
-                function()
-
-    def own_seconds(self) -> float:
-        """Return the seconds in which the agent did not wait for an answer."""
-        with self._lock:
-            return self._own_seconds + (0.0 if self._waiting else time.monotonic() - self._since)
-
-    def _answer(self, call: Call, answer: dict[str, Any] | RefusedRequestError) -> None:
-        call.answer = answer
-        for other in self._calls:
-            other.beside_another |= other.answer is None
-        self._count(-1)
-        call.answered.set()
-
-    def _count(self, change: int) -> None:
-        """Count the requests that wait; called before and after those in which the agent waits for none."""
-        now = time.monotonic()
-        if not self._waiting:
-            self._own_seconds += now - self._since
-        self._waiting += change
-        self._since = now
+MAX_HEAD_BYTES = 2**16
+MAX_BODY_BYTES = 2**26  # also after decompression
+HEAD_SECONDS, BODY_SECONDS, SEND_SECONDS = 10.0, 60.0, 60.0
+LINGER_SECONDS = 2.0  # for a client to send the rest of a refused request: most read no answer before they have
+MAX_STRANGERS, STRANGER_SECONDS = 128, 1.0  # connections without a key yet, and how long one has at least
+_CHUNK = 2**16
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class Endpoint:
@@ -213,9 +44,9 @@ class Endpoint:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._sessions: dict[str, Session] = {}
-        self._server = _Server((_LOOPBACK, 0), _Handler)
+        self._server = _Server((_LOOPBACK, 0), _Connection)
         self._server.endpoint = self
-        self.base_url = f"http://{_LOOPBACK}:{self._server.server_port}/v1"
+        self.base_url = f"http://{_LOOPBACK}:{self._server.server_address[1]}/v1"
         bypass_proxies(os.environ)
         threading.Thread(target=self._server.serve_forever, daemon=True, name="endpoint").start()
 
@@ -242,11 +73,6 @@ class Endpoint:
             )
         return session
 
-    def refuse(self, authorization: str | None, error: RefusedRequestError) -> None:
-        """Record a request that cannot be read with the session whose key a header contains, if there is one."""
-        with contextlib.suppress(RefusedRequestError):
-            self.session_of(authorization).refuse(error)
-
 
 _endpoint: Endpoint | None = None
 _endpoint_lock = threading.Lock()
@@ -270,123 +96,191 @@ def bypass_proxies(variables: Any) -> None:
         variables[name] = ",".join([*exempt, *(host for host in (_LOOPBACK, "localhost") if host not in exempt)])
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(socketserver.ThreadingTCPServer):
     daemon_threads, block_on_close, request_queue_size = True, False, 128
     endpoint: Endpoint
 
-    def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer looks up a name, which may take seconds
-        self.server_name, self.server_port = self.server_address[:2]
+    def __init__(self, *args: Any):
+        self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first
+        self._change = threading.Condition()
+        super().__init__(*args)
+
+    def process_request(self, request: socket.socket, client_address: Any) -> None:
+        """Start a thread for a connection. Beyond the limit, the oldest connection without a key ends for it."""
+        with self._change:
+            while len(self._strangers) >= MAX_STRANGERS:
+                oldest, since = next(iter(self._strangers.items()))
+                if (left := since + STRANGER_SECONDS - time.monotonic()) > 0:
+                    self._change.wait(left)
+                    continue
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def knows(self, request: socket.socket) -> None:
+        """Note that a connection has shown a key, or is closed."""
+        with self._change:
+            if self._strangers.pop(request, None) is not None:
+                self._change.notify()
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        self.knows(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that has gone
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that has gone
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm, wbufsize = True, -1
+class _Connection(socketserver.BaseRequestHandler):
+    """One connection, on which one request is answered."""
+
     server: _Server
 
-    def do_GET(self) -> None:
-        self._respond(self._models)
-
-    def do_POST(self) -> None:
-        self._respond(self._complete)
-
-    def _respond(self, handle: Callable[[str], tuple[bytes, str]]) -> None:
-        path = self.path.partition("?")[0].rstrip("/")
+    def handle(self) -> None:
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._dialect, self._session = chat_completions, None
         try:
-            content, kind = handle(path)
-        except RefusedRequestError as error:
-            self._send(error.status, error.body(), "application/json")
-        else:
-            self._send(200, content, kind)
-
-    def _models(self, path: str) -> tuple[bytes, str]:
-        self.server.endpoint.session_of(self.headers.get("Authorization"))
-        if path != "/v1/models" and not path.startswith("/v1/models/"):
-            raise _unknown_path("GET", path)
-        return models_body(path), "application/json"
-
-    def _complete(self, path: str) -> tuple[bytes, str]:
-        authorization = self.headers.get("Authorization")
-        try:
-            body = read_body(self.headers, self.rfile)  # first: clients read no answer before they have sent all
-            session = self.server.endpoint.session_of(authorization)
-            if path != "/v1/chat/completions":
-                raise _unknown_path("POST", path)
-            request = read_request(body)
-        except RefusedRequestError as error:
-            self.server.endpoint.refuse(authorization, error)
-            raise
-        retries, name = self.headers.get("x-stainless-retry-count", "0"), self.headers.get("Idempotency-Key")
-        limit = _seconds(self.headers.get("x-stainless-read-timeout"))
-        call = Call(request, hashlib.blake2b(body, digest_size=16).digest(), name, self.connection, limit)
-        call = session.open(call, said=retries.isdecimal() and int(retries) > 0)
-        call.answered.wait()
-        self._delivers = call
-        if isinstance(call.answer, RefusedRequestError):
-            raise call.answer
-        if request.stream:
-            return event_stream(call.answer, request.include_usage), "text/event-stream"
-        return completion_body(call.answer), "application/json"
-
-    _delivers: Call | None = None
-
-    def handle_expect_100(self) -> bool:
-        """Ask for the body at once: the response is buffered."""
-        super().handle_expect_100()
-        self.wfile.flush()
-        return True
-
-    def _send(self, status: int, content: bytes, kind: str) -> None:
-        call, self._delivers = self._delivers, None
-        # Libraries share a client between episodes, and an open connection fails in another event loop.
-        self.close_connection = True
-        if _is_closed(self.connection):  # bytes to a client that has gone would seem to arrive
+            asked = self._read()
+        except (h11.RemoteProtocolError, TimeoutError, RefusedRequestError) as error:
+            refusal = _refusal(error)
+            if self._session is not None:
+                self._session.refuse(refusal)
+            self._send(refusal)
+            self._discard_rest()
             return
-        if call is not None:  # before the client can have it, and ask the same again
-            call.delivered = True
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self.request.settimeout(None)
+        if isinstance(asked, Call):
+            self._serve(asked)
+        elif asked is not None:
+            self._send(asked)
+
+    def _serve(self, call: Call) -> None:
+        request = call.request
         try:
-            self.wfile.write(content)
-            self.wfile.flush()
+            call = self._session.open(call, self._is_retry)
+        except RefusedRequestError as error:
+            self._send(error)
+            return
+        call.answered.wait()
+        if not self._session.delivers(call, self.request):
+            return
+        try:
+            self._send(call.answer, request)
         except OSError:
-            if call is not None:
-                call.delivered = False
-            raise
+            call.delivered = False
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+    def _read(self) -> Call | bytes | None:
+        """Return the call that a client makes, or the answer to another request; `None`: it has closed."""
+        self._deadline = time.monotonic() + HEAD_SECONDS
+        head = self._next()
+        if not isinstance(head, h11.Request):
+            return None
+        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        method, path = head.method.decode(), head.target.decode().partition("?")[0].rstrip("/")
+        self._dialect = DIALECTS.get(path, chat_completions)
+        self._session = self.server.endpoint.session_of(headers.get("authorization"))
+        self.server.knows(self.request)
+        if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+            return chat_completions.models(path)
+        if method != "POST" or path not in DIALECTS:
+            raise _unknown_path(method, path)
+        body = self._body(headers)
+        self._is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        digest, limit = hashlib.blake2b(body, digest_size=16).digest(), headers.get("x-stainless-read-timeout")
+        name = headers.get("idempotency-key")
+        return Call(self._dialect.parse(body), digest, name, self.request, _seconds(limit))
+
+    def _body(self, headers: Mapping[str, str]) -> bytes:
+        """Return the whole body of a request, decompressed."""
+        self._deadline = time.monotonic() + BODY_SECONDS
+        if int(headers.get("content-length", 0)) > MAX_BODY_BYTES:
+            raise _too_large(f"{int(headers['content-length']):,} bytes")
+        if self._http.they_are_waiting_for_100_continue:
+            self.request.sendall(CONTINUE)
+        body = bytearray()
+        while isinstance(part := self._next(), h11.Data):
+            body += part.data
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large(f"more than {MAX_BODY_BYTES:,} bytes")
+        for encoding in reversed([one.strip().lower() for one in headers.get("content-encoding", "").split(",")]):
+            body = body if encoding in ("", "identity") else _decompressed(body, encoding)
+        return bytes(body)
+
+    def _next(self) -> Any:
+        """Return h11's next event, from what the client sends until the deadline."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self.request.settimeout(max(0.001, self._deadline - time.monotonic()))
+            self._http.receive_data(self.request.recv(_CHUNK))
+        return event
+
+    def _send(self, answer: bytes | Completion | RefusedRequestError, request: AgentRequest | None = None) -> None:
+        status, kind = 200, "application/json"
+        if isinstance(answer, RefusedRequestError):
+            status, answer = answer.status, self._dialect.error(answer)
+        elif isinstance(answer, Completion):
+            if request.stream:
+                answer, kind = self._dialect.stream(answer, request), "text/event-stream"
+            else:
+                answer = self._dialect.answer(answer)
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {kind}"]
+        lines += [f"Content-Length: {len(answer)}", "Connection: close", "", ""]
+        self.request.settimeout(SEND_SECONDS)
+        self.request.sendall("\r\n".join(lines).encode() + answer)
+
+    def _discard_rest(self) -> None:
+        """Read what a client still sends, for a moment: with unread bytes, closing would take back the answer."""
+        self.request.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            self.request.settimeout(left)
+            if not self.request.recv(_CHUNK):
+                return
 
 
-def _episode_ended() -> RefusedRequestError:
-    return RefusedRequestError("the episode has ended: stop asking", code="episode_ended", status=404)
+def _refusal(error: Exception) -> RefusedRequestError:
+    if isinstance(error, RefusedRequestError):
+        return error
+    if isinstance(error, TimeoutError):
+        return RefusedRequestError("the request took too long to arrive: send it at once", status=408)
+    message = f"the request cannot be read ({error}): send valid HTTP/1.1"
+    return RefusedRequestError(message, status=error.error_status_hint)
+
+
+def _too_large(how: str) -> RefusedRequestError:
+    return RefusedRequestError(f"the body has {how}, more than {MAX_BODY_BYTES:,}: shorten the messages", status=413)
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    if encoding not in _WINDOWS:
+        remedy = f"send it plain, or compressed by {', '.join(_WINDOWS)}"
+        raise RefusedRequestError(f"Content-Encoding is {encoding!r}: {remedy}", status=415)
+    has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    raw = encoding == "deflate" and not has_header  # some clients leave the header out
+    decompress = zlib.decompressobj(-15 if raw else _WINDOWS[encoding])
+    try:
+        plain = decompress.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise RefusedRequestError(f"the body is not compressed by {encoding} ({error}): send it plain") from error
+    if len(plain) > MAX_BODY_BYTES:
+        raise _too_large(f"more than {MAX_BODY_BYTES:,} bytes without compression")
+    if not decompress.eof:
+        raise RefusedRequestError(f"the body, compressed by {encoding}, is cut off: send all of it")
+    return plain
 
 
 def _unknown_path(method: str, path: str) -> RefusedRequestError:
-    remedy = "use POST /v1/chat/completions"
+    remedy = f"use POST {', '.join(DIALECTS)}"
     if path.startswith("/v1/responses"):
         remedy += ", as libraries do that are set to chat completions instead of the Responses API"
     return RefusedRequestError(f"{method} {path} is not served: {remedy}", code="unknown_url", status=404)
 
 
 def _seconds(text: str | None) -> float:
-    with contextlib.suppress(TypeError, ValueError):
-        return float(text)
-    return math.inf
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Return whether the other side has closed the connection."""
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        return float(text)
+    except (TypeError, ValueError):
+        return math.inf

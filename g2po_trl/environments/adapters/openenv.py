@@ -46,7 +46,7 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
     if _is_ours(fields):
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
-        return Observation(**texts, request=None if request is None else ChatRequest.from_dict(request))
+        return Observation(**texts, request=None if request is None else ChatRequest(**request))
     if not _has_text(fields):
         raise G2POError(
             f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "

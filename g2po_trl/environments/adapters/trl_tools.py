@@ -28,7 +28,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages, request_key
+from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages
+from ...prompts.state_keys import request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError

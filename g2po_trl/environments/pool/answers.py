@@ -57,7 +57,7 @@ def encode(answer: Answer) -> bytes:
         if isinstance(result, StepResult):
             seen = result.observation
             fields["step"] = [result.reward, result.terminated, result.truncated, result.info]
-        request = None if seen.request is None else seen.request.to_dict()
+        request = None if seen.request is None else vars(seen.request)
         fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task, request]
         result = fields
     message = _to_text([answer.job, answer.digest, result]).encode(*_CODE)
@@ -86,9 +86,8 @@ def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
             raise ValueError("the failure is invalid")
         return kind, text
     *fields, request = result["seen"]
-    seen = validate_observation(Observation(*fields), "a worker")
-    if request is not None:
-        seen = replace(seen, request=ChatRequest.from_dict(request))
+    request = None if request is None else ChatRequest(**request)
+    seen = validate_observation(Observation(*fields, request), "a worker")
     if "step" not in result:
         return seen
     reward, terminated, truncated, info = result["step"]

@@ -123,6 +123,11 @@ class WorkerLoop:
         finally:
             _exit_if_forked()
 
+    def is_unusable(self) -> bool:
+        """Return whether an environment asks for this process to be replaced, e.g. for an agent that does not end."""
+        asked = (getattr(one, "_worker_is_unusable", None) for one in [*self.idle, *self.running.values()])
+        return any(ask() for ask in asked if ask is not None)
+
     def close(self) -> None:
         for environment in [*self.idle, *self.running.values()]:
             with contextlib.suppress(Exception):
@@ -213,6 +218,8 @@ def serve(pool: Channel) -> bool:
     with contextlib.suppress(EOFError, OSError):
         while True:
             messages = []
+            if not queue and loop is not None and loop.is_unusable():  # between jobs: its episodes are replayed
+                os._exit(1)
             if not queue or time.perf_counter() - checked_at > CHECK_SECONDS:
                 messages, checked_at = pool.receive(wait=not queue), time.perf_counter()
             for message in messages:

@@ -1,27 +1,27 @@
-"""OpenAI's chat-completions protocol: request bodies as `ChatRequest`s, `ChatResponse`s as response bodies.
+"""OpenAI's chat completions.
 
 What the trainer decides (sampling, the model) is ignored and named; what would change the meaning of a completion and
 cannot be given is refused. The JSON schema of an answer is written into the system message, and not enforced.
-Responses contain neither time nor randomness: a replayed episode gets the same ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ...prompts.conversation import MAX_DEPTH, ChatRequest, ChatResponse, Message, is_deeper
-from ...utils.show import show
+from ....prompts.conversation import ChatRequest, Message
+from ....utils.errors import G2POError
+from ....utils.show import show
+from .request import MODEL, AgentRequest, Completion, RefusedRequestError, read_object, to_body
 
-MODEL = "policy"
 # What clients send for their own records.
 _WITHOUT_EFFECT = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
     *("stream_options", "user"),
 )
-# Read by `read_request`.
+# Read by `parse`.
 _READ = (
     *("max_completion_tokens", "max_tokens", "messages", "model", "n", "response_format", "stop", "stream"),
     *("tool_choice", "tools"),
@@ -40,78 +40,29 @@ _REFUSED = {
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
-class RefusedRequestError(ValueError):
-    """A request that is answered by an error, and is no step of the episode.
-
-    Args:
-        message: what is wrong, and what to do.
-        parameter: the field of the request.
-        code: a word for programs.
-        status: the HTTP status. Clients retry 408, 409, 429 and those from 500; agents around them also 400 and 403.
-    """
-
-    def __init__(self, message: str, parameter: str | None = None, code: str = "invalid_request", status: int = 400):
-        super().__init__(message)
-        self.parameter, self.code, self.status = parameter, code, status
-
-    def body(self) -> bytes:
-        """Return the body of the response."""
-        error = {"message": str(self), "type": "invalid_request_error", "param": self.parameter, "code": self.code}
-        return _to_json({"error": error})
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """A request of a client.
-
-    Args:
-        chat: what the model is asked.
-        ignored: names of fields that the trainer decides otherwise.
-        stream: the response is sent as events.
-        include_usage: the last event reports the number of tokens.
-    """
-
-    chat: ChatRequest
-    ignored: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-
-
-def read_request(body: bytes) -> CompletionRequest:
+def parse(body: bytes) -> AgentRequest:
     """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
-        raise RefusedRequestError(f"the body is not valid JSON ({error}): send a JSON object") from error
-    if not isinstance(data, dict):
-        raise RefusedRequestError("the body is not a JSON object: send one with messages")
-    data = {name: value for name, value in data.items() if value is not None}
+    data = read_object(body)
     for name, (allowed, remedy) in _REFUSED.items():
         if name in data and data[name] != allowed:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
-    chat = {
+    fields = {
         "messages": data.get("messages"),
-        "tools": _tools(data.get("tools")),
+        "tools": None if data.get("tool_choice") == "none" else _tools(data.get("tools")),
         "stop": [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
         "max_tokens": _max_tokens(data),
     }
-    if data.get("tool_choice") == "none":
-        chat["tools"] = None
     schema = _schema(data.get("response_format"))
     try:
-        request = ChatRequest.from_dict(chat)
-        if schema is not None:
-            request = replace(request, messages=_asking_for(schema, request.messages))
-        if is_deeper(request.to_dict(), MAX_DEPTH):
-            raise RecursionError(f"the request is nested more than {MAX_DEPTH} levels deep: flatten it")
-        if b"\\ud" in body.lower():  # surrogates, which cannot be tokenized where they are no pairs
-            request = ChatRequest.from_dict(json.loads(_to_json(request.to_dict())))
-    except (ValueError, RecursionError) as error:
-        parameter = next((name for name in chat if str(error).startswith(name)), None)
+        chat = ChatRequest(**fields)
+    except G2POError as error:
+        parameter = next((name for name in fields if str(error).startswith(name)), None)
         raise RefusedRequestError(str(error), parameter) from error
+    if schema is not None:
+        chat = replace(chat, messages=_asking_for(schema, chat.messages))
     options = data.get("stream_options")
     include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    return CompletionRequest(request, tuple(_ignored(data)), bool(data.get("stream")), include_usage)
+    return AgentRequest(chat, tuple(_ignored(data)), bool(data.get("stream")), include_usage)
 
 
 def _tools(tools: Any) -> Any:
@@ -168,46 +119,15 @@ def _ignored(data: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def write_completion(response: ChatResponse, number: int, calls_before: int) -> dict[str, Any]:
-    """Return a response's body as JSON data: the `number`-th of its episode, after `calls_before` tool calls."""
-    calls = [
-        {
-            "id": f"call_{place}",
-            "type": "function",
-            "function": {
-                "name": call["function"]["name"],
-                "arguments": _arguments_text(call["function"].get("arguments", {})),
-            },
-        }
-        for place, call in enumerate(response.tool_calls, calls_before + 1)
-    ]
-    message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
-    if calls:
-        message["tool_calls"] = calls
-    return {
-        "id": f"chatcmpl-{number}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": MODEL,
-        "choices": [
-            {"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish_reason},
-        ],
-        "usage": {
-            "prompt_tokens": response.prompt_tokens,
-            "completion_tokens": response.completion_tokens,
-            "total_tokens": response.prompt_tokens + response.completion_tokens,
-        },
-    }
-
-
-def completion_body(completion: Mapping[str, Any]) -> bytes:
+def answer(completion: Completion) -> bytes:
     """Return a completion as the body of a response."""
-    return _to_json(completion)
+    return to_body(_written(completion))
 
 
-def event_stream(completion: Mapping[str, Any], include_usage: bool) -> bytes:
+def stream(completion: Completion, request: AgentRequest) -> bytes:
     """Return a completion as server-sent events: its role, its text, its tool calls, its end."""
-    (choice,) = completion["choices"]
+    written = _written(completion)
+    (choice,) = written["choices"]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if message["content"]:
@@ -216,30 +136,48 @@ def event_stream(completion: Mapping[str, Any], include_usage: bool) -> bytes:
         deltas.append({"tool_calls": [{"index": place, **call}]})
     choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]})
-    common = {name: completion[name] for name in ("id", "created", "model")}
+    common = {name: written[name] for name in ("id", "created", "model")}
     common["object"] = "chat.completion.chunk"
-    no_usage = {"usage": None} if include_usage else {}
+    no_usage = {"usage": None} if request.include_usage else {}
     events: list[dict[str, Any]] = [{**common, "choices": [choice], **no_usage} for choice in choices]
-    if include_usage:
-        events.append({**common, "choices": [], "usage": completion["usage"]})
-    return b"".join(b"data: " + _to_json(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    if request.include_usage:
+        events.append({**common, "choices": [], "usage": written["usage"]})
+    return b"".join(b"data: " + to_body(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
 
 
-def model_body() -> dict[str, Any]:
-    """Return the description of the only model."""
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "g2po-trl"}
+def error(refusal: RefusedRequestError) -> bytes:
+    """Return the body of an error."""
+    message, kind = str(refusal), "invalid_request_error"
+    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
 
 
-def models_body(path: str) -> bytes:
+def models(path: str) -> bytes:
     """Return the answer to `GET /v1/models`, or to that of one model."""
+    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "g2po-trl"}
     one = path.removeprefix("/v1/models").strip("/")
-    return _to_json(model_body() if one else {"object": "list", "data": [model_body()]})
+    return to_body(model if one else {"object": "list", "data": [model]})
 
 
-def _arguments_text(arguments: Any) -> str:
-    """Return the arguments as JSON text; text that the model wrote instead of JSON is left as it is."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _to_json(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+def _written(completion: Completion) -> dict[str, Any]:
+    response = completion.response
+    calls = []
+    for place, call in enumerate(response.tool_calls, completion.calls_before + 1):
+        arguments = call["function"].get("arguments", {})  # a text is what the model wrote instead of JSON
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        function = {"name": call["function"]["name"], "arguments": text}
+        calls.append({"id": f"call_{place}", "type": "function", "function": function})
+    message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "id": f"chatcmpl-{completion.number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish_reason}],
+        "usage": {
+            "prompt_tokens": response.prompt_tokens,
+            "completion_tokens": response.completion_tokens,
+            "total_tokens": response.prompt_tokens + response.completion_tokens,
+        },
+    }

@@ -1,0 +1,224 @@
+"""The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
+
+A request waits in its session until the trainer's model has answered it. One that repeats another gets the same
+answer, and is no second step. It has the same body, and
+
+- its client says so, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
+- the client of the other one closed its connection before the answer.
+
+Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
+not come again, is given up (`Session.given_up`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...prompts.conversation import ChatResponse
+from .dialects.request import AgentRequest, Completion, RefusedRequestError
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # every client of HTTP/1.1 skips it
+_PROBE_MS = 50
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """The end of an agent: the value it returned, or the exception it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Call:
+    """A request in its session.
+
+    Args:
+        request: what the client asks.
+        digest: of the body.
+        name: the client's name of the request (`Idempotency-Key`), if it gave one.
+        connection: the client's.
+        limit: seconds that the client waits for an answer, if it says so, as `openai` does.
+    """
+
+    def __init__(
+        self,
+        request: AgentRequest,
+        digest: bytes,
+        name: str | None,
+        connection: socket.socket,
+        limit: float = math.inf,
+    ):
+        self.request, self.digest, self.name = request, digest, name
+        self.connections = [connection]
+        self.ends = time.monotonic() + limit
+        self.delivered = False
+        self.beside_another = False  # which was answered while this one waited
+        self.answer: Completion | RefusedRequestError | None = None
+        self.answered = threading.Event()
+
+    def is_lost(self) -> bool:
+        """Return whether all clients that waited for the answer have gone without it."""
+        return not self.delivered and all(map(is_closed, self.connections))
+
+    def is_overdue(self) -> bool:
+        """Return whether the client's time limit has passed."""
+        return time.monotonic() >= self.ends
+
+    def is_repeated_by(self, other: Call, said: bool) -> bool:
+        """Return whether another call is the same request again. `said`: its client says that it repeats one."""
+        if self.digest != other.digest:
+            return False
+        return said or (other.name is not None and other.name == self.name) or self.is_lost()
+
+
+class Session:
+    """The requests of one episode, in their order of arrival, and its end."""
+
+    def __init__(self) -> None:
+        self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
+        self.refused: list[str] = []  # why requests could not be read
+        self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
+        self.closed = False
+        self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
+        self._calls: list[Call] = []
+        self._lost: list[Call] = []  # whose clients had gone before their turn
+        self._responses = self._tool_calls = 0
+        self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
+        self._at_end: list[Callable[[], Any]] = []
+        self._lock = threading.Lock()
+
+    def open(self, call: Call, said: bool) -> Call:
+        """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
+        with self._lock:
+            if self.closed:
+                raise episode_ended()
+            for earlier in reversed(self._calls):
+                if earlier.is_repeated_by(call, said):
+                    earlier.connections += call.connections
+                    return earlier
+            self._lost = [lost for lost in self._lost if lost.digest != call.digest]
+            self._calls.append(call)
+            self.ignored.update(call.request.ignored)
+            self._count(+1)
+        self._events.put(call)
+        return call
+
+    def refuse(self, error: RefusedRequestError) -> None:
+        """Record a request that cannot be read."""
+        self.refused.append(str(error))
+
+    def next(self) -> Call | AgentEnd:
+        """Wait for the next request whose client is there, or for the end of the agent."""
+        while True:
+            event = self._events.get()
+            if isinstance(event, AgentEnd):
+                return event
+            with self._lock:
+                if not event.is_lost():
+                    return event
+                self._calls.remove(event)  # if it is sent again, it is new
+                self._lost.append(event)
+                self._answer(event, episode_ended())
+
+    def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:
+        """Answer a request."""
+        with self._lock:
+            if isinstance(response, RefusedRequestError):
+                self._answer(call, response)
+                return
+            self._responses += 1
+            self._answer(call, Completion(response, self._responses, self._tool_calls))
+            self._tool_calls += len(response.tool_calls)
+
+    def delivers(self, call: Call, connection: socket.socket) -> bool:
+        """Return whether a client is there for the answer; from now on it may have it, and ask the same again."""
+        with self._lock:
+            if is_closed(connection):  # bytes to a client that has gone would seem to arrive
+                return False
+            call.delivered = True
+            return True
+
+    def end(self, end: AgentEnd) -> None:
+        """Report the end of the agent."""
+        with self._lock:  # an agent in one thread has given up what is not answered now
+            self._lost += [call for call in self._calls if call.answer is None and not call.beside_another]
+        self._events.put(end)
+
+    def given_up(self) -> list[Call]:
+        """Return the requests whose clients have gone before the answer, and have not asked again."""
+        with self._lock:
+            return list(dict.fromkeys([*self._lost, *(call for call in self._calls if call.is_lost())]))
+
+    def at_end(self, function: Callable[[], Any]) -> None:
+        """Have a function called when the episode ends; at once if it has ended."""
+        with self._lock:
+            if not self.closed:
+                self._at_end.append(function)
+                return
+        function()
+
+    def close(self) -> None:
+        """End the session: all requests that wait, and all that come, are answered by errors."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            for call in self._calls:
+                if call.answer is None:
+                    self._answer(call, episode_ended())
+        for function in reversed(self._at_end):
+            with contextlib.suppress(Exception):
+                function()
+
+    def own_seconds(self) -> float:
+        """Return the seconds in which the agent did not wait for an answer."""
+        with self._lock:
+            return self._own_seconds + (0.0 if self._waiting else time.monotonic() - self._since)
+
+    def _answer(self, call: Call, answer: Completion | RefusedRequestError) -> None:
+        call.answer = answer
+        for other in self._calls:
+            other.beside_another |= other.answer is None
+        self._count(-1)
+        call.answered.set()
+
+    def _count(self, change: int) -> None:
+        """Count the requests that wait; called before and after those in which the agent waits for none."""
+        now = time.monotonic()
+        if not self._waiting:
+            self._own_seconds += now - self._since
+        self._waiting += change
+        self._since = now
+
+
+def episode_ended() -> RefusedRequestError:
+    """Return the answer to requests of an episode that is over."""
+    return RefusedRequestError("the episode has ended: stop asking", code="episode_ended", status=404)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Return whether the other side has gone. One that has only ended its sending still reads.
+
+    Both look the same until something is sent, which a program that has gone rejects.
+    """
+    try:
+        if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return False
+        connection.send(CONTINUE, socket.MSG_DONTWAIT)
+        poll = select.poll()
+        poll.register(connection, 0)  # errors and hang-up
+        return bool(poll.poll(_PROBE_MS))
+    except BlockingIOError:
+        return False
+    except (OSError, ValueError):  # reset, or closed here
+        return True

@@ -1,0 +1,88 @@
+"""State keys of chat requests: which requests of a task are asked in the same state."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..utils.errors import G2POError
+from ..utils.json import to_json
+from .conversation import Message, as_text, canonical, since_last_completion, without_ids
+
+_UNCHANGED = re.compile(r"\W*(nothing (happens|happened|changes|changed)|no (change|effect))\W*", re.IGNORECASE)
+_WORD = re.compile(r"[^\W_]+")
+_LONGEST_SIGN = 4  # characters without a word, "[]"; longer ones may be drawings
+# A text of these words alone, such as a tool's result, says little.
+_FILLERS = frozenset(
+    "0 a ack acknowledged an and any been code command completed content continue data did done empty error errors "
+    "executed execution exit false finished from has is it last logs message nil no none not noted null observation "
+    "of ok okay or output produce ran response result results return returncode returned snippet status stderr stdout "
+    "succeeded success successful successfully sure thank thanks the tool true undefined value void was with without "
+    "yes you your".split()
+)
+
+
+def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Return the default state key of a request as JSON: the news, and who is asked.
+
+    The news are the messages since the last completion, without ids of calls; if there are none, the whole
+    conversation. News that say little (`says_little`) are the same in many states: what they answer stands before
+    them, the model's calls or else its text, and before it the news that it answered in turn. After "Nothing happens"
+    the state is the one before. Who is asked is a digest of the system message and the tools, if there are any.
+
+    A result that names its call by an id does not name the tool: which tool was called is the action that led to the
+    state.
+    """
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
+    if not since_last_completion(messages):
+        return "\n".join([as_text(messages), *map(json.dumps, asked)])
+    key: list[Message] = []
+    end = len(messages)
+    while True:
+        news = since_last_completion(messages[:end])
+        begin = end - len(news)
+        text = "\n".join(message["content"] for message in news if message["role"] != "system")
+        unchanged = begin > 0 and says_unchanged(text)
+        if not unchanged:
+            key = [*(news if begin else news[len(system) :]), *key]
+        if not begin or not (unchanged or says_little(text)):
+            break
+        end = begin - 1
+        if not unchanged:
+            answered = messages[end]
+            key = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *key]
+    said = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in key]
+    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+
+
+def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return a digest of letters alone, since keys may be compared without their numbers."""
+    state = hashlib.blake2b(canonical([message["content"] for message in system]), digest_size=8)
+    for tool in sorted(map(canonical, tools or ())):
+        state.update(tool)
+    return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
+
+
+def state_key_text(key: Any) -> str:
+    """Return a function's key as text. `None` is refused: it would merge all states that the function ignores."""
+    if key is None:
+        raise G2POError("state_key returned None; return a text or JSON data that is equal for equal states")
+    return key if isinstance(key, str) else to_json(key, sort_keys=True)
+
+
+def says_little(text: str) -> bool:
+    """Return whether a text says little about a state by itself, as "", "OK", "null", "[]" and `{"success": true}`."""
+    words = set(_WORD.findall(text.lower()))
+    if not words:
+        return len(text.strip()) <= _LONGEST_SIGN
+    return words <= _FILLERS and words != {"0"}
+
+
+def says_unchanged(text: str) -> bool:
+    """Return whether a text says that nothing has changed, as "Nothing happens."."""
+    return _UNCHANGED.fullmatch(text) is not None
