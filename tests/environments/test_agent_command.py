@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
+import signal
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from scripted_agents import play, says
 
@@ -158,6 +161,59 @@ def test_the_program_of_an_episode_that_was_given_up_is_killed(tmp_path, monkeyp
     assert is_running(pid)
     environment.close()
     wait_until(lambda: not is_running(pid))
+
+
+DAEMONS = """
+import os, subprocess, sys, time
+subprocess.Popen(["setsid", "sleep", "60417"])
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.environ.clear()
+        os.execv("/bin/sleep", ["sleep", "60417"])
+    os._exit(0)
+os.wait()
+for command in sys.argv[1:]:
+    subprocess.run(command, shell=True, check=True)
+"""
+
+
+def sleepers():
+    """The programs that DAEMONS has left, by what they are."""
+    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] and "60417" in p.info["cmdline"]]
+    return [p.pid for p in found if is_running(p.pid)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
+@pytest.mark.parametrize("end", ["returns", "is closed", "its worker is killed"])
+def test_daemons_end_with_their_episode(tmp_path, monkeypatch, end):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "solve.py").write_text(f"{DAEMONS}\n{SOLVE}".replace("sys.argv[1] + said", "'x'"))
+    program = ["python", "solve.py"]
+    if shutil.which("start-stop-daemon"):
+        program.append("start-stop-daemon --start --background --pidfile none --exec /bin/sleep -- 60417")
+    command = AgentCommand(program, lambda: 1)
+    with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1)) as pool:
+        pool.reset([{}])
+        assert len(sleepers()) == len(program), "the daemons run"
+        if end == "returns":
+            assert pool.step({0: says("done")})[0].reward == 1
+        elif end == "is closed":
+            pool.end()
+        else:
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+        wait_until(lambda: not sleepers())
+
+
+def test_output_beyond_its_limit_loses_its_middle(tmp_path, monkeypatch):
+    program = "import sys\nfor _ in range(100):\n    sys.stdout.write('x' * 2**20)\nprint('last')\n"
+    (tmp_path / "solve.py").write_text(f"{program}{SOLVE}")
+    monkeypatch.chdir(tmp_path)
+    command = AgentCommand(
+        "python solve.py x", lambda stdout: (1, True, {"length": len(stdout), "end": stdout[-200:]})
+    )
+    _, end = play(command, [says("done")])
+    assert end.info["length"] < 3 * 2**20 and "xlast\ndone 0" in end.info["end"]
 
 
 def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path, monkeypatch):

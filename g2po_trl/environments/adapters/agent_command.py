@@ -11,11 +11,12 @@ import json
 import os
 import re
 import shlex
-import signal
+import shutil
 import string
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ from .endpoint import bypass_proxies
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
+_SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
+END_SECONDS = 5.0  # for all that a program started to end
+MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
 
 class AgentCommand:
@@ -37,13 +41,17 @@ class AgentCommand:
     episode, removed after it: write files there, since episodes play at the same time. `python` is the Python that
     runs the training, unless another one comes first in `PATH`.
 
+    All that the program starts ends with it, daemons too (`supervisor`; outside of Linux, only its process group). Its
+    key is valid during the episode alone; other programs of the same user can read it meanwhile.
+
     Args:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
             value; `{{` is a brace. No shell runs, and a value is always (part of) one argument. Write
             `--question={question}` or `-- {question}`, else a value that begins with `-` is read as an option.
         verify: required; function that returns the reward, or anything else an agent may return. It takes those of
             `task`, `stdout`, `stderr`, `returncode` and `folder` (of the episode) that its parameters name. If
-            `returncode` is not among them, another exit status than 0 is an exception of the agent.
+            `returncode` is not among them, another exit status than 0 is an exception of the agent. Output beyond a
+            megabyte loses its middle.
         environment: further environment variables.
         timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -81,36 +89,32 @@ class AgentCommand:
         """
         words = [_filled(word, task) for word in self.words]
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as folder:
-            streams = Path(folder)  # files: a process that outlives the program would keep pipes open
-            with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-                returncode = self._run(words, self._variables(client, folder), client, stdout, stderr)
-                texts = [_text(stdout), _text(stderr)]
+            returncode, stdout, stderr = self._run(words, self._variables(client, folder), client)
             if returncode != 0 and "returncode" not in self._verified:
-                raise CommandError(_failed(returncode, texts[1]))
-            values = dict(zip(_VERIFIED, [task, *texts, returncode, streams]))
+                raise CommandError(_failed(returncode, stderr))
+            values = dict(zip(_VERIFIED, [task, stdout, stderr, returncode, Path(folder)]))
             return self.verify(**{name: values[name] for name in self._verified})
 
-    def _run(self, words: list[str], variables: dict[str, str], client: AgentClient, stdout: Any, stderr: Any) -> int:
-        try:
-            program = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=variables, process_group=0
-            )
-        except FileNotFoundError as error:
+    def _run(self, words: list[str], variables: dict[str, str], client: AgentClient) -> tuple[int, str, str]:
+        """Return exit status, stdout and stderr of a program."""
+        if shutil.which(words[0], path=variables["PATH"]) is None:
             raise FileNotFoundError(
                 f"{words[0]} is not found: give the program's path, or install it where training runs"
-            ) from error
+            )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        program = subprocess.Popen([*_SUPERVISOR, *words], **pipes, env=variables, process_group=0)
+        outputs = [_Output(program.stdout), _Output(program.stderr)]
         try:
-            client.at_end(lambda: _kill(program))
+            client.at_end(lambda: _end(program))
             while True:
                 left = None if self.timeout is None else self.timeout - client.session.own_seconds()
                 if left is not None and left <= 0:
-                    _kill(program)
-                    program.wait()
                     raise CommandError(f"it took more than {self.timeout:g} s")
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return program.wait(None if left is None else max(left, MIN_WAIT))
+                    program.wait(None if left is None else max(left, MIN_WAIT))
+                    return program.returncode, *(output.text() for output in outputs)
         finally:
-            _kill(program)  # what it started and left running
+            _end(program)
 
     def _variables(self, client: AgentClient, folder: str) -> dict[str, str]:
         variables = dict(os.environ)
@@ -174,12 +178,37 @@ def _failed(returncode: int, stderr: str) -> str:
     return ": ".join([describe_exit(returncode), *(errors or lines)[-1:]])
 
 
-def _kill(program: subprocess.Popen) -> None:
-    """Kill a program and what it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(program.pid, signal.SIGKILL)
+def _end(program: subprocess.Popen) -> None:
+    """End a program and all that it started."""
+    program.terminate()
+    try:
+        program.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        program.kill()
+    program.stdin.close()
 
 
-def _text(stream: Any) -> str:
-    stream.seek(0)
-    return stream.read().decode("utf-8", "replace")
+class _Output:
+    """Reads what a program writes, and keeps its beginning and end."""
+
+    def __init__(self, pipe: Any):
+        self._head, self._tail, self._omitted = bytearray(), bytearray(), 0
+        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: Any) -> None:
+        half = MAX_OUTPUT_BYTES // 2
+        with pipe:
+            while chunk := pipe.read1(2**16):
+                room = half - len(self._head)
+                self._head += chunk[:room]
+                self._tail += chunk[room:]
+                if (surplus := len(self._tail) - half) > half:
+                    del self._tail[:surplus]
+                    self._omitted += surplus
+
+    def text(self) -> str:
+        """Return the text. All writers have ended, but outside of Linux a daemon may live: it is not waited for."""
+        self._thread.join(1.0)
+        omitted = f"\n[{self._omitted:,} bytes are left out]\n".encode() if self._omitted else b""
+        return (bytes(self._head) + omitted + bytes(self._tail)).decode("utf-8", "replace")
