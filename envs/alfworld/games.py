@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path
 from g2po_envs.alfworld.manifest import GAME_FILE, TASK_TYPES, Manifest, game_id
 from g2po_envs.alfworld.planning import Planners
 from g2po_envs.alfworld.vocabulary import HOLDS, LAMP, OPENABLE, PROPERTIES, ROOMS, TOOLS
+from g2po_trl.environments.pool.limits import usable_cores
 from g2po_trl.utils.errors import G2POError
 
 GENERATOR_VERSION = 2
@@ -124,7 +124,7 @@ def generate_games(
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        num_workers = min(num_games, num_workers or _usable_cores())
+        num_workers = min(num_games, num_workers or usable_cores())
         with Planners(num_workers) as planners:
             solved = _solved_games(planners, split, size, seed)
             numbers = range(num_games)
@@ -152,10 +152,6 @@ def report_games(directory: str | Path, num_games: int, seed: int = 0, size: str
         for number in (num_games, 2 * num_games)
     )
     return both.without(first)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_complete(directory: Path, made_of: dict) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import selectors
 import signal
 import time
 from collections import Counter
@@ -73,12 +72,11 @@ def texts(answers):
 def test_a_slow_environment_holds_up_no_fast_one_in_another_worker(pool):
     assert pool.begin([{"name": "a"}, {"name": "b"}]) == [0, 1]
     assert texts(received(pool, [0, 1])) == {0: "a begins", 1: "b begins"}
-    assert pool.receive(timeout=None) == {} and not pool.wait(), "nothing is owed"
+    assert pool.receive(timeout=None) == {}, "nothing is owed"
     pool.send({0: "sleep 1.2", 1: "go"})
     for _ in range(5):
         assert texts(pool.receive(timeout=None)) == {1: "b go"}
         pool.send({1: "go"})
-    assert pool.wait() and pool.wait(0), "it leaves the answers there"
     assert texts(received(pool, [0, 1])) == {0: "a sleep 1.2", 1: "b go"}
 
 
@@ -108,7 +106,7 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
     assert pool.begin([{"name": "d"}, {"name": "e", "length": 1}]) == [2, 3], "the first free slots"
     assert texts(received(pool, range(4))) == {0: "a sleep 0.3", 1: "b go", 2: "d begins", 3: "e begins"}
     pool.send({3: "go"})
-    pool.wait()
+    pool.step(dict.fromkeys(range(3), "go"))  # then that of slot 3 has come, too
     assert pool.begin([{"name": "f"}]) == [4], "slot 3 is not free before its last answer was taken"
     last = received(pool, [3, 4])
     assert last[3].terminated and pool.begin([{"name": "g"}]) == [3]
@@ -128,7 +126,7 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
 def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool):
     """Their jobs are not done, apart from the one that has begun."""
     pool.begin([{"name": "old", "seconds": 0.4}] * 200)
-    pool.wait()
+    pool.receive(timeout=None)
     clock = time.perf_counter()
     assert [o.text for o in pool.reset([{"name": "new"}] * 2)] == ["new begins"] * 2
     assert time.perf_counter() - clock < 20, "not the 40 s that all of them take"
@@ -238,24 +236,6 @@ def test_an_interrupted_receive_leaves_no_answers_behind(pool):
         pool.send({1: "go"})
     assert pool.begin([{"name": "b"}]) == [0]
     assert texts(received(pool, [0])) == {0: "b begins"}
-
-
-def test_a_loop_can_wait_for_something_else_too(pool):
-    reading, writing = os.pipe()
-    with selectors.DefaultSelector() as selector:
-        selector.register(pool, selectors.EVENT_READ, "pool")
-        selector.register(reading, selectors.EVENT_READ, "pipe")
-        pool.begin([{"name": "a", "seconds": 0.3}])
-        os.write(writing, b"x")
-        assert [key.data for key, _ in selector.select(0)] in (["pipe"], ["pool", "pipe"], ["pipe", "pool"])
-        selector.unregister(reading)
-        answers = {}
-        while not answers:
-            assert selector.select(10), "an answer can be read"
-            answers = pool.receive()
-    os.close(reading)
-    os.close(writing)
-    assert texts(answers) == {0: "a begins"}
 
 
 def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():

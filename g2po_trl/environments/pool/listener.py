@@ -22,10 +22,6 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._checked_at = 0.0
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when a worker has sent a message."""
-        return self._selector.fileno()
-
     def add(self, worker: WorkerProcess) -> None:
         self._selector.register(worker.channel, READ | (WRITE if worker.channel.unsent else 0), worker)
 

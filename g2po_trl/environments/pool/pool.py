@@ -26,7 +26,7 @@ __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
 
 class EnvironmentPool:
-    """Pool of worker processes that play environments. A failing environment cannot end the run.
+    """Pool of worker processes that play environments.
 
     Episodes are numbered by *slots*. `reset` and `step` wait for all answers. For streaming, `begin` opens episodes,
     `send` sends actions, and `receive` returns the answers that have arrived, independently of other episodes:
@@ -100,29 +100,14 @@ class EnvironmentPool:
     ) -> list[Observation | EnvironmentFailure]:
         """End all episodes and open one per task; episode i is in slot i.
 
-        Args:
-            tasks: keyword arguments of `reset`, one mapping per episode.
-            groups: group of each episode. Members share a worker if all workers are busy then. `None`: no groups.
-
-        Returns:
-            The first observation of each episode, or its failure.
-
-        Raises:
-            G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
+        Arguments and errors as of `begin`. Returns the first observation of each episode, or its failure.
         """
         prepared, groups = self._prepared(tasks, groups)
         self.end()
         return list(self.collect(self._scheduler.begin(prepared, groups, [None] * len(prepared))).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
-        """Play one action in each of the given slots, in parallel, and return all results.
-
-        Args:
-            actions: slot -> action.
-
-        Raises:
-            G2POError: if a slot has no running episode, or its answer is pending.
-        """
+        """Play one action in each of the given slots, in parallel, and return all results. Errors as of `send`."""
         self.send(actions)
         return self.collect(list(actions))
 
@@ -175,7 +160,7 @@ class EnvironmentPool:
     def receive(self, timeout: float | None = 0.0) -> dict[int, Observation | StepResult | EnvironmentFailure]:
         """Return all answers that have arrived: first observations, results and failures.
 
-        Time limits run continuously, but are enforced only here and in `wait`: call one about every second. If an
+        Time limits run continuously, but are enforced only here: call it about every second. If an
         exception such as Ctrl-C interrupts the call, all episodes end.
 
         Args:
@@ -207,30 +192,13 @@ class EnvironmentPool:
         self._scheduler.wait(None, slots)
         return self._scheduler.collect(slots)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `receive` does without removing answers; return whether there are any."""
-        self._check_open()
-        return self._scheduler.wait(timeout)
-
-    def fileno(self) -> int:
-        """Return a file descriptor for `selectors` or asyncio that is readable when a worker has sent data.
-
-        It signals neither time limits nor answers that were not received, so call `receive` first and wait at most
-        about a second. Readable data may be a part of an answer.
-        """
-        self._check_open()
-        return self._scheduler.fileno()
-
     def end(self, slots: Iterable[int] | None = None) -> None:
         """End episodes early, free their slots and drop their answers. `slots=None`: all episodes."""
         self._check_open()
         self._scheduler.end([*self._scheduler.episodes, *self._scheduler.answers] if slots is None else slots)
 
     def check(self, task: Mapping[str, Any]) -> Observation:
-        """Reset one environment in a worker and play one step, to detect a broken environment early.
-
-        Returns:
-            The first observation.
+        """Return the first observation of an episode of one step, played to detect a broken environment early.
 
         Raises:
             EnvironmentContractError: if reset or step fails; the message contains the worker's error.

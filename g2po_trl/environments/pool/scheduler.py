@@ -52,9 +52,6 @@ class WorkerScheduler:
         self._numbers = itertools.count()
         self.close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
 
-    def fileno(self) -> int:
-        return self._listener.fileno()
-
     def begin(
         self,
         tasks: Sequence[tuple[Mapping[str, Any], bytes]],
@@ -134,8 +131,8 @@ class WorkerScheduler:
         load = Counter(episode.worker for episode in self.episodes.values())
         return [load[worker] if worker is not None else 0 for worker in self.workers]
 
-    def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> bool:
-        """Wait up to `timeout` seconds while answers are pending; return whether any, or all of `slots`, are there."""
+    def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> None:
+        """Wait up to `timeout` seconds while answers are pending, until any, or all of `slots`, are there."""
         until = float("inf") if timeout is None else time.monotonic() + timeout
         with self._dropping_pending_on_error():
             patience = 0.0
@@ -144,7 +141,7 @@ class WorkerScheduler:
                 done = bool(self.answers) if slots is None else all(slot in self.answers for slot in slots)
                 patience = until - time.monotonic()
                 if done or not self.pending or patience <= 0:
-                    return done
+                    return
 
     def collect(self, slots: Sequence[int] | None = None) -> dict[int, Received]:
         """Remove and return all answers, or the answers of the given slots."""
