@@ -218,26 +218,23 @@ def _check_kind(name: str, dataset: Any) -> None:
     """Refuse what is not a `Dataset` with rows; the message says how to make one of it."""
     from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
 
-    if isinstance(dataset, IterableDataset):
-        raise G2POError(
-            f"{name} is an IterableDataset, but tasks are repeated in groups: pass a Dataset (load_dataset without "
-            "streaming, or Dataset.from_list(list(rows)))"
+    if isinstance(dataset, Dataset):
+        if len(dataset):
+            return
+        problem = "has no rows: pass a Dataset with one row per task"
+    elif isinstance(dataset, IterableDataset):
+        problem = "is an IterableDataset, but tasks are repeated in groups: pass Dataset.from_list(list(rows))"
+    elif isinstance(dataset, Mapping):
+        problem = f"has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]"
+    elif isinstance(dataset, (list, tuple)):
+        problem = f"is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)"
+    elif dataset is None:
+        problem = (
+            "is None: pass a Dataset with one row per task, e.g. tasks_dataset([{'seed': i} for i in range(99)])"
         )
-    if isinstance(dataset, Mapping):
-        raise G2POError(f"{name} has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]")
-    if isinstance(dataset, (list, tuple)):
-        raise G2POError(f"{name} is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)")
-    if dataset is None:
-        raise G2POError(
-            f"{name} is None: pass a Dataset with one row per task. If reset chooses the task itself, give it a "
-            "number to choose by, e.g. tasks_dataset([{'seed': i} for i in range(1000)])"
-        )
-    if not isinstance(dataset, Dataset):
-        raise G2POError(
-            f"{name} is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
-        )
-    if len(dataset) == 0:
-        raise G2POError(f"{name} has no rows: pass a Dataset with one row per task")
+    else:
+        problem = f"is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
+    raise G2POError(f"{name} {problem}")
 
 
 def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:

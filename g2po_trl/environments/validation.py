@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..prompts.conversation import ChatRequest
@@ -63,11 +63,8 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
     actions = value.admissible_actions
     actions = actions.tolist() if hasattr(actions, "tolist") else actions
     if actions is not None:
-        if (
-            isinstance(actions, str)
-            or not isinstance(actions, Sequence)
-            or not all(isinstance(a, str) for a in actions)
-        ):
+        listed = isinstance(actions, Sequence) and not isinstance(actions, str)
+        if not listed or not all(isinstance(action, str) for action in actions):
             raise EnvironmentContractError(
                 f"{where}: Observation.admissible_actions is {show(actions)}; give a list of strings, or None"
             )
@@ -104,10 +101,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
     ends = {}
     for name in ("terminated", "truncated"):
         end = getattr(value, name)
-        if not isinstance(end, bool) and type(end).__name__ not in (
-            "bool",
-            "bool_",
-        ):  # numpy, by version
+        if not isinstance(end, bool) and type(end).__name__ not in ("bool", "bool_"):  # numpy, by version
             raise EnvironmentContractError(f"{where}: {name} is {show(end)}; give True or False")
         ends[name] = bool(end)
     observation = validate_observation(value.observation, where, max_characters)
@@ -124,24 +118,17 @@ def _validate_info(info: Any, where: str) -> dict[str, Any]:
         raise EnvironmentContractError(
             f"{where}: info cannot be stored as JSON ({error!r}); return plain data in it"
         ) from error
-    check_info(data, where, info)
+    for name, score in data.items():
+        if is_score(name) and (isinstance(score, bool) or not isinstance(score, (int, float))):
+            raise EnvironmentContractError(
+                f"{where}: info[{name!r}] is {show(info.get(name, score))}; give a finite number, or rename it: "
+                "evaluations report the mean"
+            )
+    if data.get("success") not in (True, False, None):
+        raise EnvironmentContractError(f"{where}: info['success'] is {show(info['success'])}; give True or False")
     if data.get("success", True) is None:  # unknown: the reward decides
         del data["success"]
     return data
-
-
-def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None = None) -> None:
-    """Refuse scores that are not numbers, and a success that is no boolean. `given`: the info as it was returned."""
-    given = data if given is None else given
-    for name, score in data.items():
-        is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
-        if is_score(name) and not is_number:
-            raise EnvironmentContractError(
-                f"{where}: info[{name!r}] is {show(given.get(name, score))}; give a finite number, or rename "
-                "it: evaluations report the mean"
-            )
-    if data.get("success") not in (True, False, None):
-        raise EnvironmentContractError(f"{where}: info['success'] is {show(given['success'])}; give True or False")
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
