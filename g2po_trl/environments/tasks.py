@@ -229,9 +229,7 @@ def _check_kind(name: str, dataset: Any) -> None:
     elif isinstance(dataset, (list, tuple)):
         problem = f"is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)"
     elif dataset is None:
-        problem = (
-            "is None: pass a Dataset with one row per task, e.g. tasks_dataset([{'seed': i} for i in range(99)])"
-        )
+        problem = "is None: pass a Dataset with one row per task, e.g. tasks_dataset([{'seed': i} for i in range(99)])"
     else:
         problem = f"is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
     raise G2POError(f"{name} {problem}")

@@ -90,14 +90,6 @@ class Endless(TextEnvironment):
         return StepResult("y")
 
 
-def test_a_group_whose_reset_hangs_costs_two_limits():
-    with EnvironmentPool(Endless, PoolLimits(1, environment_reset_timeout=3)) as pool:
-        pool.reset([{}])  # started
-        results = pool.reset([{"hangs": True}] * 8 + [{}] * 2, groups=[0] * 8 + [1] * 2)
-        assert [getattr(result, "kind", "") for result in results] == ["timeout"] * 8 + [""] * 2
-        assert ["not tried" in result.message for result in results[:8]] == [False] * 2 + [True] * 6
-
-
 def test_when_all_steps_hang_three_limits_pass():
     with EnvironmentPool(Endless, PoolLimits(1, environment_step_timeout=2)) as pool:
         pool.reset([{}] * 8)

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 
 import pytest
-from faulty_pools import interrupted
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
@@ -223,19 +222,6 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool):
     answers |= received(pool, set(range(4)) - set(answers))
     assert len(answers[0].observation.text) == 900_000
     assert texts(answers)[2] == "a sleep 1.4" and pool.worker_pids == before
-
-
-def test_an_interrupted_receive_leaves_no_answers_behind(pool):
-    pool.begin([{"name": "a"}] * 3)
-    received(pool, range(3))
-    pool.send({0: "sleep 1.9"})
-    with pytest.raises(KeyboardInterrupt), interrupted(0.3):
-        pool.receive(timeout=None)
-    assert pool.receive(timeout=None) == {}
-    with pytest.raises(ValueError, match="slot 1 has no running episode"):
-        pool.send({1: "go"})
-    assert pool.begin([{"name": "b"}]) == [0]
-    assert texts(received(pool, [0])) == {0: "b begins"}
 
 
 def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():
