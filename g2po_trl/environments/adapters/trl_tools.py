@@ -98,7 +98,7 @@ class ToolEnvironment(TextEnvironment):
             transformers and torch.
 
     Raises:
-        TypeError: if nothing gives a reward, or the environment has no tool.
+        G2POError: if nothing gives a reward, or the environment has no tool.
     """
 
     prompt_template = TOOL_PROMPT
@@ -258,14 +258,6 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
                 "docstring that describes the tool, with a line for each argument under Args"
             ) from error
     return "\n".join(lines)
-
-
-def random_call(tool_schemas: str, rng: random.Random) -> str:
-    """Return a call of a random tool of `describe_tools`, with random arguments of the right types."""
-    tool = json.loads(rng.choice(tool_schemas.splitlines()))
-    arguments = random_arguments(tool, rng)
-    call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
-    return f"{OPEN_CALL}{call}</tool_call>"
 
 
 def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
