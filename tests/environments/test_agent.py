@@ -36,9 +36,8 @@ from scripted_agents import (
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.adapters import agent as agent_module
-from g2po_trl.environments.adapters.agent import read_return_value
 from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
-from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.utils.errors import G2POError
 
@@ -106,52 +105,36 @@ Named = namedtuple("Named", "reward success info")
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("value", "reward", "info"),
     [
-        (2, (2.0, None, {})),
-        (True, (1.0, None, {})),
-        (np.float32(0.5), (0.5, None, {})),
-        ((0.5, False), (0.5, False, {})),
-        ([1, np.bool_(True), {"score": 3}], (1.0, True, {"score": 3})),
-        ({"reward": 1, "info": None}, (1.0, None, {})),
-        (Graded(0.25, True), (0.25, True, {})),
-        (Named(1, None, {"a": 1}), (1.0, None, {"a": 1})),
+        (2, 2.0, {}),
+        (True, 1.0, {}),
+        (np.bool_(True), 1.0, {}),
+        (np.float32(0.5), 0.5, {}),
+        ((0.5, False), 0.5, {"success": False}),
+        ([1, np.bool_(True), {"score": 3}], 1.0, {"score": 3, "success": True}),
+        ({"reward": 1, "info": None}, 1.0, {}),
+        (Graded(0.25, True), 0.25, {"success": True}),
+        (Named(1, None, {"a": 1}), 1.0, {"a": 1}),
     ],
 )
-def test_what_an_agent_may_return(value, expected):
-    assert read_return_value(value) == expected
-    _, end = play(lambda task, client: ask(client, "x") and value, [says("y")])
-    assert end.reward == expected[0] and end.info == {
-        **expected[2],
-        **({} if expected[1] is None else {"success": expected[1]}),
-    }
+def test_what_an_agent_may_return(value, reward, info):
+    _, end = play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])
+    end = validate_step(end, "step")
+    assert (end.reward, end.info) == (reward, info)
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    "value",
     [
-        (None, r"the reward is None"),
-        ("won", r"the reward is 'won'"),
-        ((1,), ""),
-        ((1, 2, {}), r"success is 2"),
-        ((1, True, "good"), r"info is 'good'"),
-        ({"reward": 1, "sucess": True}, ""),
-        ({"success": True}, ""),
-        (np.zeros(2), ""),
+        *(None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess": True}, {"success": True}),
+        *(np.zeros(2), [10**5000, True]),
     ],
 )
-def test_what_an_agent_may_not_return(value, why):
-    expected = re.escape(f"the agent returned {value!r}{why and f' ({why})'}: return a reward (a number), ")
-    with pytest.raises(EnvironmentContractError, match=expected):
-        play(lambda task, client: ask(client, "x") and value, [says("y")])
-
-
-@pytest.mark.parametrize(("digits", "shown"), [(400, "1000"), (5000, "of type int, without a text")])
-def test_a_reward_beyond_floats_is_named(digits, shown):
-    """Python writes no integer of 5,000 digits."""
-    for value in (10**digits, (10**digits, True)):
-        with pytest.raises(EnvironmentContractError, match=f"the reward is {shown}.*beyond a float.*return a reward"):
-            read_return_value(value)
+def test_what_an_agent_may_not_return(value):
+    with pytest.raises(EnvironmentContractError, match="reward|success"):
+        _, end = play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])
+        validate_step(end, "step")
 
 
 def test_a_request_of_any_length_is_observed():

@@ -49,6 +49,7 @@ from typing import Any
 
 from ...prompts.conversation import ChatResponse, Message, as_text, since_last_completion
 from ...prompts.state_keys import request_key, state_key_text
+from ...utils.errors import G2POError
 from ...utils.show import show
 from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
@@ -92,28 +93,22 @@ class AgentClient:
         Raises:
             ImportError: if openai is not installed.
         """
-        openai = import_extra("openai")
-        # No certificates are read for loopback, and no proxies.
-        return openai.OpenAI(**self._options(openai.DefaultHttpxClient(trust_env=False, verify=False), options))
+        return self._client("OpenAI", "DefaultHttpxClient", options)
 
     def async_openai(self, **options: Any) -> Any:
-        """Return an `openai.AsyncOpenAI` client without a time limit. `options` are passed to it.
-
-        Raises:
-            ImportError: if openai is not installed.
-        """
-        openai = import_extra("openai")
-        return openai.AsyncOpenAI(
-            **self._options(openai.DefaultAsyncHttpxClient(trust_env=False, verify=False), options)
-        )
+        """Return an `openai.AsyncOpenAI` client without a time limit; as `openai`."""
+        return self._client("AsyncOpenAI", "DefaultAsyncHttpxClient", options)
 
     def at_end(self, function: Callable[[], Any]) -> None:
         """Have a function called when the episode ends, however it ends, for example to close a browser."""
         self.session.at_end(function)
 
-    def _options(self, http_client: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-        defaults = {"timeout": None, "http_client": http_client}
-        return {**defaults, "base_url": self.base_url, "api_key": self.api_key, **options}
+    def _client(self, kind: str, transport: str, options: Mapping[str, Any]) -> Any:
+        openai = import_extra("openai")
+        # No certificates are read for loopback, and no proxies.
+        http_client = getattr(openai, transport)(trust_env=False, verify=False)
+        given = {"timeout": None, "http_client": http_client, "base_url": self.base_url, "api_key": self.api_key}
+        return getattr(openai, kind)(**{**given, **options})
 
 
 class CommandError(RuntimeError):
@@ -132,7 +127,7 @@ class AgentEnvironment(TextEnvironment):
             since the last completion, and who is asked (`request_key`).
 
     Raises:
-        ValueError: if the agent cannot be called, or `max_turns` is below 1.
+        G2POError: if the agent cannot be called, or `max_turns` is below 1.
     """
 
     def __init__(
@@ -143,9 +138,9 @@ class AgentEnvironment(TextEnvironment):
     ):
         agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
         if not callable(agent):
-            raise ValueError(f"agent is {agent!r}: pass a function agent(task, client)")
+            raise G2POError(f"agent is {agent!r}: pass a function agent(task, client)")
         if max_turns < 1:
-            raise ValueError(f"max_turns is {max_turns}: set it to 1 or more")
+            raise G2POError(f"max_turns is {max_turns}: set it to 1 or more")
         self.agent, self.max_turns, self.state_key = agent, max_turns, state_key
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
@@ -249,9 +244,8 @@ class AgentEnvironment(TextEnvironment):
         if lost and not _was_cancelled(end.error, lost):
             raise _gave_up(end) from end.error
         if end.error is None:
-            reward, success, info = read_return_value(end.value)
-            said = {} if success is None else {"success": success}
-            return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info, **said})
+            reward, info = read_return_value(end.value)
+            return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info})
         if is_of_environment(end.error):
             raise end.error
         shown = _describe(end.error)
@@ -304,48 +298,24 @@ def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
     client.session.end(end)
 
 
-def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
-    """Return reward, success (`None`: the reward decides) and info of what an agent returned, in an allowed form."""
-    fields = _fields(value)
-    if fields is None or "reward" not in fields or set(fields) - set(_FIELDS):
-        raise _no_reward(value)
-    reward, success = fields["reward"], fields.get("success")
-    info = {} if fields.get("info") is None else fields["info"]
-    if not isinstance(info, Mapping):
-        raise _no_reward(value, f"info is {show(info)}")
-    try:
-        reward, success = (one.item() if hasattr(one, "item") else one for one in (reward, success))  # of numpy, torch
-    except (ValueError, RuntimeError) as error:  # several numbers
-        raise _no_reward(value) from error
-    if success not in (True, False, None):
-        raise _no_reward(value, f"success is {show(success)}")
-    if not isinstance(reward, (bool, int, float)):
-        raise _no_reward(value, f"the reward is {show(reward)}")
-    try:
-        reward = float(reward)
-    except OverflowError as error:
-        raise _no_reward(value, f"the reward is {show(reward)}, beyond a float") from error
-    return reward, None if success is None else bool(success), dict(info)
-
-
-def _fields(value: Any) -> Mapping[str, Any] | None:
-    if isinstance(value, Mapping):
-        return value
+def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Return reward and info of what an agent returned, in an allowed form. `validate_step` checks their values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "_asdict"):  # a named tuple
-        return value._asdict()
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return dict(zip(_FIELDS, value)) if 2 <= len(value) <= len(_FIELDS) else None
-    return {"reward": value}
-
-
-def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
-    why = f" ({why})" if why else ""
-    return EnvironmentContractError(
-        f"the agent returned {show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
-        "info), or a dict with these"
-    )
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
+    elif isinstance(value, (list, tuple)) and 2 <= len(value) <= len(_FIELDS):
+        value = dict(zip(_FIELDS, value))
+    fields = value if isinstance(value, Mapping) else {"reward": value}
+    reward, success, info = (fields.get(name) for name in _FIELDS)
+    if reward is None or set(fields) - set(_FIELDS) or not isinstance(info, (Mapping, type(None))):
+        raise EnvironmentContractError(
+            f"the agent returned {show(value)}: return a reward (a number), (reward, success), (reward, success, "
+            "info), or a dict with these"
+        )
+    reward = reward.item() if getattr(reward, "ndim", None) == 0 else reward  # of numpy, torch
+    said = {} if success is None else {"success": success}
+    return float(reward) if isinstance(reward, bool) else reward, {**(info or {}), **said}
 
 
 def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
@@ -379,9 +349,9 @@ def agent_factory(
 ) -> Callable[[], AgentEnvironment]:
     """Return the environment factory of an agent, a function or the name of one. It excludes `environment_factory`."""
     if environment_factory is not None:
-        raise ValueError("agent and environment_factory are both given: an agent brings its own environment; pass one")
+        raise G2POError("agent and environment_factory are both given: an agent brings its own environment; pass one")
     if not callable(agent) and not isinstance(agent, str):
-        raise ValueError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
+        raise G2POError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
     agent = resolve_agent_name(agent) if isinstance(agent, str) else agent  # workers may run in another folder
     keyed = {} if state_key is None else {"state_key": state_key}
     return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import re
 import shlex
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...utils.errors import G2POError
+from ...utils.json import to_json
 from ...utils.show import describe_exit
 from .agent import AgentClient, CommandError
 from .endpoint import bypass_proxies
@@ -58,7 +59,7 @@ class AgentCommand:
             an error.
 
     Raises:
-        ValueError: if the command is empty or has a placeholder that is no name, or `verify` cannot be called.
+        G2POError: if the command is empty or has a placeholder that is no name, or `verify` cannot be called.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class AgentCommand:
     ):
         self.words = shlex.split(command) if isinstance(command, str) else list(command)
         if not self.words:
-            raise ValueError(f"command is {command!r}: give a program and its arguments")
+            raise G2POError(f"command is {command!r}: give a program and its arguments")
         for word in self.words:
-            _placeholders(word)
+            _check_placeholders(word)
         if not callable(verify):
-            raise ValueError(f"verify is {verify!r}: pass a function that returns the reward, e.g. of (task, stdout)")
+            raise G2POError(f"verify is {verify!r}: pass a function that returns the reward, e.g. of (task, stdout)")
         if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is {timeout}: set it above 0")
+            raise G2POError(f"timeout is {timeout}: set it above 0")
         self.verify, self._verified = verify, _verified(verify)
         self.environment, self.timeout = dict(environment or {}), timeout
 
@@ -85,7 +86,7 @@ class AgentCommand:
 
         Raises:
             CommandError: if the program fails or takes too long.
-            ValueError: if a placeholder is no column of the task.
+            G2POError: if a placeholder is no column of the task.
         """
         words = [_filled(word, task) for word in self.words]
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as folder:
@@ -135,39 +136,34 @@ class AgentCommand:
         }
 
 
-def _placeholders(word: str) -> list[tuple[str, str | None]]:
-    """Return a word as pairs of a text and the column that follows it. A placeholder must be a name."""
-    parts = []
+def _check_placeholders(word: str) -> None:
+    """Refuse a placeholder that is not a name."""
     try:
-        for text, column, form, conversion in string.Formatter().parse(word):
+        for _, column, form, conversion in string.Formatter().parse(word):
             if column is not None and (not column.isidentifier() or form or conversion):
                 raise ValueError(f"{{{column}}} is not the name of a column")
-            parts.append((text, column))
     except ValueError as error:
-        raise ValueError(f"command has {word!r} ({error}): write {{column}}, and {{{{ for a brace") from error
-    return parts
+        raise G2POError(f"command has {word!r} ({error}): write {{column}}, and {{{{ for a brace") from error
 
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
-    filled = ""
-    for text, column in _placeholders(word):
-        if column is not None and column not in task:
-            raise ValueError(
-                f"command has {{{column}}}, and the task's columns are {', '.join(task)}: rename the placeholder"
-            )
-        value = "" if column is None else task[column]
-        filled += text + (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-    return filled.replace("\0", "")  # no argument can contain it
+    texts = {name: value if isinstance(value, str) else to_json(value) for name, value in task.items()}
+    try:
+        return word.format_map(texts).replace("\0", "")  # no argument can contain it
+    except KeyError as error:
+        raise G2POError(
+            f"command has {{{error.args[0]}}}, and the task's columns are {', '.join(task)}: rename the placeholder"
+        ) from error
 
 
 def _verified(verify: Callable[..., Any]) -> list[str]:
-    """Return the names of what `verify` takes. Raises `ValueError` if it takes something else."""
+    """Return the names of what `verify` takes. Raises `G2POError` if it takes something else."""
     parameters = inspect.signature(verify).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(_VERIFIED)
     wanted = [p.name for p in parameters if p.name in _VERIFIED or p.default is p.empty]
     if unknown := [name for name in wanted if name not in _VERIFIED]:
-        raise ValueError(f"verify takes {', '.join(unknown)}: it gets those of {', '.join(_VERIFIED)} that it names")
+        raise G2POError(f"verify takes {', '.join(unknown)}: it gets those of {', '.join(_VERIFIED)} that it names")
     return wanted
 
 
