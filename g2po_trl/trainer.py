@@ -40,6 +40,7 @@ from .environments.adapters.trl_rewards import check_reward_columns, with_reward
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, plain, tasks_hash
+from .evaluation.examine import check_start
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
 from .rollout.stats import RolloutStats
@@ -220,7 +221,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
-        first = self.player.pool.check(train_dataset[0])
+        first = check_start(self.player.pool, train_dataset[0])
         self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.agent import agent_factory
 from ..environments.adapters.trl_tools import default_history, text_environment_factory
-from ..environments.contract import TextEnvironment
+from ..environments.contract import Observation, TextEnvironment
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.validation import check_task_columns
+from ..environments.validation import EnvironmentContractError, check_task_columns
 from ..prompts.template import DEFAULT_PROMPT
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -149,18 +149,32 @@ def try_agent(
     return _sorted(findings)
 
 
+def check_start(pool: EnvironmentPool, task: Mapping[str, Any]) -> Observation:
+    """Return a task's first observation, after an admissible step, for the start of training.
+
+    Raises:
+        EnvironmentContractError: if reset or step fails.
+    """
+    starts, failures = first_steps(pool, [task])
+    for failure in failures:
+        raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")
+    return starts[0]
+
+
 def first_steps(
-    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[EnvironmentFailure]]:
-    """Return the tasks that begin, and the failures of resets and of a valid and an invalid action per task."""
-    starts = pool.reset([*tasks, *tasks])
+    pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]], invalid: Sequence[Mapping[str, Any]] = ()
+) -> tuple[list[Observation | EnvironmentFailure], list[EnvironmentFailure]]:
+    """Return the first observations of tasks, and the failures of resets and of a first step.
+
+    The step is an admissible action of `tasks`, and an action that is not of the tasks in `invalid`.
+    """
+    starts = pool.reset([*tasks, *invalid])
     running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
     actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
     actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
     results = [*starts, *pool.step(actions).values()]
     pool.end()
-    playable = [task for slot, task in enumerate(tasks) if slot in running]
-    return playable, [result for result in results if isinstance(result, EnvironmentFailure)]
+    return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
 
 
 def _of_one_worker(limits: PoolLimits | None) -> PoolLimits:
@@ -190,7 +204,8 @@ def _examine(
 
     After a time-out or a crash nothing else is played, since it may take as long.
     """
-    playable, failures = first_steps(pool, tasks)
+    starts, failures = first_steps(pool, tasks, tasks)
+    playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
     failed = [Finding("error", f"in a worker process it {describe_failure(one)}") for one in failures]
     if any(failure.kind in ("timeout", "crash") for failure in failures):
         return failed[:1]

@@ -19,7 +19,7 @@ from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
-from .conversations import Conversations, cut_before, request_of, sampling_of
+from .conversations import Conversations, request_of, sampling_of
 from .episode import Episode
 from .loop import Session
 from .stats import RolloutStats
@@ -63,8 +63,6 @@ class PromptActor:
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
         context_length: maximum tokens of a prompt and its completion together. An episode whose prompt leaves no room
             for the longest completion ends as a failure. `None`: not checked.
-        stop: texts before which completions are read to end; `sampling.stop_sequences` has them as well, so that
-            nothing is generated after them.
     """
 
     engine: Engine
@@ -74,7 +72,6 @@ class PromptActor:
     max_prompt_length: int | None = None
     history: str = "window"
     context_length: int | None = None
-    stop: tuple[str, ...] = ()
 
     @cached_property
     def conversations(self) -> ConversationEncoder:
@@ -154,7 +151,7 @@ class PromptSession:
     @cached_property
     def conversations(self) -> Conversations:
         actor = self.actor
-        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats, actor.stop)
+        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
         clock = time.perf_counter()
@@ -264,7 +261,6 @@ class PromptSession:
         if one.request is not None:
             return self.conversations.step(episode, one.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)
-        text = cut_before(text, self.actor.stop)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
         return episode.step(

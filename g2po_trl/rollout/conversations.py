@@ -27,7 +27,6 @@ class Conversations:
     template: PromptTemplate
     max_prompt_length: int | None
     stats: RolloutStats
-    stop: tuple[str, ...] = ()
 
     def prompt(self, episode: Episode, request: ChatRequest) -> ConversationPrompt:
         """Return the prompt of an episode's request. Raises `PromptTooLongError` or `RefusedConversationError`."""
@@ -49,17 +48,16 @@ class Conversations:
             "completion_truncated": not completion.complete,
         }
         if episode.observation.request is None:
-            text = cut_before(text, self.stop)
             answer: Message = {"role": "assistant", "content": text}
             listed = episode.observation.admissible_actions
             action, valid = self.template.read(text, prompt.text[-64:], listed)
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
-            answer["content"] = cut_before(answer["content"], (*request.stop, *self.stop))
+            answer["content"] = cut_before(answer["content"], request.stop)
             action, valid = response_action(answer), valid and request.is_valid(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
-        if (shown := self._before_stop(completion.ids, (*request.stop, *self.stop))) is not None:
+        if (shown := self._before_stop(completion.ids, request.stop)) is not None:
             self.encoder.answered(prompt, request.tools, answer, shown, episode.transcript)
         return episode.step(action, text, valid=valid, **fields)
 

@@ -31,7 +31,7 @@ Answer = Observation | StepResult | EnvironmentFailure
 POLL_SECONDS, IDLE_POLL_SECONDS = 0.005, 1.0
 _GONE = (
     "the running episodes of this pool were ended from outside: while a trainer uses it, call Player.play instead of "
-    "EnvironmentPool.reset, check or end()"
+    "EnvironmentPool.reset or end()"
 )
 
 

@@ -7,6 +7,7 @@ from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, read_jsonl, write_jsonl
 from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.evaluation.examine import check_start
 from g2po_trl.rollout.episode import Episode
 
 
@@ -72,9 +73,9 @@ def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind, message):
 
 
 def test_check_says_what_is_wrong(pool):
-    pool.check({"seed": 1})
+    check_start(pool, {"seed": 1})
     with pytest.raises(EnvironmentContractError, match="no such house"):
-        pool.check({"fault": "raise"})
+        check_start(pool, {"fault": "raise"})
 
 
 def test_bad_arguments():

@@ -31,6 +31,7 @@ from g2po_trl.environments.adapters.trl_tools import (
 )
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.evaluation.examine import check_start
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls
 
@@ -64,7 +65,7 @@ def test_random_arguments_are_of_their_schemas(schema, values):
 def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
     """The pool plays "look", which is no chat response."""
     with EnvironmentPool(text_environment_factory(Safe, 5, "conversation"), PoolLimits(1)) as pool:
-        pool.check({"code": "1"})
+        check_start(pool, {"code": "1"})
 
 
 def test_function_that_makes_a_tool_class_is_told_how_to_pass_it():
@@ -74,7 +75,7 @@ def test_function_that_makes_a_tool_class_is_told_how_to_pass_it():
             EnvironmentContractError, match="constructs a Safe, which has no step: .* pass the class itself"
         ),
     ):
-        pool.check({"code": "1"})
+        check_start(pool, {"code": "1"})
 
 
 def test_default_prompt_template_is_the_class_attribute():

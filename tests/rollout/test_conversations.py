@@ -368,14 +368,6 @@ def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, hi
             assert trajectory.failure_reason == f"{reason}: {counted}"
 
 
-@pytest.mark.parametrize("history", ["window", "conversation"])
-def test_completions_are_read_to_where_the_actor_stops(play, history):
-    (trajectory,), _, _ = play(
-        [{"turns": 2}], Countdown, lambda prompt: "go STOP away<|im_end|>", history=history, stop=("STOP",)
-    )
-    assert [(step.completion, step.action) for step in trajectory.steps] == [("go ", "go")] * 2
-
-
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_response_with_calls_says_so_also_if_the_completion_was_cut_off_after_them(cut):
     """Vercel's `ai` carries out calls only then."""

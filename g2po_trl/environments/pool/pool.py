@@ -16,7 +16,7 @@ import cloudpickle
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
-from ..validation import EnvironmentContractError, factory_name
+from ..validation import factory_name
 from .episode_log import EnvironmentFailure
 from .limits import PoolLimits
 from .scheduler import WorkerScheduler
@@ -196,20 +196,6 @@ class EnvironmentPool:
         """End episodes early, free their slots and drop their answers. `slots=None`: all episodes."""
         self._check_open()
         self._scheduler.end([*self._scheduler.episodes, *self._scheduler.answers] if slots is None else slots)
-
-    def check(self, task: Mapping[str, Any]) -> Observation:
-        """Return the first observation of an episode of one step, played to detect a broken environment early.
-
-        Raises:
-            EnvironmentContractError: if reset or step fails; the message contains the worker's error.
-        """
-        first = result = self.reset([task])[0]
-        if not isinstance(first, EnvironmentFailure):
-            result = self.step({0: (first.admissible_actions or ["look"])[0]})[0]
-        self.end()
-        if isinstance(result, EnvironmentFailure):
-            raise EnvironmentContractError(f"{self.name} fails ({result.kind}): {result.message}")
-        return first
 
     def close(self) -> None:
         """End all workers. The pool cannot be used afterwards."""
