@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "config": {"utils", "engines", "environments", "credit", "update", "config_validation"},
     "trainer_build": TRAINING | {"experimental"},
     "trainer_validation": TRAINING,
-    "trainer": TRAINING | {"trainer_build"},
+    "trainer": TRAINING | {"trainer_build", "evaluation"},
     "ppo": TRAINING | {"trainer"},
     "report": {"utils", "trajectory", "prompts", "rollout", "credit", "runs"},
     "evaluation": RUNS,
