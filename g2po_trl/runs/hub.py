@@ -48,7 +48,9 @@ def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]
 
 def ready_to_push(trainer: Any) -> bool:
     """Return whether a push in the background can begin, with a repository and a list of files that are not pushed."""
-    _warn_of_failed_pushes(trainer.push_in_progress)
+    jobs = trainer.push_in_progress.jobs if trainer.push_in_progress is not None else []
+    for error in [job.exception() for job in jobs if job.done() and job.exception()]:
+        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next push uploads what is missing.")
     if trainer.hub_model_id is None:
         trainer.init_hf_repo()
     if not trainer.is_world_process_zero():
@@ -82,13 +84,6 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
             + "--private " * bool(private)
             + " ".join(f"--exclude '{name}{'*' * name.endswith('/')}'" for name in (*_NOT_PUSHED, "checkpoint-*/"))
         ) from error
-
-
-def _warn_of_failed_pushes(push_in_progress: Any) -> None:
-    """Report failed pushes in the background."""
-    jobs = push_in_progress.jobs if push_in_progress is not None else []
-    for error in [job.exception() for job in jobs if job.done() and job.exception()]:
-        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next push uploads what is missing.")
 
 
 def _write_gitignore(folder: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,20 +35,22 @@ def advantage_metrics(
 ) -> dict[str, float]:
     """Return `advantage/*`: mean absolute advantages over counted steps; of `g2po` also those of its terms."""
     options = estimator.keywords if isinstance(estimator, partial) and estimator.func is g2po else None
-    parts = {"": (advantages, graph.counted)}
+    parts = {"": advantages}
     if options is not None:
         scale, aggregate = options.get("scale_by_std", True), options.get("aggregate", True)
-        penalty = options.get("invalid_action_penalty", 0.0)
-        statistics = options.get("episode_statistics", "trajectory")
-        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics), graph.counted
+        penalty, statistics = (
+            options.get("invalid_action_penalty", 0.0),
+            options.get("episode_statistics", "trajectory"),
+        )
+        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics)
         if options.get("node_centric", True):
-            penalty = penalty if statistics == "step" else 0.0
-            parts["node_"] = node_advantage(graph, scale, penalty, aggregate), graph.counted
+            parts["node_"] = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
         if options.get("edge_centric", True):
-            parts["edge_"] = edge_advantage(graph, scale, aggregate), graph.counted
+            parts["edge_"] = edge_advantage(graph, scale, aggregate)
+    used = graph.counted
     return {
         f"advantage/{name}abs_mean": float(np.abs(values[used]).mean()) if used.any() else 0.0
-        for name, (values, used) in parts.items()
+        for name, values in parts.items()
     }
 
 
@@ -68,24 +71,15 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
     """Return a trajectory without its texts, for `summarize`."""
     steps = [
         Step(
-            "",
-            "",
-            s.valid,
-            admissible_actions=_SHORT[s.admissible],
-            completion_truncated=s.completion_truncated and len(s.completion_ids) >= _LONG,
-            policy_version=s.policy_version,
+            *("", "", one.valid),
+            admissible_actions=_SHORT[one.admissible],
+            completion_truncated=one.completion_truncated and len(one.completion_ids) >= _LONG,
+            policy_version=one.policy_version,
         )
-        for s in trajectory.steps
+        for one in trajectory.steps
     ]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
-    return Trajectory(
-        trajectory.task_id,
-        steps,
-        trajectory.reward,
-        trajectory.outcome,
-        info=info,
-        failure_reason=trajectory.failure_reason,
-    )
+    return replace(trajectory, steps=steps, info=info, error=None, final_observation=None, task=None)
 
 
 def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, float]:
