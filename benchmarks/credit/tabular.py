@@ -27,8 +27,8 @@ import numpy as np
 
 from benchmarks.common import facts, write_results
 from benchmarks.credit.household import REWARD, Household, play, softmax
+from benchmarks.paper import plots
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
-from g2po_trl.report import plots
 
 METHODS: dict[str, Callable[[StateGraph], np.ndarray]] = {
     "g2po": g2po,

@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from g2po_trl.report import plots
+from benchmarks.paper import plots
 
 INK, MUTED, GRID = "#222222", "#8a8a8a", "#e4e4e4"
 ABLATIONS, NOT_AVAILABLE = "#7fa3cf", "#b9b9b9"

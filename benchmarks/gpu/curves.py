@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROOT
-from g2po_trl.report import plots
+from benchmarks.paper import plots
 
 RESULTS = ROOT / "benchmarks/results/gpu"
 COLOURS = {"g2po": "black", "g2po λ 0.5": "tab:blue", "gigpo": "tab:orange", "grpo": "tab:red"}

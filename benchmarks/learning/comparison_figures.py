@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.learning.comparison_stages import ARMS, REFERENCE, START
-from g2po_trl.report import plots
+from benchmarks.paper import plots
 
 Arms = Mapping[str, Mapping[int, Mapping[str, Any]]]  # arm -> seed -> run
 PHASES = ("environment", "generation", "advantage", "logps", "update")

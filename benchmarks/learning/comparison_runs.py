@@ -20,9 +20,10 @@ from benchmarks.common import machine
 from benchmarks.learning.comparison_stages import GAME, START, TAUGHT, Job
 from benchmarks.learning.comparison_statistics import first_at
 from benchmarks.learning.recipe_runs import ROOT, RecipeRunner, code, lock
+from benchmarks.paper import analysis
 from g2po_trl import read_jsonl
 from g2po_trl.environments.tasks import read_tasks
-from g2po_trl.report import analysis
+from g2po_trl.report.iterations import load_iteration, load_log
 from g2po_trl.runs.summary import summarize
 from g2po_trl.utils.json import write_json
 
@@ -222,7 +223,7 @@ def panel_of(output: Path) -> dict[str, Any]:
 
 def trained(folder: Path) -> dict[str, Any]:
     """Return the curves of a run, its own evaluations, and what its graphs look like at first and at last."""
-    log = [entry for entry in analysis.load_log(folder) if entry.get("episode/success_rate") is not None]
+    log = [entry for entry in load_log(folder) if entry.get("episode/success_rate") is not None]
     curves = {name: [rounded(entry.get(metric)) for entry in log] for name, metric in CURVES.items()}
     settings = json.loads((folder / "run.json").read_text())
     own = [json.loads(line) for line in (folder / "evaluations.jsonl").open()]
@@ -249,7 +250,7 @@ def graphs(folder: Path, numbers: Sequence[int], settings: dict[str, Any]) -> di
     """
     steps, deviations, revisited = np.zeros(LARGEST, int), np.zeros(BINS, int), 0
     for number in numbers:
-        graph = analysis.load_iteration(folder, number).graph(settings["trainer"]["gamma"])
+        graph = load_iteration(folder, number).graph(settings["trainer"]["gamma"])
         visits = analysis.group_sizes(graph)["sizes"]
         steps += np.bincount(np.minimum(visits, LARGEST) - 1, visits, minlength=LARGEST).astype(int)
         found = analysis.value_variation(graph)["deviations"]

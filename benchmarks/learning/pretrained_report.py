@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from g2po_trl.report import plots
+from benchmarks.paper import plots
 
 FEWEST = 3  # values of which a standard error is estimated
 

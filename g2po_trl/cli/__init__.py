@@ -31,7 +31,7 @@ COMMANDS = {
     "estimate": ("g2po_trl.cli.commands.estimate", "estimate the memory, time and cost of a training"),
     "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare several"),
     "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
-    "report": ("g2po_trl.cli.commands.report", "summarise a run and test its state keys, with plots"),
+    "report": ("g2po_trl.cli.commands.report", "summarise a run and test its state keys"),
     "credit": ("g2po_trl.cli.commands.credit", "compute the advantages of the calls in an agent's logs"),
     "serve": ("g2po_trl.cli.commands.serve", "serve an environment over OpenEnv"),
 }

@@ -29,7 +29,7 @@ class LiveView(TrainerCallback):
             return
         self.server = make_server(Sources(open_folder(self.folder, live=True)))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        print_line(f"Watch the run at http://127.0.0.1:{self.server.server_port}/ (on this machine)")
+        print_line(f"Watch the run at {self.server.address} (on this machine)")
 
     def close(self) -> None:
         """End the server, after an open page has read what the run wrote last."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..runs.summary import before_and_after
 from ..trajectory import Trajectory
 from . import state_key_test as keys
-from .analysis import Iteration
+from .iterations import Iteration
 
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14
@@ -67,9 +67,8 @@ def five_lines(
 
     `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`.
     """
-    whole = list(iterations)
-    window = max(1, min(WINDOW, len(whole) // 2))
-    start, end = success_of(whole[:window]), success_of(whole[-window:])
+    window = max(1, min(WINDOW, len(iterations) // 2))
+    start, end = success_of(iterations[:window]), success_of(iterations[-window:])
     is_log = "traces" in run
     used = 1.0 if is_log else run.get("trainer", {}).get("value_lambda", 1.0)
     finding, advice = keys.in_short(numbers["prediction"], used)
@@ -77,13 +76,13 @@ def five_lines(
         reason, _, remedy = nothing_learned.partition(". ")
         verdict, to_do = f"{reason}.", remedy
     else:
-        change = None if is_log or len(whole) == 1 else _change(start, end, evaluations)
+        change = None if is_log or len(iterations) == 1 else _change(start, end, evaluations)
         learned = "These runs were not trained on." if is_log else _learned(change)
         verdict = f"{learned} {finding}"
-        to_do = " ".join(filter(None, [None if is_log else _next_step(whole[-window:], end, change), advice]))
+        to_do = " ".join(filter(None, [None if is_log else _next_step(iterations[-window:], end, change), advice]))
     lines = {
-        "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(whole), evaluations),
-        "Failures": _failures(whole[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
+        "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(iterations), evaluations),
+        "Failures": _failures(iterations[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
         "Recurrence": _recurrence(numbers["iterations"]),
         "Verdict": verdict,
         "What to do": to_do or "Nothing stands out.",

@@ -1,231 +1,244 @@
 """Which λ do a run's data prefer, and are its state keys good? The test that `g2po report` prints.
 
-Each episode of a group is left out once, and its returns are predicted by the values that the others give its states
-(`leave_one_out`). λ < 1 trusts that what follows a state does not depend on how it was reached. If it predicts
-better, values made with it may be better. Keys hide something that matters if the same action from the same state
-leads to states of different worth (or the environment is random), or if λ = 0 predicts worse at states that were
-visited often, where λ = 1 has enough returns to average, or even over all states.
+The value of a state is a forecast of the return of who comes there next. Each episode of a group is left out once, and
+its returns are predicted by the values that the others give its states. λ < 1 trusts that what follows a state does
+not depend on how it was reached; if it predicts better, values made with it may be better. Keys hide something that
+matters if the same action from the same state leads to states of different worth (or the environment is random), or
+if λ = 0 predicts worse at states that were visited often, where λ = 1 has enough returns to average, or even over all
+states.
 
-Errors are compared as ratios of sums over groups. Groups are independent units and their steps are not, so intervals
-come from a bootstrap that draws groups.
+Groups are independent and their steps are not: errors are compared as ratios of sums over groups, in standard errors
+over groups, and intervals come from a bootstrap that draws groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..credit.graph import StateGraph
-from .analysis import Iteration
-from .leave_one_out import (
-    HIDDEN,
-    LAMBDAS,
-    LOSES,
-    OFTEN,
-    LeftOutErrors,
-    best_lambda,
-    hidden_share,
-    left_out_errors,
-    lost_standard_errors,
-    same_action_spread,
-)
+from ..credit.values import lambda_values
+from .iterations import Iteration
 
-# Classes of states by visits of a group's other episodes: least visits of each.
-VISITS = (1, 3, OFTEN)
-PERIODS = 3
+LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
+# A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than
+# so many standard errors; a smaller error is preferred to that of λ = 0 from so many on.
+OFTEN, LOSES, PREFERRED = 8, 2.0, 1.0
+# Keys are trusted up to such a share of `same_action_spread`. On the task of benchmarks/credit/tabular.py right keys
+# have 0, or with 10 % random actions 0.05, and wrong ones 0.03 to 0.58.
+HIDDEN = 0.02
+# Nothing is known about the keys where fewer of the steps from states visited again repeat an action (on that task at
+# least 0.24 do): where actions are free text, each is another, and no two can disagree.
+REPEATED = 0.1
 RESAMPLES = 2000
-# A percentile interval of fewer groups is too narrow to be called one.
-LEAST_GROUPS = 8
-# Groups whose values are solved for together: more at a time are faster, and take memory.
-_TOGETHER = 512
+LEAST_GROUPS = 8  # a percentile interval of fewer is too narrow to be called one
+_TOGETHER = 512  # groups whose values are solved for together: more are faster, and take memory
 KEYS_HELP = 'docs/your_environment.md, "State keys"'
 
 
-def measure(
-    iterations: Sequence[Iteration], gamma: float | Sequence[float]
-) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
-    """Return errors and `same_action_spread` of all iterations as one batch of groups, and each group's iteration.
+@dataclass(frozen=True)
+class LeftOutErrors:
+    """Squared errors of P predicted returns, by L values of λ.
 
-    `gamma`: of all iterations, or of each.
+    Args:
+        errors: (P, L) squared error, in units of reward squared.
+        visits: (P,) visits of the state by the group's other episodes, at least 1.
+        group: (P,) group of the step.
+        num_steps: steps of the graph that count; the others' states were visited by no other episode.
     """
-    gammas = [gamma] * len(iterations) if isinstance(gamma, (int, float)) else list(gamma)
-    of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
+
+    errors: np.ndarray
+    visits: np.ndarray
+    group: np.ndarray
+    num_steps: int
+
+    def by_group(self, least_visits: int = 1) -> np.ndarray:
+        """Return (groups, L) sums of the errors at states with at least `least_visits` visits of other episodes."""
+        groups, asked = int(self.group.max(initial=-1)) + 1, self.visits >= least_visits
+        sums = [np.bincount(self.group[asked], column[asked], minlength=groups) for column in self.errors.T]
+        return np.column_stack(sums)
+
+
+def left_out_errors(graph: StateGraph, lambdas: Sequence[float] = LAMBDAS) -> LeftOutErrors:
+    """Return the errors of all steps whose state another episode of their group visited; rounding counts as 0."""
+    used = graph.counted
+    node, next_node, trajectory = graph.node[used], graph.next_node[used], graph.trajectory[used]
+    returns = graph.returns[used]
+    # Place of a trajectory among those of its group that count: one of each group is left out at a time.
+    counted = graph.trajectory_counted.astype(int)
+    before = np.cumsum(counted) - counted
+    place = (before - before[np.searchsorted(graph.trajectory_group, graph.trajectory_group)])[trajectory]
+
+    rounding = 1e-9 * np.abs(graph.rewards).max(initial=0.0)
+    errors, visits, group = [np.zeros((0, len(lambdas)))], [np.zeros(0, int)], [np.zeros(0, int)]
+    for left_out in range(int(place.max(initial=-1)) + 1):
+        others = place != left_out
+        seen = np.bincount(node[others], minlength=graph.num_nodes)
+        asked = ~others & (seen[node] > 0)
+        values = [_values(graph, node[others], next_node[others], returns[others], seen, of) for of in lambdas]
+        distance = np.abs(np.column_stack(values)[node[asked]] - returns[asked, None])
+        errors.append(np.where(distance > rounding, distance, 0.0) ** 2)
+        visits.append(seen[node[asked]])
+        group.append(graph.node_group[node[asked]])
+    return LeftOutErrors(np.concatenate(errors), np.concatenate(visits), np.concatenate(group), int(used.sum()))
+
+
+def _values(graph, node, next_node, returns, visits, value_lambda) -> np.ndarray:
+    """Return the values that some of the graph's episodes give, (N,)."""
+    if value_lambda == 1:
+        return np.bincount(node, returns, minlength=graph.num_nodes) / np.maximum(visits, 1)
+    return lambda_values(node, next_node, graph.rewards, graph.node_group, graph.gamma, value_lambda)
+
+
+def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
+    """Return how far next values of steps from one state differ: of the same action, and of all.
+
+    Args:
+        graph: with actions.
+        truncated: (M,) trajectories that a turn limit ended. Their last steps, which lead to no state, are left out:
+            no key shows how many turns are left.
+
+    Returns:
+        (groups, 2) sums of squares, about the mean of each state and action, and of each state. The first is 0 if the
+        keys show all that matters and nothing is random. Both are 0 if too few actions are taken again to tell, see
+        `REPEATED`.
+    """
+    used = graph.counted & ~(truncated[graph.trajectory] & (graph.next_node >= graph.num_nodes))
+    node, values = graph.node[used], graph.next_values[used]
+    _, action = np.unique(graph.action[used], return_inverse=True)
+    _, pair = np.unique(node * (action.max(initial=0) + 1) + action, return_inverse=True)
+    again = np.bincount(node)[node] > 1
+    if (np.bincount(pair)[pair] > 1).sum() < REPEATED * again.sum():
+        return np.zeros((graph.num_groups, 2))
+
+    def squares(sets: np.ndarray) -> np.ndarray:
+        means = np.bincount(sets, values) / np.maximum(np.bincount(sets), 1)
+        return np.bincount(graph.group[used], (values - means[sets]) ** 2, minlength=graph.num_groups)
+
+    return np.column_stack([squares(pair), squares(node)])
+
+
+def hidden_share(spread: np.ndarray) -> float | None:
+    """Return the fraction of `same_action_spread`, over all groups, among steps of one action; `None` if it is 0."""
+    same, total = spread.sum(axis=0)
+    return float(same / total) if total > 0 else None
+
+
+def standard_errors(differences: np.ndarray) -> float:
+    """Return a sum of independent differences (groups,) in its own standard errors; 0 when all are 0."""
+    spread = float(np.sqrt((differences**2).sum()))
+    return float(differences.sum()) / spread if spread > 0 else 0.0
+
+
+def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
+    """Return the λ to recommend for updates with such data.
+
+    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless the error of another λ is smaller by
+    more than `PREFERRED` standard errors.
+
+    Args:
+        errors: (groups, L) sums of left-out errors by `LAMBDAS`.
+        spread: (groups, 2) `same_action_spread`.
+    """
+    hidden = hidden_share(spread)
+    if hidden is None or hidden > HIDDEN:
+        return 1.0
+    above = errors - errors[:, -1:]
+    better = [number for number in range(len(LAMBDAS)) if standard_errors(above[:, number]) < -PREFERRED]
+    return LAMBDAS[min(better, key=lambda number: errors[:, number].sum(), default=len(LAMBDAS) - 1)]
+
+
+def measure(iterations: Sequence[Iteration], gamma: float) -> tuple[LeftOutErrors, np.ndarray]:
+    """Return errors and `same_action_spread` of all iterations as one batch of groups."""
     groups = [group for iteration in iterations for group in iteration.groups]
-    parts, spread, starts = [], [], []
-    for first, last in _together([gammas[i] for i in of_group]):
-        graph = StateGraph.from_groups(groups[first:last], gammas[of_group[first]], with_actions=True)
+    starts, parts, spread = range(0, len(groups), _TOGETHER), [], []
+    for start in starts:
+        some = groups[start : start + _TOGETHER]
+        graph = StateGraph.from_groups(some, gamma, with_actions=True)
         parts.append(left_out_errors(graph))
-        truncated = [t.outcome == "truncated" for group in groups[first:last] for t in group]
+        truncated = [t.outcome == "truncated" for group in some for t in group]
         spread.append(same_action_spread(graph, np.array(truncated, bool)))
-        starts.append(first)
     errors = LeftOutErrors(
-        LAMBDAS,
         np.concatenate([part.errors for part in parts]),
         np.concatenate([part.visits for part in parts]),
         np.concatenate([part.group + start for part, start in zip(parts, starts)]),
         sum(part.num_steps for part in parts),
     )
-    return errors, np.concatenate(spread), of_group
+    return errors, np.concatenate(spread)
 
 
-def _together(gammas: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """First and last group, exclusive, of those that are computed at once: `_TOGETHER` at most, of one gamma."""
-    first = 0
-    for i in range(1, len(gammas) + 1):
-        if i == len(gammas) or i - first == _TOGETHER or gammas[i] != gammas[first]:
-            yield first, i
-            first = i
-
-
-def examine(errors: LeftOutErrors, spread: np.ndarray, of_group: np.ndarray, numbers: Sequence[int]) -> dict[str, Any]:
+def examine(errors: LeftOutErrors, spread: np.ndarray) -> dict[str, Any]:
     """Return the part `prediction` of `analysis.json`.
-
-    Args:
-        errors: by `LAMBDAS`.
-        spread: (groups, 2) `same_action_spread`.
-        of_group: (groups,) iteration of each group, from 0.
-        numbers: number of each iteration in the run.
 
     Returns:
         `lambdas`; `steps`; `unpredicted_share`: share of the steps whose state no other episode of the group visited;
-        `rows`: see `table`; `hidden_share`: of how far next values of one state's steps differ, what is among steps of
-        the same action, `None` if they do not differ or actions are hardly ever the same; `often_standard_errors`: by
-        how many λ = 0 loses to λ = 1 at states visited often, `None` where there are none or no error differs;
-        `lost_standard_errors`: the same over all states; `value_lambda`: the recommended λ (`best_lambda`) by all
-        iterations, `None` if nothing could be compared; `verdict`: all of it in words.
+        `all`, `often`: see `row`; `hidden_share`: see there; `often_standard_errors`: by how many λ = 0 loses to λ = 1
+        at states visited often, `None` where there are none or no error differs; `lost_standard_errors`: the same over
+        all states; `value_lambda`: the recommended λ, `None` if nothing could be compared.
     """
-    rows = table(errors, of_group, numbers)
     everywhere, often = errors.by_group(), errors.by_group(OFTEN)
+    lost, lost_often = everywhere[:, -1] - everywhere[:, 0], often[:, -1] - often[:, 0]
     compared = bool((errors.errors != errors.errors[:, :1]).any())
-    tested = bool((often[:, LAMBDAS.index(0.0)] != often[:, LAMBDAS.index(1.0)]).any())
-    found = {
-        "lambdas": list(errors.lambdas),
+    return {
+        "lambdas": list(LAMBDAS),
         "steps": errors.num_steps,
         "unpredicted_share": 1 - len(errors.errors) / errors.num_steps if errors.num_steps else None,
-        "rows": rows,
+        "all": row(everywhere, len(errors.errors)),
+        "often": row(often, int((errors.visits >= OFTEN).sum())),
         "hidden_share": hidden_share(spread),
-        "often_standard_errors": lost_standard_errors(often) if tested else None,
-        "lost_standard_errors": lost_standard_errors(everywhere) if compared else None,
+        "often_standard_errors": standard_errors(lost_often) if lost_often.any() else None,
+        "lost_standard_errors": standard_errors(lost) if compared else None,
         "value_lambda": best_lambda(everywhere, spread) if compared else None,
     }
-    return {**found, "verdict": verdict(found)}
 
 
-def table(errors: LeftOutErrors, of_group: np.ndarray, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Errors by visits and iterations: all of them, then each class of visits, then the same for each third of a run.
+def row(sums: np.ndarray, steps: int) -> dict[str, Any]:
+    """Return what is known of some predicted steps, from their (groups, L) sums of errors.
 
     Returns:
-        Rows of `visits` and `iterations`: first and last of the class, `None` for no bound; `steps` predicted;
-        `groups` that have errors there; `mean_squared_error`: one for each λ, in units of reward squared; `relative`:
-        its difference to that of λ = 1, by that of λ = 1; `interval`: the 95 % interval of each difference, `None`
-        from fewer than `LEAST_GROUPS` groups.
+        `steps` predicted; `groups` that have errors; `mean_squared_error`: one for each λ, in units of reward squared;
+        `relative`: its difference to that of λ = 1, by that of λ = 1; `interval`: the 95 % interval of each
+        difference, `None` from fewer than `LEAST_GROUPS` groups.
     """
-    groups, classes, lambdas = len(of_group), len(VISITS), len(errors.lambdas)
-    cell = errors.group * classes + np.searchsorted(VISITS, errors.visits, side="right") - 1
-    counts = np.bincount(cell, minlength=groups * classes).reshape(groups, classes)
-    sums = np.stack([np.bincount(cell, of, minlength=groups * classes) for of in errors.errors.T], axis=-1)
-    sums = sums.reshape(groups, classes, lambdas)
-
-    thirds = np.array_split(np.arange(len(numbers)), PERIODS) if len(numbers) >= PERIODS else []
-    rows, columns = [], []
-    for period in [None, *thirds]:
-        within = np.ones(groups, bool) if period is None else np.isin(of_group, period)
-        for least in (None, *range(classes)):
-            chosen = slice(None) if least is None else slice(least, least + 1)
-            of_groups = np.where(within[:, None], sums[:, chosen].sum(axis=1), 0.0)
-            columns.append(of_groups)
-            steps = int(counts[within, chosen].sum())
-            rows.append(
-                {
-                    "visits": None if least is None else [VISITS[least], *_last(least)],
-                    "iterations": None if period is None else [int(numbers[period[0]]), int(numbers[period[-1]])],
-                    "steps": steps,
-                    "groups": int((of_groups > 0).any(axis=1).sum()),
-                    "mean_squared_error": (of_groups.sum(axis=0) / steps).tolist() if steps else None,
-                }
-            )
-    base = errors.lambdas.index(1.0)
-    intervals = bootstrap(np.stack(columns, axis=1), base)
-    for row, of_groups, interval in zip(rows, columns, intervals):
-        total = of_groups.sum(axis=0)
-        row["relative"] = (total / total[base] - 1).tolist() if total[base] > 0 else None
-        enough = row["relative"] and row["groups"] >= LEAST_GROUPS
-        row["interval"] = interval.tolist() if enough else None
-    return rows
+    total, groups = sums.sum(axis=0), int((sums > 0).any(axis=1).sum())
+    known = steps > 0 and total[0] > 0
+    return {
+        "steps": steps,
+        "groups": groups,
+        "mean_squared_error": (total / steps).tolist() if steps else None,
+        "relative": (total / total[0] - 1).tolist() if known else None,
+        "interval": bootstrap(sums).tolist() if known and groups >= LEAST_GROUPS else None,
+    }
 
 
-def bootstrap(sums: np.ndarray, base: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Return 95 % bootstrap intervals of relative differences; groups are drawn with replacement.
+def bootstrap(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """Return 95 % bootstrap intervals of relative differences to the first column; groups are drawn with replacement.
 
     Args:
-        sums: (groups, rows, L) sums of errors.
-        base: index in L that the others are compared with.
+        sums: (groups, L) sums of errors.
         resamples: number of bootstrap samples.
         seed: of the draws.
 
     Returns:
-        (rows, L, 2) ends of the percentile interval of sum / sum at `base` - 1, nan where no draw has an error. Draws
-        are paired: a group counts for all λ or for none.
+        (L, 2) ends of the percentile interval of sum / first sum - 1. Draws are paired: a group counts for all λ or
+        for none.
     """
-    groups, rows, lambdas = sums.shape
-    rng = np.random.default_rng(seed)
-    flat = sums.reshape(groups, rows * lambdas)
-    drawn = []
+    groups, rng, drawn = len(sums), np.random.default_rng(seed), []
     for start in range(0, resamples, 100):
         size = min(100, resamples - start)
         places = rng.integers(0, groups, (size, groups)) + groups * np.arange(size)[:, None]
-        drawn.append(np.bincount(places.ravel(), minlength=size * groups).reshape(size, groups) @ flat)
-    totals = np.concatenate(drawn).reshape(resamples, rows, lambdas)
-    below = totals[:, :, base]
-    relative = totals / np.where(below > 0, below, np.nan)[:, :, None] - 1
-    ends = np.full((rows, lambdas, 2), np.nan)
-    for row in np.flatnonzero((below > 0).any(axis=0)):
-        ends[row] = np.nanpercentile(relative[:, row], [2.5, 97.5], axis=0).T
-    return ends
-
-
-def verdict(found: dict[str, Any]) -> str:
-    """Return the test in words: which λ the data prefer, whether keys look Markov, what to do."""
-    whole = found["rows"][0]
-    if not found["steps"]:
-        return "No episode took a step that counts: there is nothing to test the keys with."
-    if not whole["steps"]:
-        return (
-            "No state was visited by two episodes of a group, so the keys cannot be tested: if groups have several "
-            f"episodes, the keys are too fine. See {KEYS_HELP}."
-        )
-    if found["value_lambda"] is None:
-        return "Every λ predicts these returns equally well, so the run says nothing about value_lambda or the keys."
-    if whole["interval"] is None:
-        return (
-            f"Too few groups have prediction errors ({whole['groups']}) to compare values of λ: {LEAST_GROUPS} are "
-            "needed. Train for longer, or log more tasks."
-        )
-    often = next(row for row in found["rows"] if row["visits"] == [OFTEN, None])
-    share, hidden, lost = found["hidden_share"], found["often_standard_errors"], found["lost_standard_errors"]
-    if share is not None and share > HIDDEN:
-        return (
-            f"The keys hide something that matters, or the environment is random: {100 * share:.0f} % of how far the "
-            f"next states of a state differ in value is among steps of the same action (right keys: at most "
-            f"{100 * HIDDEN:.0f} %). Keep value_lambda 1, and see {KEYS_HELP}. {_preferred(whole)}"
-        )
-    for where, row, errors in (
-        (f"at states that other episodes visited at least {OFTEN} times", often, hidden),
-        ("over all states", whole, lost),
-    ):
-        if errors is not None and errors > LOSES:
-            return (
-                f"The keys hide something that matters: {where}, λ = 0 predicts returns worse than λ = 1 (squared "
-                f"error {_change(row, 0.0)}; {errors:.1f} standard errors). Keep value_lambda 1, and see {KEYS_HELP}."
-            )
-    return " ".join([_preferred(whole), _keys(often, hidden), _advice(whole, found["value_lambda"])])
+        drawn.append(np.bincount(places.ravel(), minlength=size * groups).reshape(size, groups) @ sums)
+    totals = np.concatenate(drawn)
+    base = np.where(totals[:, :1] > 0, totals[:, :1], np.nan)
+    return np.nanpercentile(totals / base - 1, [2.5, 97.5], axis=0).T
 
 
 def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
-    """Return the verdict as a finding and an advice, either may be empty. `used`: value_lambda of the run."""
-    whole, share = found["rows"][0], found["hidden_share"]
+    """Return a finding and an advice, either may be empty. `used`: value_lambda of the run."""
+    whole, share = found["all"], found["hidden_share"]
     if not found["steps"]:
         return "", ""
     if not whole["steps"]:
@@ -237,98 +250,38 @@ def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
         keep = f"If success stalls, let the state keys show more: {KEYS_HELP}."
         finding = "The state keys hide something, or the environment is random."
         return finding, keep if used == 1 else f"Set value_lambda 1. {keep}"
-    best = 1.0 if not _is_better(whole, found["value_lambda"]) else found["value_lambda"]
+    is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
+    best = found["value_lambda"] if is_better else 1.0
     return "The state keys look right.", "" if best == used else f"Try --value_lambda {best:g}."
 
 
-def _preferred(whole: dict[str, Any]) -> str:
-    best = _best(whole)
-    if best == 1:
-        return "λ = 1 predicts the returns of left-out episodes best."
-    apart = "" if _is_better(whole, best) else ", not significantly better than λ = 1"
-    return (
-        f"λ = {best:g} predicts the returns of left-out episodes best (squared error {_change(whole, best)}){apart}."
-    )
-
-
-def _keys(often: dict[str, Any], hidden: float | None) -> str:
-    where = f"at states that other episodes visited at least {OFTEN} times"
-    if hidden is None or often["interval"] is None:
-        return f"The keys could not be tested: too few groups have prediction errors {where} ({often['groups']})."
-    compared = "predicts better than" if hidden < -LOSES else "does not differ significantly from"
-    return f"No sign that the keys hide something: {where}, λ = 0 {compared} λ = 1 ({_change(often, 0.0)})."
-
-
-def _advice(whole: dict[str, Any], chosen: float) -> str:
-    if chosen == 1 or not _is_better(whole, chosen):
-        return "Keep value_lambda 1."
-    return f"Try --value_lambda {chosen:g}."
-
-
-def _best(row: dict[str, Any]) -> float:
-    return LAMBDAS[int(np.argmin(row["mean_squared_error"]))]
-
-
-def _is_better(row: dict[str, Any], of: float) -> bool:
-    return row["interval"][LAMBDAS.index(of)][1] < 0
-
-
-def _change(row: dict[str, Any], of: float) -> str:
-    """Return a text such as `-4.3 %, 95 % interval -6.0 to -2.7 %`, without parts that are unknown."""
-    number = LAMBDAS.index(of)
-    if row["relative"] is None:
-        return f"{row['mean_squared_error'][number]:.3g} instead of 0"
-    if row["interval"] is None:
-        return f"{100 * row['relative'][number]:+.1f} %"
-    low, high = row["interval"][number]
-    return f"{100 * row['relative'][number]:+.1f} %, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} %"
-
-
 def text(found: dict[str, Any]) -> str:
-    """Return the table of the test as lines: all predictions, by visits, by iterations; then the verdict."""
-    rows = found["rows"]
+    """Return the test as lines: errors by λ, over all states and at those visited often; what tells of the keys."""
     lines = ["test of the state keys: how well a group's values predict the returns of an episode that is left out"]
-    if found["unpredicted_share"] is not None:
+    if found["unpredicted_share"]:
+        share = f"{100 * found['unpredicted_share']:.1f} %"
+        lines.append(f"{share} of steps are not predicted: no other episode of their group visited their state")
+    for name, lost, part in (
+        ("all states", found["lost_standard_errors"], found["all"]),
+        (f"states with {OFTEN} or more visits by others", found["often_standard_errors"], found["often"]),
+    ):
+        if part["relative"] is not None:
+            lines.append(f"{name}: {part['steps']} steps, squared error {part['mean_squared_error'][0]:.3g} at λ = 1")
+            lines += [f"  λ = {of:g}: {_change(part, number)}" for number, of in enumerate(LAMBDAS) if number]
+        if lost is not None:
+            lines.append(f"  λ = 0 loses to λ = 1 by {lost:.1f} standard errors (right keys: at most {LOSES:g})")
+    if found["hidden_share"] is not None:
         lines.append(
-            f"{100 * found['unpredicted_share']:.1f} % of steps are not predicted: no other episode of their group "
-            "visited their state"
+            f"{100 * found['hidden_share']:.0f} % of how far the next states of a state differ in value is among "
+            f"steps of the same action (right keys: at most {100 * HIDDEN:.0f} %)"
         )
-    if rows[0]["steps"]:
-        others = [f"λ = {of:g}, % [95 %]" for of in found["lambdas"][1:]]
-        lines.append("mean squared error at λ = 1, and how far other λ change it, with intervals over groups:")
-        lines.append(f"{'states':<18}{'steps':>8}{'λ = 1':>8}" + "".join(f"{of:>21}" for of in others))
-        lines += [_line(row) for row in rows if row["visits"] is None or row["iterations"] is None]
-    return "\n".join([*lines, found["verdict"]])
+    return "\n".join([*lines, " ".join(filter(None, in_short(found)))])
 
 
-def label(row: dict[str, Any]) -> str:
-    """Return the name of a row: "all", "3-7 visits", "iterations 1-14"."""
-    for name in ("visits", "iterations"):
-        if row[name] is not None:
-            first, last = row[name]
-            many = f"{first}+" if last is None else f"{first}" if first == last else f"{first}-{last}"
-            return f"{many} visits" if name == "visits" else f"iterations {many}"
-    return "all"
-
-
-def curves(found: dict[str, Any]) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Return the curves of `plots.prediction_errors`: differences and intervals of a whole run, by visits."""
-    rows = [row for row in found["rows"] if row["iterations"] is None and row["interval"] is not None]
-    return {label(row): (row["relative"], row["interval"]) for row in rows}
-
-
-def _line(row: dict[str, Any]) -> str:
-    start = f"{label(row):<18}{row['steps']:>8}"
-    if not row["steps"]:
-        return start
-    start += f"{row['mean_squared_error'][0]:>8.3g}"
-    if row["relative"] is None:
-        return start
-    cells = [f"{100 * of:+.1f}" for of in row["relative"][1:]]
-    if row["interval"] is not None:
-        cells = [f"{c} [{100 * low:+.1f}, {100 * high:+.1f}]" for c, (low, high) in zip(cells, row["interval"][1:])]
-    return start + "".join(f"{cell:>21}" for cell in cells)
-
-
-def _last(least: int) -> list[int | None]:
-    return [VISITS[least + 1] - 1 if least + 1 < len(VISITS) else None]
+def _change(part: dict[str, Any], number: int) -> str:
+    """Return a text such as `-4.3 %, 95 % interval -6.0 to -2.7 %`."""
+    text = f"{100 * part['relative'][number]:+.1f} %"
+    if part["interval"] is None:
+        return text
+    low, high = part["interval"][number]
+    return f"{text}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} %"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..report.analysis import load_iteration, load_log
+from ..report.iterations import load_iteration, load_log
 from ..runs.run_json import read_run
 from ..utils.json import read_json_lines
 from .episode_sets import EpisodeSet, sets_of_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import html
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,8 +111,8 @@ def write_page(
 
 
 def _block(name: str, data: Any, public: bool) -> str:
-    text, home = to_json(masked(data) if public else data), str(Path.home())
-    if public and len(home) > 1:
+    text = to_json(masked(data) if public else data)
+    if public and len(home := os.path.expanduser("~")) > 1:
         text = text.replace(home, "~")
     packed = gzip.compress(text.encode(), 6, mtime=0)
     return f'<script type="text/plain" id="{html.escape(name)}">{base64.b64encode(packed).decode()}</script>'

@@ -1,11 +1,15 @@
 """The viewer's server on loopback, which reads data on demand: runs may be large or still running.
 
+Its address contains a random token, since other users of the machine reach loopback, too.
+
 The page asks for the version every POLL_SECONDS, and for the overview when it has changed.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
+import secrets
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +28,12 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     asked = float("-inf")
+    token = ""
+
+    @property
+    def address(self) -> str:
+        """The page's address, with the token: whoever knows it reads the run."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
 
 def make_server(sources: Sources, port: int = 0) -> Server:
@@ -45,19 +55,23 @@ def make_server(sources: Sources, port: int = 0) -> Server:
         def look_up(self) -> None:
             if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
                 self.answer(403, b"this page is for this machine alone", "text/plain")  # DNS rebinding
-            elif self.path == "/":
+                return
+            token, _, path = self.path.removeprefix("/").partition("/")
+            if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+                self.answer(403, b"open the address that g2po printed, with its token", "text/plain")
+            elif path == "":
                 self.answer(200, page, "text/html; charset=utf-8")
-            elif self.path == "/overview":
+            elif path == "overview":
                 version = version_of(folders)  # read first: what changes meanwhile is asked for again
                 overview = {"version": version, **sources_now().overview()}
                 self.answer(200, to_json(overview).encode(), "application/json")
-            elif self.path == "/version":
+            elif path == "version":
                 self.server.asked = time.monotonic()
                 self.answer(200, to_json(version_of(folders)).encode(), "application/json")
-            elif sources.run and (found := re.fullmatch(r"/iteration/(\d+)", self.path)):
+            elif sources.run and (found := re.fullmatch(r"iteration/(\d+)", path)):
                 self.answer_data(lambda: sources_now().run.iteration(int(found[1])))
-            elif self.path.startswith("/set/"):
-                self.answer_data(lambda: sources_now().sets()[unquote(self.path.removeprefix("/set/"))].data())
+            elif path.startswith("set/"):
+                self.answer_data(lambda: sources_now().sets()[unquote(path.removeprefix("set/"))].data())
             else:
                 self.answer(404, b"no such page", "text/plain")
 
@@ -71,10 +85,13 @@ def make_server(sources: Sources, port: int = 0) -> Server:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("Referrer-Policy", "no-referrer")
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, *_):
             pass
 
-    return Server(("127.0.0.1", port), Handler)
+    server = Server(("127.0.0.1", port), Handler)
+    server.token = secrets.token_urlsafe(16)
+    return server

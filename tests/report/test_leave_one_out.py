@@ -7,7 +7,7 @@ import pytest
 from letter_graphs import episode, random_walks
 
 from g2po_trl import StateGraph, Step, Trajectory
-from g2po_trl.report.leave_one_out import (
+from g2po_trl.report.state_key_test import (
     LAMBDAS,
     LeftOutErrors,
     best_lambda,
@@ -79,11 +79,15 @@ def test_standard_errors_of_a_sum():
 def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErrors:
     """One prediction a group; what is not given is as at λ = 1."""
     table = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
-    return LeftOutErrors(LAMBDAS, table, np.full(len(table), visits), np.arange(len(table)), len(table))
+    return LeftOutErrors(table, np.full(len(table), visits), np.arange(len(table)), len(table))
+
+
+def spread_of(graph: StateGraph) -> np.ndarray:
+    return same_action_spread(graph, np.zeros(len(graph.rewards), bool))
 
 
 def recommended(graph: StateGraph) -> float:
-    return best_lambda(left_out_errors(graph).by_group(), same_action_spread(graph))
+    return best_lambda(left_out_errors(graph).by_group(), spread_of(graph))
 
 
 TRUSTED = np.array([[0.0, 1.0]])
@@ -122,12 +126,10 @@ def test_the_same_action_from_the_same_state_by_hand():
     ]
     graph = StateGraph.from_groups([group], 1.0, with_actions=True)
     # Next values of x: 8, 8, 8 by l, l, r and 0 by r. Of the last steps: 8, 8, 8 from b; 0 from c.
-    np.testing.assert_allclose(same_action_spread(graph), [[32, 48]])
-    assert hidden_share(same_action_spread(graph)) == pytest.approx(32 / 48)
+    np.testing.assert_allclose(spread_of(graph), [[32, 48]])
+    assert hidden_share(spread_of(graph)) == pytest.approx(32 / 48)
     two = StateGraph.from_groups([group, [episode("aa", 1.0, "u")]], 1.0, with_actions=True)
-    assert same_action_spread(two).shape == (2, 2) and hidden_share(same_action_spread(two)[1:]) is None
-    with pytest.raises(ValueError, match="with_actions=True"):
-        same_action_spread(StateGraph.from_groups([group]))
+    assert spread_of(two).shape == (2, 2) and hidden_share(spread_of(two)[1:]) is None
 
 
 def test_the_end_by_a_turn_limit_says_nothing_about_keys():
@@ -135,7 +137,7 @@ def test_the_end_by_a_turn_limit_says_nothing_about_keys():
     group = [with_actions("xb", "lz", 8.0) for _ in range(2)]
     group += [with_actions("xc", "rz", 0.0), with_actions("x", "l", 0.0, "truncated")]
     graph = StateGraph.from_groups([group], 1.0, with_actions=True)
-    np.testing.assert_allclose(same_action_spread(graph), [[128 / 3, 64]])
+    np.testing.assert_allclose(spread_of(graph), [[128 / 3, 64]])
     truncated = np.array([False, False, False, True])
     np.testing.assert_allclose(same_action_spread(graph, truncated), [[0, 128 / 3]])
 

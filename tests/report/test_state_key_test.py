@@ -9,10 +9,9 @@ import pytest
 from g2po_envs.sokoban import SokobanEnvironment, level_rows
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
-from g2po_trl.report import plots
 from g2po_trl.report import state_key_test as keys
-from g2po_trl.report.analysis import Iteration
-from g2po_trl.report.leave_one_out import LAMBDAS, LeftOutErrors
+from g2po_trl.report.iterations import Iteration
+from g2po_trl.report.state_key_test import LAMBDAS, OFTEN, LeftOutErrors
 
 
 def episode(states, reward: float, task="t", outcome=None) -> Trajectory:
@@ -22,23 +21,19 @@ def episode(states, reward: float, task="t", outcome=None) -> Trajectory:
 
 def examined(*iterations, gamma=0.5):
     runs = [Iteration(number, groups) for number, groups in enumerate(iterations, 1)]
-    return keys.examine(*keys.measure(runs, gamma), [run.number for run in runs])
-
-
-def seed_row(found, visits=None, iterations=None):
-    return next(row for row in found["rows"] if (row["visits"], row["iterations"]) == (visits, iterations))
+    return keys.examine(*keys.measure(runs, gamma))
 
 
 def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErrors:
     """One prediction a group; what is not given is as at λ = 1."""
     table = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
-    return LeftOutErrors(LAMBDAS, table, np.full(len(table), visits), np.arange(len(table)), len(table))
+    return LeftOutErrors(table, np.full(len(table), visits), np.arange(len(table)), len(table))
 
 
 def examined_errors(errors: LeftOutErrors, hidden: float = 0.0):
     """`hidden`: the share of next values' spread that is among steps of the same action."""
     spread = np.tile([hidden, 1.0], (len(errors.errors), 1))
-    return keys.examine(errors, spread, np.zeros(len(errors.errors), int), [1])
+    return keys.examine(errors, spread)
 
 
 def test_the_table_by_hand():
@@ -47,34 +42,22 @@ def test_the_table_by_hand():
     found = examined([group])
     # λ = 1. x: 2 by 0 and 0 by 2. h of x: 4 by (0 + 4) / 2, 0 by 4; h of y: 4 by 2. y and z: no other visit.
     # λ = 0. x of the first: h = (0 + 4) / 2, half of it is 1; x of the second: h = 4, half of it is 2.
-    whole = seed_row(found)
+    whole = found["all"]
     assert found["steps"] == 7 and whole["steps"] == 5 and found["unpredicted_share"] == pytest.approx(2 / 7)
     assert whole["mean_squared_error"][0] == pytest.approx((4 + 4 + 4 + 16 + 4) / 5)
     assert whole["mean_squared_error"][-1] == pytest.approx((1 + 4 + 4 + 16 + 4) / 5)
     assert whole["relative"][0] == 0 and whole["relative"][-1] == pytest.approx(29 / 32 - 1)
-    assert (
-        seed_row(found, [1, 2])["steps"] == 5
-        and seed_row(found, [3, 7])["steps"] == seed_row(found, [8, None])["steps"] == 0
-    )
+    assert found["often"]["steps"] == 0
     assert whole["groups"] == 1 and whole["interval"] is None, "one group has no interval"
-    assert seed_row(examined([group], gamma=1.0))["mean_squared_error"][0] == pytest.approx((64 * 2 + 16 * 2 + 64) / 5)
+    assert examined([group], gamma=1.0)["all"]["mean_squared_error"][0] == pytest.approx((64 * 2 + 16 * 2 + 64) / 5)
 
 
-def test_rows_by_visits_and_thirds_add_up():
-    def game(number):
-        """`number` + 1 episodes: each visit is predicted by `number` others."""
-        return [episode("a", 8.0 * (place % 2)) for place in range(number + 1)]
-
-    found = examined(*[[game(number), game(2)] for number in (1, 3, 7, 8, 30)])
-    assert [row["steps"] for row in found["rows"][:4]] == [2 + 4 + 8 + 9 + 31 + 15, 2 + 15, 4 + 8, 9 + 31]
-    assert [seed_row(found, None, of)["steps"] for of in ([1, 2], [3, 4], [5, 5])] == [2 + 4 + 6, 8 + 9 + 6, 31 + 3]
-    assert seed_row(found, [8, None], [3, 4])["steps"] == 9
-    for of in (None, [1, 2], [3, 7], [8, None]):
-        parts = [row for row in found["rows"] if row["visits"] == of and row["iterations"]]
-        total = sum(row["steps"] * row["mean_squared_error"][0] for row in parts if row["steps"])
-        assert total == pytest.approx(seed_row(found, of)["steps"] * seed_row(found, of)["mean_squared_error"][0])
-    assert len(examined([game(1)], [game(1)])["rows"]) == 4, "two iterations have no thirds"
-    assert "iterations 5 " in keys.text(found) and "3-7 visits" in keys.text(found)
+def test_states_visited_often_are_counted_apart():
+    """`number` + 1 episodes: each visit is predicted by `number` others."""
+    games = [[episode("a", 8.0 * (place % 2)) for place in range(number + 1)] for number in (1, 3, 7, 8, 30)]
+    found = examined(games[:2], games[2:])
+    assert found["all"]["steps"] == 2 + 4 + 8 + 9 + 31 and found["often"]["steps"] == 9 + 31
+    assert f"{OFTEN} or more visits" in keys.text(found)
 
 
 def test_groups_beyond_a_batch_are_the_same(monkeypatch):
@@ -83,8 +66,8 @@ def test_groups_beyond_a_batch_are_the_same(monkeypatch):
     whole = examined(groups[:10], groups[10:])
     monkeypatch.setattr(keys, "_TOGETHER", 3)
     parts = examined(groups[:10], groups[10:])
-    np.testing.assert_allclose(parts["rows"][0]["mean_squared_error"], whole["rows"][0]["mean_squared_error"])
-    assert parts["rows"][0]["groups"] == whole["rows"][0]["groups"] > 10
+    np.testing.assert_allclose(parts["all"]["mean_squared_error"], whole["all"]["mean_squared_error"])
+    assert parts["all"]["groups"] == whole["all"]["groups"] > 10
 
 
 # -- intervals --------------------------------------------------------------------------------------------------------
@@ -93,28 +76,27 @@ def test_groups_beyond_a_batch_are_the_same(monkeypatch):
 def test_intervals_are_paired_deterministic_and_as_wide_as_the_spread_of_groups():
     rng = np.random.default_rng(0)
     size = rng.gamma(2.0, 5.0, 400)  # much the same for both λ: what is compared must not feel it
-    errors = np.stack([size, 0.9 * size + rng.normal(0, 0.5, 400)], axis=1)[:, None, :]
-    found = keys.bootstrap(errors, base=0)
-    np.testing.assert_array_equal(found, keys.bootstrap(errors, base=0))
-    ratio = errors[:, 0, 1].sum() / errors[:, 0, 0].sum()
-    deviation = (errors[:, 0, 1] - ratio * errors[:, 0, 0]).std() / errors[:, 0, 0].mean() / 20
-    np.testing.assert_allclose(found[0, 1], ratio - 1 + np.array([-1.96, 1.96]) * deviation, atol=0.2 * deviation)
-    assert found[0, 0].tolist() == [0, 0] and found[0, 1, 1] < 0
+    errors = np.stack([size, 0.9 * size + rng.normal(0, 0.5, 400)], axis=1)
+    found = keys.bootstrap(errors)
+    np.testing.assert_array_equal(found, keys.bootstrap(errors))
+    ratio = errors[:, 1].sum() / errors[:, 0].sum()
+    deviation = (errors[:, 1] - ratio * errors[:, 0]).std() / errors[:, 0].mean() / 20
+    np.testing.assert_allclose(found[1], ratio - 1 + np.array([-1.96, 1.96]) * deviation, atol=0.2 * deviation)
+    assert found[0].tolist() == [0, 0] and found[1, 1] < 0
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(1)
     sums = rng.gamma(1.0, 1.0, (40, 300, 2))  # 300 runs of 40 groups, both λ alike
-    low, high = keys.bootstrap(sums, base=0, resamples=500)[:, 1].T
+    low, high = np.array([keys.bootstrap(sums[:, run], resamples=500)[1] for run in range(300)]).T
     assert 0.90 < ((low < 0) & (high > 0)).mean() < 0.98
 
 
 def test_a_row_without_errors_has_no_interval():
-    assert np.isnan(keys.bootstrap(np.zeros((9, 1, 2)), base=0)).all()
-    rows = keys.table(errors_of({1.0: [0.0] * 9}), np.zeros(9, int), [1])
-    assert rows[0]["relative"] is None and rows[0]["interval"] is None and rows[0]["steps"] == 9
-    seven = keys.table(errors_of({1.0: [1.0] * 7 + [0.0] * 9}), np.zeros(16, int), [1])
-    assert seven[0]["groups"] == 7 and seven[0]["interval"] is None, "groups without errors make no interval"
+    none = keys.row(np.zeros((9, len(LAMBDAS))), 9)
+    assert none["relative"] is None and none["interval"] is None and none["steps"] == 9
+    seven = keys.row(np.repeat([[1.0], [0.0]], [7, 9], axis=0).repeat(len(LAMBDAS), 1), 16)
+    assert seven["groups"] == 7 and seven["interval"] is None, "groups without errors make no interval"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -123,14 +105,10 @@ def test_a_row_without_errors_has_no_interval():
 def test_a_lambda_that_predicts_better_is_advised():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [9] * 9}, visits=8))
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(-3)
-    assert "λ = 0.5 predicts the returns of left-out episodes best (squared error -20.0 %" in found["verdict"]
-    assert "No sign that the keys hide something" in found["verdict"]
-    assert found["verdict"].endswith(
-        "λ = 0 predicts better than λ = 1 (-10.0 %, 95 % interval -10.0 to -10.0 %). Try --value_lambda 0.5."
-    )
-    least = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [7] * 9}))["verdict"]
-    assert "λ = 0 predicts" in least and least.endswith("Try --value_lambda 0.")
-    assert "could not be tested: too few groups" in least, "nothing was visited often"
+    assert "λ = 0.5: -20.0 %, 95 % interval -20.0 to -20.0 %" in keys.text(found)
+    assert keys.in_short(found) == ("The state keys look right.", "Try --value_lambda 0.5.")
+    least = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [7] * 9}))
+    assert keys.in_short(least)[1] == "Try --value_lambda 0." and least["often_standard_errors"] is None
 
 
 def test_right_keys_of_episodes_that_run_out_of_turns_look_right():
@@ -157,9 +135,8 @@ def test_actions_tell_that_keys_hide_something():
     """x, go leads to a room that wins and to one that loses; left-out errors would not say so."""
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9}), hidden=0.3)
     assert found["hidden_share"] == pytest.approx(0.3) and found["value_lambda"] == 1
-    assert "or the environment is random: 30 % of how far" in found["verdict"]
-    assert "Keep value_lambda 1, and see" in found["verdict"]
-    assert "λ = 0.5 predicts the returns of left-out episodes best" in found["verdict"]
+    assert "30 % of how far" in keys.text(found) and "hide something" in keys.in_short(found)[0]
+    assert keys.in_short(found, used=0.5)[1].startswith("Set value_lambda 1.")
     same = examined([[episode("xab", 8.0), episode("xcd", 0.0)]])  # the same action
     assert same["hidden_share"] == 1.0
     other = [episode("xab", 8.0), episode("xcd", 0.0)]
@@ -172,26 +149,24 @@ def test_actions_tell_that_keys_hide_something():
 def test_keys_that_hide_something_are_named_with_what_to_do():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [11] * 9}, visits=8))
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(3)
-    assert found["verdict"].startswith("The keys hide something that matters") and "+10.0 %" in found["verdict"]
-    assert 'Keep value_lambda 1, and see docs/your_environment.md, "State keys".' in found["verdict"]
+    assert "hide something" in keys.in_short(found)[0] and "λ = 0: +10.0 %" in keys.text(found)
+    assert 'docs/your_environment.md, "State keys".' in keys.in_short(found)[1]
 
 
 def test_keys_that_hide_something_where_visits_are_few_are_named_too():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.8: [9] * 9, 0.0: [11] * 9}, visits=2))
     assert found["value_lambda"] == 0.8 and found["often_standard_errors"] is None
     assert found["lost_standard_errors"] == pytest.approx(3)
-    assert found["verdict"].startswith("The keys hide something that matters: over all states, λ = 0 predicts")
+    assert "hide something" in keys.in_short(found)[0]
 
 
 def test_what_is_not_told_apart_is_not_advised():
     noise = [1, -1, 1, -1, 1, -1, 1, -1, -0.5]
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [10 + of for of in noise]}, visits=8))
-    assert "not significantly better than λ = 1" in found["verdict"] and found["verdict"].endswith(
-        "Keep value_lambda 1."
-    )
+    assert keys.in_short(found) == ("The state keys look right.", "")
     zero = [14, 9, 12, 9, 11, 10, 10, 10, 10]  # more, by one standard error
     best = examined_errors(errors_of({1.0: [10] * 9, 0.9: [11] * 9, 0.8: [11] * 9, 0.5: [12] * 9, 0.0: zero}))
-    assert best["verdict"].startswith("λ = 1 predicts") and best["value_lambda"] == 1
+    assert best["value_lambda"] == 1
 
 
 def test_wrong_keys_of_real_episodes_are_found():
@@ -207,18 +182,10 @@ def test_wrong_keys_of_real_episodes_are_found():
         return Trajectory(task, steps, 10.0 * lucky, "success" if lucky else "failure")
 
     groups = [[wrong(f"t{number}") for _ in range(24)] for number in range(20)]
-    assert examined(groups, gamma=0.95)["verdict"].startswith("The keys hide something that matters")
+    assert "hide something" in keys.in_short(examined(groups, gamma=0.95))[0]
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(monkeypatch):
-    """Names of the plots that would be saved: drawing all of them takes seconds."""
-    names = []
-    monkeypatch.setattr(plots, "save", lambda made, folder, name, svg: names.append(name))
-    return names
 
 
 def write(run, groups, iterations=1):
@@ -232,24 +199,22 @@ def write(run, groups, iterations=1):
     "groups, said",
     [
         ([[episode("abab", 8.0, f"t{n}")] for n in range(3)], "No state was visited by two episodes of a group"),
-        ([[episode("aba", 0.0, f"t{n}")] * 4 for n in range(3)], "Every λ predicts these returns equally well"),
-        ([[episode("abc", 8.1, f"t{n}")] * 5 for n in range(9)], "Every λ predicts these returns equally well"),
-        ([[episode("ab", 8.0, "t", outcome) for outcome in ("error", "lost")]], "No episode took a step that counts"),
-        ([[episode("ab", 8.0), episode("ab", 0.0), episode("ab", 0.0, outcome="lost")]], "Too few groups have"),
+        ([[episode("aba", 0.0, f"t{n}")] * 4 for n in range(3)], "Too little data to test"),
+        ([[episode("abc", 8.1, f"t{n}")] * 5 for n in range(9)], "Too little data to test"),
+        ([[episode("ab", 8.0, "t", outcome) for outcome in ("error", "lost")]], "No episode took a step."),
+        ([[episode("ab", 8.0), episode("ab", 0.0), episode("ab", 0.0, outcome="lost")]], "Too little data to test"),
     ],
     ids=["groups of one", "no success", "all the same", "errors", "few"],
 )
 @pytest.mark.filterwarnings("error")
-def test_runs_with_little_to_compare_get_a_report_that_says_so(tmp_path, capsys, saved, groups, said):
+def test_runs_with_little_to_compare_get_a_report_that_says_so(tmp_path, capsys, groups, said):
     write(tmp_path, groups)
     main([str(tmp_path), "--details"])
     assert said in (printed := capsys.readouterr().out) and "nan" not in printed
-    written = json.loads((tmp_path / "report" / "analysis.json").read_text(), parse_constant=pytest.fail)
-    assert said in written["prediction"]["verdict"]
-    assert "value_variation" in saved and "prediction_errors" not in saved
+    json.loads((tmp_path / "report" / "analysis.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_the_report_takes_the_runs_gamma_and_tells_what_it_was_trained_with(tmp_path, capsys, saved):
+def test_the_report_takes_the_runs_gamma_and_tells_what_it_was_trained_with(tmp_path, capsys):
     rng = random.Random(0)
     groups = [[episode(rng.choices("abc", k=4), 8.0 * rng.randrange(2), f"t{n}") for _ in range(6)] for n in range(12)]
     write(tmp_path, groups, iterations=3)
@@ -257,24 +222,12 @@ def test_the_report_takes_the_runs_gamma_and_tells_what_it_was_trained_with(tmp_
     (tmp_path / "run.json").write_text(json.dumps(described))
     main([str(tmp_path), "--details"])
     printed = capsys.readouterr().out
-    assert "iterations 2 " in printed and "trained with value_lambda 0.5" in printed
-    assert "prediction_errors" in saved
+    assert "3 iterations" in printed and "trained with value_lambda 0.5" in printed
     read = json.loads((tmp_path / "report" / "analysis.json").read_text())
     described["trainer"]["value_lambda"], described["estimator"]["estimator_name"] = 1.0, "grpo"
     (tmp_path / "run.json").write_text(json.dumps(described))
     main([str(tmp_path), "--gamma", "0.5", "--output", str(tmp_path / "other"), "--details"])
     assert "trained with grpo: value_lambda is an option of g2po" in capsys.readouterr().out
     other = json.loads((tmp_path / "other" / "analysis.json").read_text())
-    before, after = (of["prediction"]["rows"][0]["mean_squared_error"][0] for of in (read, other))
+    before, after = (of["prediction"]["all"]["mean_squared_error"][0] for of in (read, other))
     assert 0 < after < before / 2 and other["gamma"] == 0.5
-
-
-def test_the_plot_has_a_curve_for_each_class_with_intervals(tmp_path):
-    falls = [0.0, -0.1, -0.2]
-    curves = {"all": (falls, [[x - 0.1, x + 0.1] for x in falls]), "1-2": (falls, [[x, x] for x in falls])}
-    made = plots.prediction_errors([1.0, 0.5, 0.0], curves)
-    axes = made.axes[0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["all", "1-2"]
-    assert axes.get_xlim()[0] > axes.get_xlim()[1], "λ = 1, the paper, is at the left"
-    np.testing.assert_allclose(axes.containers[0].lines[0].get_ydata(), [0, -10, -20])
-    assert all(path.stat().st_size > 5000 for path in plots.save(made, tmp_path, "errors"))

@@ -154,7 +154,7 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, t
 
     class Visitor(TrainerCallback):
         def get(self, path):
-            (address,) = re.findall(r"Watch the run at (http://127\.0\.0\.1:\d+/)", self.said)
+            (address,) = re.findall(r"Watch the run at (http://127\.0\.0\.1:\d+/\S+/)", self.said)
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             return json.load(opener.open(address + path, timeout=10))
 

@@ -227,18 +227,21 @@ def test_flags_without_effect_are_refused(run, flags, capsys):
 def test_the_server_answers_this_machine_alone(run):
     server = make_server(Sources(Run(run)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
+    address = server.address.rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         assert server.server_address[0] == "127.0.0.1"
         assert json.load(opener.open(f"{address}/overview"))["training"]["iterations"] == [1, 2]
         assert json.load(opener.open(f"{address}/iteration/1")) == json.loads(json.dumps(Run(run).iteration(1)))
         assert b"<!doctype html>" in opener.open(f"{address}/").read()[:20]
-        for path, host, status in (("/iteration/9", "127.0.0.1", 404), ("/../secret", "localhost", 404),
-                                   ("/overview", "evil.example", 403)):  # fmt: skip
+        elsewhere = f"http://127.0.0.1:{server.server_port}"
+        for url, host, status in ((f"{address}/iteration/9", "127.0.0.1", 404), (f"{address}/../x", "localhost", 404),
+                                  (f"{address}/overview", "evil.example", 403), (f"{elsewhere}/", "localhost", 403),
+                                  (f"{elsewhere}/overview", "localhost", 403),
+                                  (f"{elsewhere}/guessed/overview", "localhost", 403)):  # fmt: skip
             with pytest.raises(urllib.error.HTTPError) as error:
-                opener.open(urllib.request.Request(f"{address}{path}", headers={"Host": host}))
-            assert error.value.code == status
+                opener.open(urllib.request.Request(url, headers={"Host": host}))
+            assert error.value.code == status, url
     finally:
         server.shutdown()
 
@@ -275,7 +278,7 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     if served:
         server = make_server(Sources(Run(run)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        opened(browser, f"http://127.0.0.1:{server.server_port}/")
+        opened(browser, server.address)
     else:
         main([str(run), "--no-open"])
         assert "view.html" in capsys.readouterr().out

@@ -268,7 +268,7 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, se
     if served:
         server = make_server(Sources(Run(trained)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        opened(browser, f"http://127.0.0.1:{server.server_port}/")
+        opened(browser, server.address)
     else:
         opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
     assert texts(browser, "#groups button") == ["1: 1/2 Wash it."]

@@ -27,7 +27,7 @@ def run(tmp_path):
 def address(run):
     server = make_server(Sources(open_folder(run, live=True)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
+    yield server.address
     server.shutdown()
 
 
@@ -123,7 +123,7 @@ def test_the_page_outlives_its_server(run, browser):
     play(run, 1)
     server = make_server(Sources(Run(run)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    opened(browser, f"http://127.0.0.1:{server.server_port}/")
+    opened(browser, server.address)
     server.shutdown()
     server.server_close()
     until(browser, lambda b: "the server has ended: g2po view run" in b.find_element("id", "live").text)

@@ -110,11 +110,10 @@ def _serve(sources: Sources, args: argparse.Namespace) -> None:
         server = make_server(sources, args.port or 0)
     except (OSError, OverflowError) as error:
         raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
-    address = f"http://127.0.0.1:{server.server_port}/"
     names = ", ".join(str(folder) for folder in args.folders)
-    print(f"{names}: {address} until Ctrl-C", flush=True)
+    print(f"{names}: {server.address} until Ctrl-C", flush=True)
     if not args.no_open:
-        webbrowser.open(address)
+        webbrowser.open(server.address)
     server.serve_forever()
 
 

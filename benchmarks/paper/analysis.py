@@ -11,110 +11,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..credit.graph import StateGraph
-from ..trajectory import Trajectory, read_unfinished
-from ..utils.iteration_log import IterationLog
-from ..utils.json import read_json_lines
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """One rollout of a run.
-
-    Args:
-        number: of the iteration, from 1.
-        groups: for each group, its trajectories.
-        unfinished: lines of its files that were not written to their end, and are left out.
-    """
-
-    number: int
-    groups: list[list[Trajectory]]
-    unfinished: int = 0
-
-    def graph(self, gamma: float = 0.95) -> StateGraph:
-        """Its state graph."""
-        return StateGraph.from_groups(self.groups, gamma)
-
-
-def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `ValueError` without any."""
-    files = _files(run, name)
-    if not files:
-        raise ValueError(
-            f"{str(run)!r} holds no trajectories/{name}-*.jsonl: pass the output_dir of a run with save_trajectories"
-        )
-    return [_read_iteration(number, paths) for number, paths in sorted(files.items())]
-
-
-def load_iteration(run: str | Path, number: int, name: str = "train") -> Iteration:
-    """Read one of them. Raises `KeyError` when the run has no such iteration."""
-    files = _files(run, name)
-    if number not in files:
-        raise KeyError(f"{str(run)!r} has no trajectories of iteration {number}; there are {sorted(files)}")
-    return _read_iteration(number, files[number])
-
-
-def load_replaced(run: str | Path) -> list[Trajectory]:
-    """Return the trajectories of all groups that dynamic sampling replaced by others; empty without any."""
-    read = [_read_iteration(number, paths) for number, paths in sorted(_files(run, "replaced").items())]
-    return [trajectory for iteration in read for group in iteration.groups for trajectory in group]
-
-
-def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """Return the logged metrics of each iteration so far.
-
-    Older versions wrote no log.jsonl: those of the newest checkpoint, or of the end of the run. A file that cannot be
-    read is left out, with a warning: a kill or a full disk cut it.
-    """
-    path = Path(run) / "log.jsonl"
-    history = read_json_lines(path) if path.is_file() else _newest_history(run)
-    log = IterationLog()
-    return [*(entry for line in history for entry in log.add(line)), *log.close()]
-
-
-def _newest_history(run: str | Path) -> list[dict[str, Any]]:
-    """Return the log history of the newest trainer_state.json."""
-    states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
-    newest: dict[str, Any] = {"global_step": -1, "log_history": []}
-    for path in states:
-        try:
-            state = json.loads(path.read_bytes())
-            newest = state if state["global_step"] > newest["global_step"] else newest
-        except FileNotFoundError:  # an old checkpoint that the run has just deleted
-            continue
-        except (ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"{path} cannot be read ({error}), and is left out", stacklevel=2)
-    return newest["log_history"]
-
-
-def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
-    files: dict[int, list[Path]] = {}
-    for path in sorted(Path(run, "trajectories").glob("*.jsonl")):
-        if found := re.fullmatch(rf"{re.escape(name)}-(\d+)(-rank\d+)?", path.stem):  # not the panel train-hard
-            files.setdefault(int(found[1]), []).append(path)
-    return files
-
-
-def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
-    groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
-    unfinished = 0
-    for trajectory in (trajectory for path in paths for trajectory in read_unfinished(path)):
-        if trajectory is None:
-            unfinished += 1
-            continue
-        name = trajectory.task_id if trajectory.group is None else trajectory.group
-        groups.setdefault(name, []).append(trajectory)
-    return Iteration(number, list(groups.values()), unfinished)
+from g2po_trl import StateGraph, Trajectory
 
 
 def value_variation(graph: StateGraph) -> dict[str, float | np.ndarray]:

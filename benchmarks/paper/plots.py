@@ -169,34 +169,6 @@ def variances(sizes: Sequence[int], simulated: Mapping[str, np.ndarray]) -> Figu
     return made
 
 
-def prediction_errors(
-    lambdas: Sequence[float],
-    curves: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
-    bold: str = "all",
-) -> Figure:
-    """Squared error of left-out episodes' returns by the λ of values, relative to that of λ = 1.
-
-    Args:
-        lambdas: λ of each point.
-        curves: states the errors are of -> (relative difference for each λ, its confidence interval), fractions.
-        bold: key of the curve with the thick line.
-    """
-    made, axes = figure("λ of the values", "squared error of returns,\nrelative to λ = 1 (%)")
-    axes.axhline(0, color="gray", linewidth=0.8)
-    for number, (states, (relative, intervals)) in enumerate(curves.items()):
-        relative, intervals = 100 * np.asarray(relative), 100 * np.asarray(intervals)
-        distance = np.maximum([relative - intervals[:, 0], intervals[:, 1] - relative], 0)
-        beside = 0.012 * (number - (len(curves) - 1) / 2)  # so that intervals do not hide each other
-        style = {"linewidth": 2.4, "color": "black"} if states == bold else {"linewidth": 1.3}
-        axes.errorbar(
-            np.asarray(lambdas) - beside, relative, yerr=distance, marker="o", capsize=3, label=states, **style
-        )
-    axes.set_xticks(lambdas, [f"{of:g}" for of in lambdas])
-    axes.invert_xaxis()  # the paper's value is where the eye begins
-    axes.legend(fontsize=8, title="visits of the state by others", title_fontsize=8)
-    return made
-
-
 def phase_times(iterations: Sequence[int], times: Sequence[Mapping[str, float]]) -> Figure:
     """Seconds of each iteration by phase, stacked. `times`: phase -> seconds, one an iteration."""
     made, axes = figure("iteration", "seconds")
