@@ -62,16 +62,15 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
         texts[name] = None if text is None else _plain_text(text, f"{where}: Observation.{name}")
     actions = value.admissible_actions
     actions = actions.tolist() if hasattr(actions, "tolist") else actions
-    if actions is not None:
+    if _are_plain(actions):
+        actions = list(actions)
+    elif actions is not None:
         listed = isinstance(actions, Sequence) and not isinstance(actions, str)
         if not listed or not all(isinstance(action, str) for action in actions):
             raise EnvironmentContractError(
                 f"{where}: Observation.admissible_actions is {show(actions)}; give a list of strings, or None"
             )
-        if _are_plain(actions):
-            actions = list(actions)
-        else:
-            actions = [_plain_text(action, f"{where}: an admissible action") for action in actions]
+        actions = [_plain_text(action, f"{where}: an admissible action") for action in actions]
     if max_characters is not None and len(texts["text"]) > max_characters:
         raise EnvironmentContractError(
             f"{where}: the observation has {len(texts['text'])} characters, more than {max_characters}; shorten "
