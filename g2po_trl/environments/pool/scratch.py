@@ -12,8 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 
-import psutil
-
 
 def make_scratch() -> str:
     """Return a new folder."""
@@ -22,11 +20,14 @@ def make_scratch() -> str:
 
 def clear(folders: Sequence[str]) -> None:
     """Remove folders of workers, and kill other processes whose TMPDIR is one of them."""
+    import psutil  # not at a worker's start
+
     for _ in range(3):  # a killed process may have started another one
         found = False
-        for process in psutil.process_iter() if folders else ():
+        for pid in psutil.pids() if folders else ():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and process.environ().get("TMPDIR") in folders:
+                process = psutil.Process(pid)
+                if pid != os.getpid() and process.environ().get("TMPDIR") in folders:
                     process.kill()
                     found = True
         if not found:
