@@ -1,7 +1,7 @@
 """Sokoban: push boxes onto goals; levels are numbered, and the distance to a solution is known exactly."""
 
 from .environment import SokobanEnvironment, distance_of, expert, limited_expert
-from .levels import SIZES, Level, Size, level_rows, make_level
+from .games import SIZES, Level, Size, level_rows, make_level
 from .prompts import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT
 from .solver import distances
 

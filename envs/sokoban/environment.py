@@ -6,7 +6,7 @@ import random
 
 from g2po_trl import Observation, StepResult, TextEnvironment
 
-from .levels import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL, Level, make_level
+from .games import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL, Level, make_level
 from .solver import MOVES, distances, move, possible_moves
 
 LEGEND = (

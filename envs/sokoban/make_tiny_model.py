@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from g2po_envs.sokoban.levels import level_rows
+from g2po_envs.sokoban.games import level_rows
 from g2po_envs.sokoban.solver import MOVES
 from g2po_envs.tiny.tokenizer import train_tokenizer
 from g2po_envs.tiny.training import Recipe, build_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from g2po_envs.sokoban.environment import SokobanEnvironment
-from g2po_envs.sokoban.levels import SIZES, level_rows
+from g2po_envs.sokoban.games import SIZES, level_rows
 from g2po_envs.sokoban.prompts import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT
 from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS
 from g2po_trl.runs.panel import Panel

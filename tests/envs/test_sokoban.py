@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from g2po_envs.sokoban import SIZES, Level, SokobanEnvironment, distance_of, distances, expert, level_rows, make_level
-from g2po_envs.sokoban.levels import turned
+from g2po_envs.sokoban.games import turned
 from g2po_envs.sokoban.solver import MOVES, move
 from g2po_trl import EnvironmentPool, Observation, PoolLimits
 
