@@ -17,15 +17,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from trl import ModelConfig, SFTConfig
+
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
 from g2po_recipes.cold_start.sft import (
     TeachingArguments,
     draw_samples,
     load_base_model,
-    parse_teaching_arguments,
     run_teaching,
 )
+from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
@@ -45,24 +47,24 @@ class ScriptArguments(TeachingArguments):
     )
 
 
+TYPES = (ScriptArguments, SFTConfig, ModelConfig)
+
+
 def main() -> None:
-    script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
-    try:
-        with held(args.output_dir, "output_dir"):
-            to_teach = load_base_model(script_args, args, model_args)
-            games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
-            factory = partial(
-                AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
-            )
-            to_show, to_examine = script_args.split(games.rows(), args.seed)
-            exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-            shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-            samples = draw_samples(script_args, shown, exam, args.seed)
-            run_teaching(script_args, args, model_args, to_teach, samples, exam)
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(str(error)) from error
+    with held(args.output_dir, "output_dir"):
+        to_teach = load_base_model(script_args, args, model_args)
+        games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
+        factory = partial(
+            AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
+        )
+        to_show, to_examine = script_args.split(games.rows(), args.seed)
+        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+        shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
+        samples = draw_samples(script_args, shown, exam, args.seed)
+        run_teaching(script_args, args, model_args, to_teach, samples, exam)
 
 
 if __name__ == "__main__":

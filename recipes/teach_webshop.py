@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from trl import ModelConfig, SFTConfig
+
 from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
@@ -25,9 +27,9 @@ from g2po_recipes.cold_start.sft import (
     TeachingArguments,
     draw_samples,
     load_base_model,
-    parse_teaching_arguments,
     run_teaching,
 )
+from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
@@ -40,21 +42,21 @@ class ScriptArguments(TeachingArguments):
     shop_seed: int = field(default=0, metadata={"help": "Seed of the synthetic catalogue."})
 
 
+TYPES = (ScriptArguments, SFTConfig, ModelConfig)
+
+
 def main() -> None:
-    script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
-    try:
-        with held(args.output_dir, "output_dir"):
-            to_teach = load_base_model(script_args, args, model_args)
-            source = ShopSource(seed=script_args.shop_seed)
-            # The expert reads lower-case texts and clicks products by position.
-            factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
-            to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
-            exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-            shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-            samples = draw_samples(script_args, shown, exam, args.seed)
-            run_teaching(script_args, args, model_args, to_teach, samples, exam)
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(str(error)) from error
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    with held(args.output_dir, "output_dir"):
+        to_teach = load_base_model(script_args, args, model_args)
+        source = ShopSource(seed=script_args.shop_seed)
+        # The expert reads lower-case texts and clicks products by position.
+        factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
+        to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
+        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+        shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
+        samples = draw_samples(script_args, shown, exam, args.seed)
+        run_teaching(script_args, args, model_args, to_teach, samples, exam)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point
+from g2po_trl.utils.errors import G2POError
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -57,7 +58,9 @@ class ScriptArguments:
     num_eval_games: int = field(default=192, metadata={"help": "Held-out games to generate."})
     game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
-    prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    prompt: str = field(
+        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
+    )
     intro: bool = field(
         default=True, metadata={"help": "First observation: the whole introduction (true) or only the room (false)."}
     )
@@ -67,7 +70,8 @@ class ScriptArguments:
     key: str = field(
         default="released",
         metadata={
-            "help": "State key: 'released' (as in the paper's code), or 'memory' (with what was heated, cleaned, …)."
+            "help": "State key, as in the paper's code, or with what was heated, cleaned, cooled.",
+            "choices": tuple(KEYS),
         },
     )
     eval_before: bool = field(
@@ -90,7 +94,7 @@ def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: 
     """Return the reported games if a checkpoint is chosen on `held_out`; `None` if `held_out` is reported.
 
     Raises:
-        ValueError: if there are no other games than `held_out`.
+        G2POError: if there are no other games than `held_out`.
     """
     directory = script_args.report_games
     if directory is None and not args.load_best_model_at_end:
@@ -101,10 +105,10 @@ def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: 
     if directory is None and script_args.eval_games == f"{PREFIX}valid_seen":
         directory = f"{PREFIX}valid_unseen"
     if directory is None:
-        raise ValueError("report_games is None: the best checkpoint is chosen on eval_games, name others to report on")
+        raise G2POError("report_games is None: the best checkpoint is chosen on eval_games, name others to report on")
     games = load_games(directory, "held-out", script_args.num_eval_games, script_args)
     if shared := len(games) - len(games.without(held_out)):
-        raise ValueError(f"report_games and eval_games share {shared} games: report games that choose no checkpoint")
+        raise G2POError(f"report_games and eval_games share {shared} games: report games that choose no checkpoint")
     return games
 
 
@@ -123,35 +127,27 @@ def describe_panel(script_args: ScriptArguments, reported: Manifest | None) -> d
     return {"environment": "alfworld", "panel": directory.removeprefix(PREFIX), "panel_options": options}
 
 
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+
+
 def main(
-    config_class: type[G2POConfig] = G2POConfig,
+    types: tuple[type, ...] = TYPES,
     trainer_class: type[G2POTrainer] = G2POTrainer,
     default_config: Path = DEFAULT_CONFIG,
 ) -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, config_class, ModelConfig), default_config)
-    if script_args.prompt not in PROMPTS:
-        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
-    if script_args.key not in KEYS:
-        raise SystemExit(f"key is {script_args.key!r}: choose one of {', '.join(KEYS)}")
+    script_args, args, model_args = parse_arguments(types, default_config)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None and script_args.eval_before
 
     # data
-    try:
-        with args.main_process_first(desc="games"):
-            train = load_games(script_args.games, "train", script_args.num_games, script_args)
-            held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
-            reported = load_report_games(script_args, args, held_out)
-    except (OSError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+    with args.main_process_first(desc="games"):
+        train = load_games(script_args.games, "train", script_args.num_games, script_args)
+        held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
+        reported = load_report_games(script_args, args, held_out)
     if args.process_index == 0:
         print(f"train: {train.summary()}\nheld-out: {held_out.summary()}", flush=True)
         if reported is not None:
             print(f"reported: {reported.summary()}", flush=True)
-
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None and script_args.eval_before
-
-    # model
-    use_model_arguments(args, model_args)
 
     trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),

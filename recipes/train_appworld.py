@@ -23,7 +23,8 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
+from g2po_trl.utils.errors import G2POError
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 
@@ -50,8 +51,13 @@ class ScriptArguments:
     max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Memory above which a server is replaced."})
 
 
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+
+
 def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
 
     # data
     folder = Path(script_args.appworld).expanduser()
@@ -59,27 +65,19 @@ def main() -> None:
     with args.main_process_first(desc="AppWorld"):
         if script_args.tiny and not (installation.root / "data" / "tasks").exists():
             set_up(installation.directory, tiny=True)
-        try:
-            installation.check()
-            splits = (script_args.train_split, script_args.eval_split)
-            train, held_out = (installation.task_ids(split, script_args.difficulties) for split in splits)
-            report_split = script_args.report_split or ("test_normal" if args.load_best_model_at_end else None)
-            reported = installation.task_ids(report_split) if report_split else []
-            if set(reported) & set(held_out):
-                raise SystemExit(f"report_split is {report_split!r}: it shares tasks with eval_split, which chooses")
-        except ValueError as error:
-            raise SystemExit(str(error)) from error
+        installation.check()
+        splits = (script_args.train_split, script_args.eval_split)
+        train, held_out = (installation.task_ids(split, script_args.difficulties) for split in splits)
+        report_split = script_args.report_split or ("test_normal" if args.load_best_model_at_end else None)
+        reported = installation.task_ids(report_split) if report_split else []
+        if set(reported) & set(held_out):
+            raise G2POError(f"report_split is {report_split!r}: it shares tasks with eval_split, which chooses")
     if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:
-        raise SystemExit(
+        raise G2POError(
             f"environment_step_timeout is {args.environment_step_timeout:g}: set it above code_timeout + "
             f"{STEP_GRACE:g} = {script_args.code_timeout + STEP_GRACE:g}, or endless code ends a worker"
         )
 
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # model
-    use_model_arguments(args, model_args)
     if model_args.model_name_or_path is None:
         from g2po_envs.alfworld.tiny import tiny_model_path
 

@@ -21,33 +21,28 @@ set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 
-import torch
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
-from g2po_trl.cli.recipe import (
-    parse_arguments,
-    run_recipe,
-    starting_point,
-    tokenizer_with_template,
-    use_model_arguments,
-)
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template
+from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks
+from g2po_trl.utils.errors import G2POError
+
+DEFAULT_CONFIG = keys_beside  # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
 
 
 @dataclass
-class ScriptArguments:
+class OwnArguments:
+    """What is played: an environment or an agent, its tasks and its prompts."""
+
     environment: str | None = field(
         default=None, metadata={"help": "module:Class, file.py:Class, or an OpenEnv server's address."}
     )
     agent: str | None = field(
         default=None,
         metadata={"help": "Instead of an environment: file.py:NAME, a function (task, client) or an AgentCommand."},
-    )
-    agent_state_key: str | None = field(
-        default=None,
-        metadata={"help": "file.py:FUNCTION, from the messages of an agent's request to its state key."},
     )
     tasks: str | None = field(
         default=None,
@@ -69,49 +64,55 @@ class ScriptArguments:
         default=None, metadata={"help": "module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default."}
     )
 
+    def __post_init__(self):
+        if (self.environment is None) == (self.agent is None):
+            both = "None" if self.agent is None else "both given"
+            raise G2POError(
+                f"environment and agent are {both}: pass --environment FILE.py:Class or --agent FILE.py:NAME"
+            )
+        if self.agent is not None and self.prompt is not None:
+            raise G2POError(f"prompt is {self.prompt!r}: an agent writes its prompts itself, leave it out")
+        if self.tasks is None:
+            raise G2POError("tasks is None: pass --tasks FILE, one task per line, as JSON")
 
-def load_tasks(script_args: ScriptArguments) -> tuple[list[dict], list[dict]]:
-    """Return the training tasks and the held-out tasks.
+    def load_prompt(self) -> PromptTemplate | None:
+        """Return the template that `prompt` names."""
+        template = load(self.prompt) if self.prompt else None
+        if template is not None and not isinstance(template, PromptTemplate):
+            raise G2POError(f"prompt is {self.prompt!r}, which is not a PromptTemplate: name one")
+        return template
 
-    Raises:
-        ValueError: if either is empty.
-    """
-    if script_args.tasks is None:
-        raise ValueError("tasks is None: pass --tasks FILE, one task per line, as JSON")
-    return split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
+
+@dataclass
+class ScriptArguments(OwnArguments):
+    agent_state_key: str | None = field(
+        default=None,
+        metadata={"help": "file.py:FUNCTION, from the messages of an agent's request to its state key."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.agent_state_key is not None and self.agent is None:
+            raise G2POError("agent_state_key has no effect without agent: set Observation.state_key instead")
+
+
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
 
 
 def main(trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
-    defaults = {}
-    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # TRL's defaults are for GPUs
-        defaults = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
-    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), defaults=defaults)
-    if (script_args.environment is None) == (script_args.agent is None):
-        both = "None" if script_args.agent is None else "both given"
-        raise SystemExit(f"environment and agent are {both}: pass --environment file.py:Class or --agent file.py:NAME")
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG, tasks_beside)
     if model_args.model_name_or_path is None:
-        raise SystemExit("model_name_or_path is None: pass --model_name_or_path, a folder or a Hub id")
+        raise G2POError("model_name_or_path is None: pass --model, a folder or a Hub id")
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
 
     # data
-    try:
-        train, held_out = load_tasks(script_args)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    train, held_out = split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
     shared = sum(row in train for row in held_out)
     if args.process_index == 0:
         also = f", {shared} of them trained on" if shared else ""
         print(f"train: {len(train)} tasks\nevaluation: {len(held_out)} tasks{also}", flush=True)
 
-    prompt_template = None
-    if script_args.prompt is not None:
-        prompt_template = load(script_args.prompt)
-        if not isinstance(prompt_template, PromptTemplate):
-            raise SystemExit(f"prompt is {script_args.prompt!r}, which is not a PromptTemplate: name one")
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # model
-    use_model_arguments(args, model_args)
     tokenizer = None
     if script_args.chat_template is not None:
         tokenizer = tokenizer_with_template(model_args, script_args.chat_template)
@@ -124,7 +125,7 @@ def main(trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
         environment_factory=load(script_args.environment) if script_args.environment else None,
         agent=script_args.agent,
         state_key=load(script_args.agent_state_key) if script_args.agent_state_key else None,
-        prompt_template=prompt_template,
+        prompt_template=script_args.load_prompt(),
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),

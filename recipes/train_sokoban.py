@@ -8,9 +8,9 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT, SokobanEnv
 from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
 
 DEFAULT_CONFIG = Path(__file__).parent / "sokoban" / "tiny.yaml"
 PROMPTS = {"full": SOKOBAN_PROMPT, "compact": SOKOBAN_COMPACT_PROMPT}
@@ -41,7 +41,9 @@ class ScriptArguments:
         default=None,
         metadata={"help": "Number of levels to report success on. None: see docs/evaluation.md."},
     )
-    prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    prompt: str = field(
+        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
+    )
     positions: bool = field(
         default=False, metadata={"help": "Add a line with the positions of boxes and goals relative to the player."}
     )
@@ -54,19 +56,19 @@ class ScriptArguments:
     )
 
 
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+
+
 def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
-    if script_args.prompt not in PROMPTS:
-        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
 
     # data
     size, chosen, number = script_args.level_size, script_args.num_eval_levels, script_args.num_report_levels
     number = number or (chosen if args.load_best_model_at_end else 0)
-    try:
-        train = level_rows(size, script_args.num_levels)
-        held_out = level_rows(size, chosen + number, held_out=True)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    train = level_rows(size, script_args.num_levels)
+    held_out = level_rows(size, chosen + number, held_out=True)
     held_out, reported = held_out[:chosen], held_out[chosen:]
     facts = {"Training levels": f"{len(train)} of size {size}", "Held-out levels": f"{len(reported or held_out)}"}
     if args.process_index == 0:
@@ -75,11 +77,6 @@ def main() -> None:
             print(f"reported: {len(reported)} levels", flush=True)
 
     factory = partial(SokobanEnvironment, end_when_lost=script_args.end_when_lost, positions=script_args.positions)
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # model
-    use_model_arguments(args, model_args)
 
     trainer = G2POTrainer(
         model=model_args.model_name_or_path or str(tiny_model_path()),

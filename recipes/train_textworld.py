@@ -7,9 +7,9 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.textworld import KINDS, TEXTWORLD_PROMPT, TextWorldEnvironment, game_rows
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point
 
 DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
@@ -27,7 +27,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 @dataclass
 class ScriptArguments:
     kind: str = field(
-        default="coin-5", metadata={"help": "Kind of games: 'coin-3', 'coin-5' or 'coin-10' (commands), or 'simple'."}
+        default="coin-5", metadata={"help": "Kind of games; of coin-N, a number of commands.", "choices": tuple(KINDS)}
     )
     num_games: int = field(default=320, metadata={"help": "Training games."})
     num_eval_games: int = field(default=128, metadata={"help": "Held-out games, of other seeds."})
@@ -38,13 +38,14 @@ class ScriptArguments:
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
 
 
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+
+
 def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
+    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
     kind, chosen, number = script_args.kind, script_args.num_eval_games, script_args.num_report_games
-    if kind not in KINDS:
-        raise SystemExit(f"kind is {kind!r}: choose one of {', '.join(KINDS)}")
-    if model_args.model_name_or_path is None:
-        raise SystemExit("model_name_or_path is None: pass --model, a folder or a Hub id")
 
     # data
     number = number or (chosen if args.load_best_model_at_end else 0)
@@ -55,12 +56,6 @@ def main() -> None:
         print(f"train: {len(train)} games of kind {kind}\nheld-out: {len(held_out)} games", flush=True)
         if reported:
             print(f"reported: {len(reported)} games", flush=True)
-
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # model
-    use_model_arguments(args, model_args)
 
     trainer = G2POTrainer(
         model=model_args.model_name_or_path,

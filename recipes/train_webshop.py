@@ -22,7 +22,7 @@ from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -45,55 +45,42 @@ class ScriptArguments:
         default=None,
         metadata={"help": "Number of goals to report success on. None: see docs/evaluation.md."},
     )
-    prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    prompt: str = field(
+        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
+    )
     partial_reward: bool = field(default=False, metadata={"help": "Reward partial scores too, not only a full score."})
     plain: bool = field(
         default=False, metadata={"help": "Lower-case texts, and products clicked by position: for tiny models."}
     )
-    nouns: str = field(default="textblob", metadata={"help": "Tagger of the score: 'textblob' or 'spacy'."})
+    nouns: str = field(default="textblob", metadata={"help": "Tagger of the score.", "choices": tuple(NOUNS)})
 
 
-def choose(name: str, value: str, choices: dict):
-    """Return `choices[value]`, or exit with an error that lists the choices."""
-    if value not in choices:
-        raise SystemExit(f"{name} is {value!r}: choose one of {', '.join(choices)}")
-    return choices[value]
+TYPES = (ScriptArguments, G2POConfig, ModelConfig)
 
 
 def main(
-    config_class: type[G2POConfig] = G2POConfig,
+    types: tuple[type, ...] = TYPES,
     trainer_class: type[G2POTrainer] = G2POTrainer,
     default_config: Path = DEFAULT_CONFIG,
 ) -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, config_class, ModelConfig), default_config)
-    prompt = choose("prompt", script_args.prompt, PROMPTS)
-    nouns = choose("nouns", script_args.nouns, NOUNS)
+    script_args, args, model_args = parse_arguments(types, default_config)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
 
     # data
-    try:
-        if script_args.shop is None:
-            source = ShopSource(goals=script_args.goals, seed=script_args.shop_seed)
-        else:
-            source = ShopSource.official(
-                script_args.shop, script_args.shop_size, script_args.goals, script_args.shop_seed
-            )
-        train = source.rows("train", script_args.num_goals)
-        chosen, number = script_args.num_eval_goals, script_args.num_report_goals
-        number = number or (chosen if args.load_best_model_at_end else 0)
-        held_out = source.rows("held-out", chosen + number)
-        held_out, reported = held_out[:chosen], held_out[chosen:]
-    except (OSError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+    if script_args.shop is None:
+        source = ShopSource(goals=script_args.goals, seed=script_args.shop_seed)
+    else:
+        source = ShopSource.official(script_args.shop, script_args.shop_size, script_args.goals, script_args.shop_seed)
+    train = source.rows("train", script_args.num_goals)
+    chosen, number = script_args.num_eval_goals, script_args.num_report_goals
+    number = number or (chosen if args.load_best_model_at_end else 0)
+    held_out = source.rows("held-out", chosen + number)
+    held_out, reported = held_out[:chosen], held_out[chosen:]
     if args.process_index == 0:
         print(f"train: {source.summary(train)}\nheld-out: {source.summary(held_out)}", flush=True)
         if reported:
             print(f"reported: {source.summary(reported)}", flush=True)
-
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # model
-    use_model_arguments(args, model_args)
 
     trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),
@@ -104,10 +91,10 @@ def main(
             WebshopEnvironment,
             source,
             partial_reward=script_args.partial_reward,
-            nouns=nouns,
+            nouns=NOUNS[script_args.nouns],
             plain=script_args.plain,
         ),
-        prompt_template=prompt,
+        prompt_template=PROMPTS[script_args.prompt],
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
         card_facts={"Training goals": source.summary(train), "Held-out goals": source.summary(held_out)},

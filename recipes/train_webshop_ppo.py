@@ -6,9 +6,14 @@ Takes the flags of train_webshop.py except the estimator's, and the fields of `P
 of the policy's size with its own optimizer, not sharded (one process or DDP).
 """
 
-from train_webshop import DEFAULT_CONFIG, main
+from train_webshop import DEFAULT_CONFIG as G2PO_CONFIG
+from train_webshop import ScriptArguments, main
+from trl import ModelConfig
 
 from g2po_trl import PPOConfig, PPOTrainer
 
+TYPES = (ScriptArguments, PPOConfig, ModelConfig)
+DEFAULT_CONFIG = G2PO_CONFIG.with_name("tiny-ppo.yaml")
+
 if __name__ == "__main__":
-    main(PPOConfig, PPOTrainer, DEFAULT_CONFIG.with_name("tiny-ppo.yaml"))
+    main(TYPES, PPOTrainer, DEFAULT_CONFIG)

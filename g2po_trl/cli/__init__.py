@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
-import linecache
 import os
 import sys
 import tempfile
@@ -18,34 +18,51 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..utils.errors import G2POError
 from ..utils.show import printable
 from .process import set_up_process
 
-# Name -> module with `main(argv)`, and description.
-COMMANDS = {
-    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment or agent to start from"),
-    "check": ("g2po_trl.cli.commands.check", "play random episodes of an environment or agent, report problems"),
-    "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
-    "train": ("g2po_trl.cli.commands.train", "train on alfworld, sokoban, textworld, … or your own environment"),
-    "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),
-    "estimate": ("g2po_trl.cli.commands.estimate", "estimate the memory, time and cost of a training"),
-    "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare several"),
-    "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
-    "report": ("g2po_trl.cli.commands.report", "summarise a run and test its state keys"),
-    "credit": ("g2po_trl.cli.commands.credit", "compute the advantages of the calls in an agent's logs"),
-    "serve": ("g2po_trl.cli.commands.serve", "serve an environment over OpenEnv"),
+# Title -> command -> description. The code of a command is `main(argv)` in g2po_trl.cli.commands.NAME.
+GROUPS = {
+    "Prepare": {
+        "init": "write a folder with a small environment or agent to start from",
+        "check": "play random episodes of an environment or agent, report problems",
+        "play": "play an environment yourself, in the terminal",
+        "estimate": "estimate the memory, tokens and time of a training",
+    },
+    "Train": {
+        "teach": "fine-tune a model on an expert's actions, as a start for training",
+        "train": "train on alfworld, sokoban, textworld, … or your own environment",
+    },
+    "Inspect": {
+        "view": "view a run or an evaluation, or compare several",
+        "report": "summarise a run and test its state keys",
+        "evaluate": "evaluate a checkpoint, an adapter or a served model",
+    },
+    "Connect": {
+        "credit": "compute the advantages of the calls in an agent's logs",
+        "serve": "serve an environment over OpenEnv",
+    },
+    "About": {
+        "env": "print the versions and GPUs of this machine, for bug reports",
+        "version": "print the version of g2po-trl",
+    },
 }
-_LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())
-HELP = f"""usage: g2po COMMAND [ARGUMENTS]
-
-Train language-model agents by G2PO, on top of TRL.
-
-{_LINES}
-
-  g2po COMMAND --help    arguments of a command
-  g2po --version
-  --debug                with any command: print the traceback of an error
-"""
+COMMANDS = [name for group in GROUPS.values() for name in group]
+_LINES = [[title, *(f"  {name:9} {text}" for name, text in group.items()), ""] for title, group in GROUPS.items()]
+HELP = "\n".join(
+    [
+        "usage: g2po COMMAND [ARGUMENTS]\n\nTrain language-model agents by G2PO, on top of TRL.\n",
+        *sum(_LINES, []),
+        "Examples",
+        "  g2po train alfworld                             a tiny model on small games, on the CPU",
+        "  g2po init my_game && cd my_game && g2po train   an environment of your own",
+        "  g2po view runs/alfworld-tiny                    its episodes and advantages",
+        "  g2po evaluate --model runs/alfworld-tiny --seeds 3",
+        "",
+        "g2po COMMAND --help prints a command's arguments; --debug with any command, the traceback of an error.\n",
+    ]
+)
 _PREFIX = "g2po-error-"
 _DEBUG_VALUES = ("underflow_overflow", "tpu_metrics_debug")  # of transformers' own --debug
 
@@ -61,17 +78,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     name, *rest = argv or ["--help"]
+    set_up_process()
     if name in ("-h", "--help", "help"):
         print(HELP, end="")
         return
-    if name == "--version":
+    if name in ("--version", "version"):
         print(f"g2po-trl {_version()}")
         return
     if name not in COMMANDS:
-        _fail("g2po", f"{name!r} is not a command: choose one of {', '.join(COMMANDS)}", code=2)
-    set_up_process()
+        near = difflib.get_close_matches(name.lower(), COMMANDS, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        _fail("g2po", f"{name!r} is not a command: {remedy}", code=2)
     try:
-        import_module(COMMANDS[name][0]).main(rest)
+        import_module(f"g2po_trl.cli.commands.{name}").main(rest)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print(f"\ng2po {name}: stopped", file=sys.stderr)
@@ -100,29 +119,16 @@ def _describe(error: Exception) -> str:
     """Return the text to print; the traceback of an unexpected error is written to a file, which the text names."""
     from ..utils.extras import missing_extra
 
+    if isinstance(error, G2POError):
+        return str(error)
     if isinstance(error, ImportError) and (text := missing_extra(error)):
         return text
     if isinstance(error, OSError) and (text := _describe_os_error(error)):
         return text
-    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    if _is_expected(error):
-        return str(error) if isinstance(error, (ValueError, RuntimeError, TypeError)) else f"{kind}{error}"
     _remove_old_tracebacks()
     with tempfile.NamedTemporaryFile("w", prefix=_PREFIX, suffix=".txt", delete=False, encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    return f"{kind}{error}\nThe traceback is in {file.name}; --debug prints it."
-
-
-def _is_expected(error: Exception) -> bool:
-    """Return whether a `raise` statement of g2po-trl raised the error, so that its text is meant for the user."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    file = trace.tb_frame.f_code.co_filename
-    ours = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in ("g2po_trl", "g2po_envs", "g2po_recipes")
-    return ours and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
+    return f"{type(error).__name__}: {error}\nThe traceback is in {file.name}; --debug prints it."
 
 
 def _describe_os_error(error: OSError) -> str | None:

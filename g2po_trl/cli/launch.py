@@ -40,7 +40,7 @@ def _watch(pid: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
+def launch(arguments: Sequence[str], num_processes: int | None, config: Path | None) -> None:
     """Start `g2po *arguments` in several processes and wait for them; exit with the code of the first that failed.
 
     `config` is Accelerate's configuration. `None`: ddp.yaml, or processes on the CPU if there is no GPU.
@@ -67,21 +67,21 @@ def launch(arguments: Sequence[str], num_processes: str | None, config: Path | N
         sys.exit(130 if stopped.sigval == signal.SIGINT else 128 + stopped.sigval)
 
 
-def _launch_on_cpu(arguments: Sequence[str], num_processes: str) -> None:
+def _launch_on_cpu(arguments: Sequence[str], num_processes: int) -> None:
     """Start processes by torchrun, as Accelerate does with GPUs; without GPUs it supports MPI only."""
     from torch.distributed.run import get_args_parser, run
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, which it announces
-    options = ["--standalone", "--nproc_per_node", num_processes, "--module", "g2po_trl"]
+    options = ["--standalone", "--nproc_per_node", str(num_processes), "--module", "g2po_trl"]
     run(get_args_parser().parse_args([*options, *arguments]))
 
 
-def _launch_by_accelerate(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
+def _launch_by_accelerate(arguments: Sequence[str], num_processes: int | None, config: Path | None) -> None:
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     from .recipe_files import find_config
 
     config = config or find_config("ddp", kind="accelerate")
-    options = ["--config_file", str(config), *(["--num_processes", num_processes] if num_processes else [])]
+    options = ["--config_file", str(config), *(["--num_processes", str(num_processes)] if num_processes else [])]
     options += ["--main_process_port", "0", "--module", "g2po_trl"]
     launch_command(launch_command_parser().parse_args([*options, *arguments]))

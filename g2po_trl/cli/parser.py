@@ -13,6 +13,7 @@ metadata the help; further keys of the metadata:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..utils.errors import G2POError
+from ..utils.options import option  # noqa: F401, for options of commands
 
 _METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
@@ -42,59 +44,68 @@ _OTHER_NAMES = {
 }
 
 
-def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
-    """Return the field of an option; a list or dictionary as default is copied. Without `default` it is required."""
-    metadata = {"help": help, **metadata}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def parse(types: Sequence[type], argv: Sequence[str] | None = None, **options: Any) -> tuple[Any, ...]:
+    """Return an object of each dataclass, and the names of the fields that flags or the YAML file set.
+
+    `options` are those of `read`.
+
+    Raises:
+        SystemExit: as `read` does, and with 2 for a value that a dataclass refuses, or one that is missing.
+    """
+    parser, values, given = read(types, argv, **options)
+    try:
+        return (*parser.build(values), given)
+    except ValueError as error:
+        parser.error(str(error))
 
 
-def parse(
+def read(
     types: Sequence[type],
     argv: Sequence[str] | None = None,
     *,
-    command: str,
+    command: str | None = None,
     description: str | None = None,
     short_help: str | None = None,
     find_config: Callable[[str], Path] | None = None,
-    default_config: Path | None = None,
+    default_config: Path | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     defaults: Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-) -> tuple[Any, ...]:
-    """Return one object of each dataclass, and the names of the fields that flags or the YAML file set.
+) -> tuple[Parser, dict[str, Any], set[str]]:
+    """Return the parser, the values of fields, and the names of those that flags or the YAML file set.
 
     A value is taken from the flags, else the YAML file, else `defaults`, else the field's default.
 
     Args:
         types: the dataclasses. Fields of the same name are one flag.
         argv: the words of the command line. Default: this process's.
-        command: the command's name in messages.
+        command: the command's name in messages. Default: this process's.
         description: for the help.
         short_help: what `--help` prints. `None`: the help of `--help-all`, with every flag and its default.
         find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
-        default_config: the YAML file without `--config`.
+        default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
         defaults: field -> value, or a function that returns it from the values that flags and YAML file set.
 
     Raises:
-        SystemExit: 0 after a help, 2 for an unknown flag or key and for a value that its type or class refuses.
+        SystemExit: 0 after a help, 2 for an unknown flag or key, and for a value of another type.
     """
     parser = Parser(types, prog=command, description=description)
     if find_config is not None:
         parser.add_argument("--config", metavar="FILE", help="YAML file with these options; flags override it")
-    if short_help is not None:
-        parser.add_argument("--help-all", action="store_true", help="print every flag with its default")
+    shown = argparse.SUPPRESS if short_help is None else "print every flag with its default"
+    parser.add_argument("--help-all", action="store_true", help=shown)
     try:
         flags = parser.read_flags(sys.argv[1:] if argv is None else argv)
-        file = find_config(flags.pop("config")) if "config" in flags else default_config
-        keys = parser.read_keys(read_config(file))
-        fixed = {} if defaults is None or callable(defaults) else defaults
-        if "help" in flags or "help_all" in flags:
-            all_flags = short_help is None or "help_all" in flags
-            print(parser.help_with({**fixed, **keys}) if all_flags else short_help, end="")
-            raise SystemExit(0)
+        if "config" in flags and find_config is not None:
+            keys = read_config(find_config(flags.pop("config")))
+        else:
+            keys = default_config(flags) if callable(default_config) else read_config(default_config)
+        keys = parser.read_keys(keys)
         given = {**keys, **flags}
-        values = {**(defaults(given) if callable(defaults) else fixed), **given}
-        return (*parser.build(values), set(given))
+        if help_ := {"help", "help_all"} & flags.keys():
+            with contextlib.suppress(ValueError):  # without a model, say, there are no defaults of its run
+                given = {**(defaults(given) if callable(defaults) else defaults or {}), **given}
+            print(parser.help_with(given) if short_help is None or "help_all" in help_ else short_help, end="")
+            raise SystemExit(0)
+        return parser, {**(defaults(given) if callable(defaults) else defaults or {}), **given}, set(given)
     except ValueError as error:
         parser.error(str(error))
 
@@ -116,6 +127,7 @@ class Parser(argparse.ArgumentParser):
             if field.metadata.get("positional"):
                 described = _described(field, kinds)
                 described["nargs"] = "*" if described.pop("action", None) else "?"
+                described["metavar"] = field.metadata.get("metavar", field.name.upper())
                 action = group.add_argument(field.name, default=None, **described)
             else:
                 names = [_flag(field.name), *([_ALIASES[field.name]] if field.name in _ALIASES else [])]
@@ -166,7 +178,7 @@ class Parser(argparse.ArgumentParser):
     def read_keys(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a YAML file by field."""
         aliases = {alias.removeprefix("--"): name for name, alias in _ALIASES.items() if name in self.arguments}
-        keys = {aliases.get(name, name).replace("-", "_"): value for name, value in keys.items()}
+        keys = {aliases.get(name, name): value for name, value in keys.items()}
         if unknown := next((name for name in keys if name not in self.arguments), None):
             raise G2POError(self._unknown(_flag(unknown), "a key of the config file"))
         return {name: self._converted(name, value) for name, value in keys.items()}
@@ -209,19 +221,20 @@ class Parser(argparse.ArgumentParser):
             fields = [field for field in dataclasses.fields(one) if field.init]
             for field in fields:
                 if field.name not in values and _default(field) is dataclasses.MISSING:
-                    name = field.metadata.get("metavar") if field.metadata.get("positional") else _flag(field.name)
-                    raise G2POError(f"{name or field.name} is missing: {field.metadata.get('help', '')}")
+                    action = self.arguments[field.name]
+                    name = (action.option_strings or [action.metavar])[0]
+                    raise G2POError(f"{name} is missing: {field.metadata.get('help', '')}")
             yield one(**{field.name: values[field.name] for field in fields if field.name in values})
 
     def help_with(self, values: Mapping[str, Any]) -> str:
         """Return the help, with the values as defaults."""
-        for one in self.types:
-            for field in dataclasses.fields(one):
-                value = values.get(field.name, _default(field))
-                if field.init and value not in (None, dataclasses.MISSING, "", [], {}, False):
-                    action = self.arguments[field.name]
-                    shown = getattr(value, "value", value)
-                    action.help += f" (default: {shown})".replace("%", "%%")
+        for field in {field.name: field for one in self.types for field in dataclasses.fields(one)}.values():
+            action = self.arguments.get(field.name)
+            value = values.get(field.name, _default(field))
+            if action and value not in (None, dataclasses.MISSING, "", [], {}, False):
+                action.help += f" (default: {getattr(value, 'value', value)})".replace("%", "%%")
+            elif isinstance(action, argparse.BooleanOptionalAction):
+                action.option_strings = action.option_strings[:1]
         return self.format_help()
 
 
@@ -320,4 +333,4 @@ def read_config(path: str | Path | None) -> dict[str, Any]:
         raise G2POError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
     if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
         raise G2POError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
-    return keys
+    return {name.replace("-", "_"): value for name, value in keys.items()}

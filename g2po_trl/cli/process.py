@@ -16,11 +16,14 @@ _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward
 def set_up_process() -> None:
     """Keep known noise out of the output, progress bars out of files, and torch off the environments' cores.
 
-    The process also outlives the readers of its output.
+    The process also outlives the readers of its output, and prints what a terminal cannot show as a question mark.
     """
     outlive_readers()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of torch must not spin
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
     for name, beginning in _NOISE.items():

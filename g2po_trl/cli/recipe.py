@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import GRPOConfig, ModelConfig, TrlParser
+from trl import ModelConfig
 
 from ..config import G2POConfig
 from ..runs.checkpoint import find_checkpoint
@@ -23,92 +22,69 @@ from ..runs.hub import HubError
 from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
-from ..utils.dependent_options import check_given
-from ..utils.parser import describe_unknown, read_config, refuse_removed, take_options
+from ..utils.errors import G2POError
 from .launch import VIEW
 from .live_view import LiveView
+from .parser import parse
+from .preflight import check_files_and_packages
+from .recipe_files import find_config
 
 EXIT_NOT_PUSHED = 3
+Keys = Mapping[str, Any]
+
+
+def cpu_defaults() -> dict[str, Any]:
+    """Return values for fields whose defaults in TRL are for GPUs; empty if there is one."""
+    if torch.accelerator.is_available():
+        return {}
+    return {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
 
 
 def parse_arguments(
     types: Sequence[type],
-    default_config: Path | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    default_config: Path | Callable[[Keys], Keys] | None = None,
+    defaults: Keys | Callable[[Keys], Keys] | None = None,
     argv: Sequence[str] | None = None,
+    configs: str = "",
 ) -> tuple[Any, ...]:
     """Return a recipe's arguments: flags, then the file of `--config`, then `defaults`, then the fields' defaults.
 
+    A `ModelConfig` among the types sets `model_init_kwargs` of the trainer's arguments, see `use_model_arguments`.
+
     Args:
         types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
-        default_config: the YAML file that is read without `--config`.
-        defaults: field -> value.
+        default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
+        defaults: field -> value, or a function that returns it from the values that flags and YAML file set.
         argv: the arguments. Default: the command line.
+        configs: folder of recipes/ whose files `--config` takes by name. Default: the folder of `default_config`.
 
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
+        G2POError: if a file, a model's folder or a package is missing.
     """
-    try:
-        options, argv = take_options(sys.argv[1:] if argv is None else argv, ("config",))
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    config = options.get("config", default_config)
-    argv += [] if config is None else ["--config", str(config)]
-    parser = TrlParser(types, allow_abbrev=False)
-    parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
-    # Without `use_cpu`, transformers rejects bf16 on machines without an accelerator.
-    parser.set_defaults_with_config(**{"use_cpu": not torch.accelerator.is_available(), **(defaults or {})})
-    if {"-h", "--help"} & set(argv):
-        parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags override it")
-        _group(parser, types)
-        parser.print_help()
-        raise SystemExit(0)
-    try:
-        keys = read_config(config)
-        refuse_removed(keys, argv)
-        check_given(_given(parser, argv, keys))
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    *parsed, of_file, unknown = parser.parse_args_and_config(
-        argv, return_remaining_strings=True, separate_remaining_strings=True
-    )
-    for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
-        if words:
-            raise SystemExit(describe_unknown(parser, words[0], where))
+    *parsed, _ = parse(types, argv, **parser_options(default_config, defaults, configs))
+    check_files_and_packages({name: value for one in parsed for name, value in vars(one).items()})
+    model_args = [one for one in parsed if isinstance(one, ModelConfig)]
+    for one in parsed if model_args else ():
+        if hasattr(one, "model_init_kwargs"):
+            use_model_arguments(one, *model_args)
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
 
 
-def _given(parser: argparse.ArgumentParser, argv: Sequence[str], keys: Collection[str]) -> set[str]:
-    """Return the names of the fields on the command line and in the configuration file."""
-    fields = {option: action.dest for action in parser._actions for option in action.option_strings}
-    words = (word.partition("=")[0] for word in argv)
-    return {fields[word] for word in words if word in fields} | set(keys)
-
-
-def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:
-    """Group the flags of the help by the class that declares them: g2po-trl's, TRL's, transformers'."""
-    model = "Model (TRL's ModelConfig)"
-    base = {GRPOConfig: "GRPO (TRL's GRPOConfig)", TrainingArguments: "Training (transformers' TrainingArguments)"}
-    titles = {name: title for owner, title in base.items() for name in _fields(owner)}
-    for owner in types:
-        own = {f.name for f in dataclasses.fields(owner)}
-        if not issubclass(owner, TrainingArguments):
-            titles |= dict.fromkeys(own, model if owner is ModelConfig else "This recipe")
-        else:
-            titles |= dict.fromkeys(own - _fields(GRPOConfig), f"G2PO ({owner.__name__})")
-    ours = sorted({title for title in titles.values() if title.startswith("G2PO")})
-    wanted = ["This recipe", *ours, model, *base.values()]
-    groups = {title: parser.add_argument_group(title) for title in wanted}
-    options = parser._optionals
-    for action in list(options._group_actions):
-        if action.dest in titles:
-            options._group_actions.remove(action)
-            groups[titles[action.dest]]._group_actions.append(action)
-
-
-def _fields(owner: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(owner)}
+def parser_options(
+    default_config: Path | Callable[[Keys], Keys] | None = None,
+    defaults: Keys | Callable[[Keys], Keys] | None = None,
+    configs: str = "",
+) -> dict[str, Any]:
+    """Return the options of `parser.read` for a recipe's command line."""
+    if isinstance(default_config, Path):
+        configs = configs or default_config.parent.name
+    return {
+        "find_config": partial(find_config, kind=configs),
+        "default_config": default_config,
+        "defaults": lambda given: {**cpu_defaults(), **(defaults(given) if callable(defaults) else defaults or {})},
+    }
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
@@ -124,37 +100,21 @@ def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
 def starting_point(args: G2POConfig) -> str | None:
     """Return the checkpoint that `resume_from_checkpoint` names, or `None` to start from scratch.
 
-    Call it before the model is loaded.
+    Call it before tasks and model are loaded.
 
     Raises:
-        SystemExit: if the checkpoint does not exist, or output_dir holds another run.
+        G2POError: if the checkpoint does not exist, or output_dir holds another run.
     """
-    try:
-        check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
-        return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-
-
-def read_chat_template(file: str | Path) -> str:
-    """Return the Jinja chat template in a file. Raises `SystemExit` if the file cannot be read."""
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"chat_template is {str(file)!r}, which cannot be read: {error}") from error
+    check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
+    return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
 
 
 def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase:
-    """Return the model's tokenizer with the Jinja chat template of a file.
-
-    Raises:
-        SystemExit: if the file cannot be read.
-    """
-    template = read_chat_template(file)
+    """Return the model's tokenizer with the Jinja chat template of a file."""
     sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
     options = {"revision": model_args.model_revision, **sides}
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **options)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -195,14 +155,14 @@ def run_recipe(
         panel: name of the reported panel in the table.
 
     Raises:
-        ValueError: if there is no panel to report, or the checkpoint would be chosen on it.
+        G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
         SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C.
     """
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
-        raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
+        raise G2POError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
     if report_dataset is None and not trainer.eval_dataset:
-        raise ValueError(
+        raise G2POError(
             f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "
             "panel that is played after training; or call trainer.train() instead"
         )
@@ -212,7 +172,7 @@ def run_recipe(
     live = LiveView(args.output_dir)
     if os.environ.get(VIEW):
         if not args.save_trajectories:
-            raise ValueError("save_trajectories is False, and --view shows trajectories: leave one of them out")
+            raise G2POError("save_trajectories is False, and --view shows trajectories: leave one of them out")
         trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))

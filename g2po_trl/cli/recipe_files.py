@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from ..utils.errors import G2POError
+from .parser import read_config
 
 OWN_RECIPE = "environment"
 
@@ -15,7 +21,7 @@ def recipes_folder() -> Path:
         return beside
     spec = find_spec("g2po_recipes")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("g2po_recipes is missing: reinstall g2po-trl")
+        raise G2POError("g2po_recipes is missing: reinstall g2po-trl")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -25,27 +31,24 @@ def recipe_names() -> list[str]:
     return sorted(name.replace("_", "-") for name in found if name != OWN_RECIPE)
 
 
-def config_names(kind: str | None = None) -> list[str]:
-    """Return the configurations that `--config` takes by name; with `kind`, the names of files in recipes/KIND."""
-    folder = recipes_folder()
-    if kind is not None:
-        return sorted(path.stem for path in (folder / kind).glob("*.yaml"))
-    paths = [path for path in folder.glob("*/*.yaml") if path.parent.name not in ("accelerate", "agents", "teach")]
-    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+def config_names(kind: str = "") -> list[str]:
+    """Return the configurations that `--config` takes by name: those in recipes/KIND, by default every training's."""
+    others = () if kind else ("accelerate", "agents", "teach")
+    paths = recipes_folder().glob(f"{kind or '*'}/*.yaml")
+    return sorted(f"{path.parent.name}/{path.stem}" for path in paths if path.parent.name not in others)
 
 
-def find_config(name: str, option: str = "config", kind: str | None = None, among: str | None = None) -> Path:
-    """Return a YAML file by its path, or a bundled one by its short name, relative to the folder `kind` of recipes/.
+def find_config(name: str, option: str = "config", kind: str = "") -> Path:
+    """Return a YAML file by its path, or a bundled one by its name: `alfworld/tiny`, or `tiny` with `kind="alfworld"`.
 
-    The error names `option`, and lists the configurations in the folder `among`.
+    Raises:
+        G2POError: if there is none; it names `option`.
     """
-    if Path(name).is_file():
-        return Path(name)
-    folder = recipes_folder() / (kind or "")
-    if (found := folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
-        return found
-    names = [f"{among}/{one}" for one in config_names(among)] if among else config_names(kind)
-    raise ValueError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(names)}")
+    folder, file = recipes_folder(), f"{name.removesuffix('.yaml')}.yaml"
+    for path in (Path(name), folder / kind / file, folder / file):
+        if path.is_file():
+            return path
+    raise G2POError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(config_names(kind))}")
 
 
 def bundled_model(target: str | None) -> str | None:
@@ -55,3 +58,39 @@ def bundled_model(target: str | None) -> str | None:
     found = find_spec(f"g2po_envs.{target.partition('-')[0]}")
     folder = Path(found.origin).with_name("tiny_model") if found and found.origin else None
     return str(folder) if folder and folder.is_dir() else None
+
+
+def file_of(name: str) -> Path:
+    """Return the file of `file.py:NAME` or `file.py`; of other names, something without the suffix `.py`."""
+    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
+
+
+# Keys of a configuration that are paths.
+_PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_template", "train_config", "demonstrations")
+
+
+def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str, Any]:
+    """Return the keys of a configuration in the folder of the file of the `environment` or `agent` in `flags`.
+
+    Its relative paths are taken from that folder.
+    """
+    folder = _folder(flags)
+    if folder is None or not (folder / name).is_file():
+        return {}
+    keys = read_config(folder / name)
+    for key in _PATHS:
+        value = keys.get(key)
+        if isinstance(value, str) and (key == "output_dir" or (folder / value).exists()):
+            keys[key] = str(folder / value)
+    return keys
+
+
+def tasks_beside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tasks.jsonl in the folder of the file of the `environment` or `agent` as `tasks`, if it is there."""
+    folder = _folder(given)
+    return {} if folder is None or not (folder / "tasks.jsonl").is_file() else {"tasks": str(folder / "tasks.jsonl")}
+
+
+def _folder(given: Mapping[str, Any]) -> Path | None:
+    file = file_of(str(given.get("environment") or given.get("agent")))
+    return Path(os.path.relpath(file.parent)) if file.suffix == ".py" else None

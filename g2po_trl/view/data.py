@@ -9,6 +9,7 @@ from typing import Any
 
 from ..report.iterations import load_iteration, load_log
 from ..runs.run_json import read_run
+from ..utils.errors import G2POError
 from ..utils.json import read_json_lines
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
@@ -56,7 +57,7 @@ class Run:
         self.log = _log_of(self._described)
         self.steps_per_iteration: int | None = self._described.get("optimizer_steps_per_iteration")
         if not self.numbers and not self.sets() and not (live and self._described):
-            raise ValueError(
+            raise G2POError(
                 f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
                 f"output folder of `g2po evaluate`{_hint(self.folder)}"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trajectory import read_unfinished
+from ..utils.errors import G2POError
 from ..utils.json import read_json_lines
 from .texts import Prompts, Texts, episode_data, step_data
 
@@ -102,7 +103,7 @@ class Evaluation:
             if (match := re.fullmatch(r".+-(\d+)", path.stem))
         ]
         if not found:
-            raise ValueError(
+            raise G2POError(
                 f"{str(folder)!r} holds no trajectories: the evaluation has not finished an episode yet; start it "
                 "again with the same command"
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.summary import REPORT
+from ..utils.errors import G2POError
 from .data import Run
 from .episode_sets import EpisodeSet, Evaluation
 
@@ -19,7 +20,7 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
     `live`: accept a run that has begun and has no trajectories yet.
     """
     if not Path(folder).is_dir():
-        raise ValueError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")
+        raise G2POError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
     return Evaluation(folder) if is_evaluation else Run(folder, live=live)
 
@@ -51,7 +52,7 @@ class Sources:
         self.sources = sources
         for source in sources:
             if len(sources) > 1 and not source.sets() and not source.overview()["curves"]:
-                raise ValueError(
+                raise G2POError(
                     f"{str(source.folder)!r} holds no evaluation (trajectories/eval-….jsonl) and no log to be "
                     f"compared: make one by g2po evaluate --model {source.folder}, and pass its output folder"
                 )

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.prompts.template import PromptTemplate, last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.utils.errors import G2POError
 
 COMPLETION = "<think></think><action>{action}</action>"
 
@@ -50,12 +51,12 @@ def validate_samples(
         max_length: maximum tokens of a sample in TRL. `None`: no limit.
 
     Raises:
-        ValueError: if samples were dropped or truncated, or the chat template does not give the rollout's prompt, the
+        G2POError: if samples were dropped or truncated, or the chat template does not give the rollout's prompt, the
             completion and its end.
     """
     if len(trained) < len(samples):
         longer = len(samples) - len(trained)
-        raise ValueError(f"max_length is {max_length}, and the prompts of {longer} samples are longer: set it to null")
+        raise G2POError(f"max_length is {max_length}, and the prompts of {longer} samples are longer: set it to null")
     encode = ChatEncoder(tokenizer)
     for sample, row in zip(samples, trained):
         prompt, text = encode(sample["prompt"])
@@ -63,14 +64,14 @@ def validate_samples(
         completion = row["input_ids"][len(prompt) :]
         end = next((place for place, token in enumerate(completion) if token in stop_token_ids), None)
         if max_length is not None and len(row["input_ids"]) >= max_length and not (begins and end is not None):
-            raise ValueError(f"max_length is {max_length}, and a sample is longer: set it to null")
+            raise G2POError(f"max_length is {max_length}, and a sample is longer: set it to null")
         if not begins:
-            raise ValueError(
+            raise G2POError(
                 "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
                 f"{text[-40:]!r}. Use a model whose template keeps completions unchanged"
             )
         if end is None:
-            raise ValueError(
+            raise G2POError(
                 "chat_template: no token that ends a completion "
                 f"({tokenizer.convert_ids_to_tokens(sorted(stop_token_ids))}) "
                 f"follows {encode.decode(completion)[-40:]!r}. Add the template's end of turn to eos_token_id of "
@@ -78,7 +79,7 @@ def validate_samples(
             )
         read = encode.decode(completion[:end])
         if not template.read(read, text[-64:]).valid:
-            raise ValueError(
+            raise G2POError(
                 f"chat_template: the completion {sample['completion'][0]['content']!r} becomes {read!r} after "
                 f"{text[-40:]!r}, which is not well-formed. Use a model whose template keeps completions unchanged"
             )

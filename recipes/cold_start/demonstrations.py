@@ -26,6 +26,7 @@ from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.trajectory import Step, Trajectory
+from g2po_trl.utils.errors import G2POError
 
 _PROBE = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}]
 
@@ -64,7 +65,7 @@ class ExpertSession(PromptSession):
         """Return the step that the expert's answer makes, or end the episode if there is none.
 
         Raises:
-            ValueError: if the answer cannot be written in the format of the prompt.
+            G2POError: if the answer cannot be written in the format of the prompt.
         """
         number = one.episode.number
         rng = self.rngs.setdefault(number, random.Random(derived_seed(self.actor.seed, number)))
@@ -79,7 +80,7 @@ class ExpertSession(PromptSession):
             ids = message_ids(self.actor.conversations, one.prompt.messages, one.request.tools, message)
         step = self._step(one, Completion(ids))
         if not step.valid:
-            raise ValueError(
+            raise G2POError(
                 f"the expert's answer is {answer!r:.200}, and as a completion it is not well-formed: "
                 f"{step.completion!r:.200}. Return an action, a call of a tool or a whole completion"
             )
@@ -106,7 +107,7 @@ def message_ids(
     """Return the ids of an assistant's message as the chat template writes it after the prompt of a request.
 
     Raises:
-        ValueError: if the template changes the prompt once an answer follows, or does not end the message.
+        G2POError: if the template changes the prompt once an answer follows, or does not end the message.
     """
     asked = encoder.encode.text(*encoder.tools.render(shown, tools))
 
@@ -127,7 +128,7 @@ def spoken_after(asked: str, answered: str) -> str:
     Of a prompt that opens a thought, which the template does not show in past messages, it closes the thought.
 
     Raises:
-        ValueError: if the template changes the prompt in another way.
+        G2POError: if the template changes the prompt in another way.
     """
     common = len(os.path.commonprefix([asked, answered]))
     opened, rest = asked[common:].strip(), answered[common:]
@@ -137,7 +138,7 @@ def spoken_after(asked: str, answered: str) -> str:
         return f"</think>\n\n{rest}"
     if re.fullmatch(r"(<think>\s*)?</think>", opened):
         return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
-    raise ValueError(
+    raise G2POError(
         "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
         f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat_template FILE"
     )
@@ -147,11 +148,11 @@ def until_stop(ids: Sequence[int], stops: Collection[int], tokenizer: PreTrained
     """Return ids up to the first token that ends a completion.
 
     Raises:
-        ValueError: if there is none.
+        G2POError: if there is none.
     """
     end = next((place for place, token in enumerate(ids) if token in stops), None)
     if end is None:
-        raise ValueError(
+        raise G2POError(
             f"chat_template: no token that ends a completion ({tokenizer.convert_ids_to_tokens(sorted(stops))}) "
             f"follows the assistant's message, which ends in {tokenizer.decode(ids)[-40:]!r}. Add the template's end "
             "of turn to eos_token_id of the model's generation_config.json"
@@ -163,7 +164,7 @@ def as_message(answer: Any) -> Message:
     """Return an expert's answer as an assistant's message.
 
     Raises:
-        ValueError: if it is neither a text nor calls nor a message.
+        G2POError: if it is neither a text nor calls nor a message.
     """
     if isinstance(answer, str):
         answer = {"content": answer}
@@ -172,7 +173,7 @@ def as_message(answer: Any) -> Message:
     elif isinstance(answer, Sequence):
         answer = {"tool_calls": answer}
     if not isinstance(answer, Mapping):
-        raise ValueError(
+        raise G2POError(
             f"the expert returned {answer!r:.200}: return an action (a text), a call {{'name': …, 'arguments': "
             f"{{…}}}}, a list of calls, a message, or None to give up"
         )

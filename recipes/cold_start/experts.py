@@ -20,6 +20,7 @@ from g2po_trl.environments.loading import import_named, load
 from g2po_trl.environments.validation import validate_observation
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
+from g2po_trl.utils.errors import G2POError
 
 Answer = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 Expert = Callable[[Episode, random.Random], Answer]
@@ -90,7 +91,7 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
     """Return a random admissible action, or a random call of an offered tool.
 
     Raises:
-        ValueError: if the observation lists neither.
+        G2POError: if the observation lists neither.
     """
     seen = episode.observation
     if seen.request is not None and seen.request.tools:
@@ -98,7 +99,7 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
         return {"name": function["name"], "arguments": random_arguments(function, rng)}
     if seen.admissible_actions:
         return rng.choice(seen.admissible_actions)
-    raise ValueError(
+    raise G2POError(
         "random_episodes is set, and the environment lists neither admissible_actions nor tools to choose from: write "
         "an expert, or pass --demonstrations FILE"
     )

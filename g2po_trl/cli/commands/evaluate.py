@@ -45,7 +45,7 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
         argv,
         command="g2po evaluate",
         description=__doc__,
-        find_config=partial(find_config, kind="", among="agents"),
+        find_config=partial(find_config, kind="agents"),
         defaults=settings,
     )
     options.panel_options = {**of_run.get("panel_options", {}), **options.panel_options}

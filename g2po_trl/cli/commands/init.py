@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from ...utils.parser import Parser
+from ...utils.errors import G2POError
+from ..parser import option, parse
 from ..recipe_files import bundled_model
 
 STARTER = Path(__file__).parent / "starter"
@@ -29,7 +31,7 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
     """
     names = FILES[kind] if model else (*FILES[kind], BUNDLED)
     if there := [name for name in names if (folder / name).exists()]:
-        raise FileExistsError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
+        raise G2POError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
     folder.mkdir(parents=True, exist_ok=True)
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS
     for name in FILES[kind]:
@@ -49,22 +51,24 @@ def quoted(word: str, file: str) -> str:
     return json.dumps(word) if file.endswith(".yaml") else quote(word)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(
-        prog="g2po init", description="Write a folder with a small game, its tasks, a configuration and a test."
+@dataclass
+class Options:
+    folder: Path = option("the folder; created if it does not exist", positional=True, metavar="NAME")
+    agent: bool = option("an agent that calls a model through the openai client, instead of a game", False)
+    model: str | None = option(
+        "model of config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words",
+        None,
+        metavar="FOLDER|ID",
     )
-    parser.add_argument("folder", metavar="NAME", type=Path, help="the folder; created if it does not exist")
-    agent = "an agent that calls a model through the openai client, instead of a game"
-    parser.add_argument("--agent", action="store_true", help=agent)
-    model = "model of config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words"
-    parser.add_argument("--model", metavar="FOLDER|ID", help=model)
-    args = parser.parse_args(argv)
-    kind = "agent" if args.agent else "environment"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    text = "Write a folder with a small game, its tasks, a configuration and a test."
+    options, _ = parse((Options,), argv, command="g2po init", description=text)
+    folder, kind = options.folder, "agent" if options.agent else "environment"
     try:
-        write_folder(args.folder, args.model, kind)
+        write_folder(folder, options.model, kind)
     except OSError as error:
-        if error.errno is None:
-            raise SystemExit(str(error)) from error
-        raise SystemExit(f"{args.folder} cannot be written ({error}): choose another folder") from error
-    copied = "" if args.model else f", {BUNDLED}/ (0.7 M parameters)"
-    print(f"{args.folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(args.folder))} && g2po check")
+        raise G2POError(f"{folder} cannot be written ({error}): choose another folder") from error
+    copied = "" if options.model else f", {BUNDLED}/ (0.7 M parameters)"
+    print(f"{folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(folder))} && g2po check")

@@ -9,6 +9,8 @@ keys: how well the values of each λ predict the returns of held-out episodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...report import state_key_test as keys
@@ -16,30 +18,29 @@ from ...report.iterations import load_iterations, load_replaced
 from ...report.plain import five_lines
 from ...report.summary import analyse, notes, summary, verdict_on
 from ...runs.run_json import read_run
+from ...utils.errors import G2POError
 from ...utils.json import read_json_lines, write_json
-from ...utils.parser import Parser
+from ..parser import option, parse
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = Parser(prog="g2po report", description=__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="output_dir of a run, or --output of `g2po credit`")
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; default: RUN/report")
-    given = "discount per step; default: the run's, or 0.95 if the run does not record it"
-    parser.add_argument("--gamma", metavar="X", type=float, help=given)
-    parser.add_argument("--details", action="store_true", help="print the statistics too")
-    args = parser.parse_args(argv)
-    try:
-        run = read_run(args.run)
-        iterations = load_iterations(args.run)
-        numbers = analyse(iterations, args.gamma, run)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+@dataclass
+class Options:
+    run: Path = option("output_dir of a run, or --output of `g2po credit`", positional=True, metavar="RUN")
+    output: Path | None = option("where to write; default: RUN/report", None, metavar="FOLDER")
+    gamma: float | None = option("discount per step; default: the run's, or 0.95 if it records none", None)
+    details: bool = option("print the statistics too", False)
 
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args, _ = parse((Options,), argv, command="g2po report", description=__doc__)
+    run = read_run(args.run)
+    iterations = load_iterations(args.run)
+    numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
     try:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
-        raise SystemExit(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
+        raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     rows, path = numbers["iterations"], args.run / "evaluations.jsonl"
     evaluations = read_json_lines(path) if path.is_file() else []
     verdict = verdict_on(iterations, run, load_replaced(args.run))

@@ -11,37 +11,46 @@ next one uses another server if there is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...environments.adapters.openenv import make_app
+from ...environments.loading import load
+from ...utils.errors import G2POError
 from ...utils.extras import install_command
-from ...utils.parser import Parser
+from ..parser import option, parse
+
+
+@dataclass
+class Options:
+    environment: str = option("module:Class, file.py:Class, or file.py with one environment", positional=True)
+    host: str = option(
+        "address to listen on, by default on this machine only; 0.0.0.0: whoever reaches the port can play, without "
+        "a password, and run what the environment runs",
+        "127.0.0.1",
+    )
+    port: int = option("port to listen on", 8000)
+    max_sessions: int = option("concurrent episodes", 64)
+    environment_variables: list[str] = option("variables to pass even if the name looks secret", [], metavar="NAME")
+    max_turns: int | None = option("the trainer's max_turns; required for tool-based classes only", None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(
-        prog="g2po serve",
+    options, _ = parse(
+        (Options,),
+        argv,
+        command="g2po serve",
         description="Serve an environment over OpenEnv; each session plays in its own process.\n\n"
         "    g2po serve environment.py:TidyEnvironment --port 8000",
     )
-    add = parser.add_argument
-    add("environment", help="module:Class, file.py:Class, or file.py with one environment")
-    host = "the address to listen on; default: this machine only. 0.0.0.0: anyone who can reach the port can play, "
-    add("--host", default="127.0.0.1", help=f"{host}without a password, and run what the environment runs")
-    add("--port", metavar="N", type=int, default=8000, help="port to listen on; default: 8000")
-    add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
-    given = "variables (HF_TOKEN, …) to pass to the environment although they look like secrets"
-    add("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
-    add("--max-turns", metavar="N", type=int, help="the trainer's max_turns; required for tool-based classes only")
-    args = parser.parse_args(argv)
     try:
         import uvicorn
     except ImportError as error:
-        raise SystemExit(f"serving needs openenv: {install_command('openenv')}") from error
-    from ...environments.loading import load
-
-    try:
-        environment = load(args.environment)
-        app = make_app(environment, args.max_sessions, args.environment_variables, args.max_turns, args.host)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    uvicorn.run(app, host=args.host, port=args.port)
+        raise G2POError(f"serving needs openenv: {install_command('openenv')}") from error
+    app = make_app(
+        load(options.environment),
+        options.max_sessions,
+        options.environment_variables,
+        options.max_turns,
+        options.host,
+    )
+    uvicorn.run(app, host=options.host, port=options.port)

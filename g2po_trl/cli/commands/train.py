@@ -1,278 +1,144 @@
-"""`g2po train`: find the script, the configuration and the number of processes; the script reads all other flags."""
+"""`g2po train`: find the script and the number of processes; the script reads all other flags."""
 
 from __future__ import annotations
 
-import ast
+import difflib
 import os
 import runpy
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...credit.estimators.registry import ESTIMATORS
-from ...environments.loading import (
-    find_agents,
-    find_environments,
-    read_source,
-    resolve_agent_name,
-    resolve_environment_name,
-)
-from ...utils.parser import read_config, take_options
+from ...environments.loading import resolve_agent_name, resolve_environment_name
+from ...utils.errors import G2POError
 from ..launch import VIEW, launch
-from ..preflight import check_command
-from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
+from ..recipe_files import OWN_RECIPE, find_config, recipe_names, recipes_folder
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
+Train a model by G2PO.
+
 TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
             alfworld-ppo, webshop-ppo: by PPO; textworld: a recipe for a GPU;
-            FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
-            in the same folder; module:Class, or the address of an OpenEnv server; or a FILE.py that makes a trainer:
-            a script, which gets all flags. Default: environment.py, else the agent in agent.py.
---agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files;
-            --agent_state_key FILE.py:FUNCTION: messages of a request -> its state key
+            FILE.py:Class or module:Class: an environment, or the address of an OpenEnv server;
+            FILE.py: a script that makes a trainer, which gets all flags.
+            Default: the environment in environment.py, else the agent in agent.py.
+--agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client)
+            --agent-state-key FILE.py:FUNCTION: messages of a request -> its state key
+            config.yaml and tasks.jsonl in the folder of FILE.py are used, unless flags name others.
 
 run         --config FILE|NAME         YAML file, or a bundled one: alfworld/qwen2.5-1.5b-lora; flags override it
-            --output_dir FOLDER        model, checkpoints, trajectories, metrics
-            --max_steps N              optimizer steps, or iterations with mini_batch_size
-            --resume_from_checkpoint auto    continue the run in output_dir, if there is one
+            --output-dir FOLDER        model, checkpoints, trajectories, metrics
+            --max-steps N              optimizer steps, or iterations with mini_batch_size
+            --resume-from-checkpoint auto    continue the run in output_dir, if there is one
             --overwrite                delete the earlier run in output_dir
-            --seed N  --report_to trackio|wandb|tensorboard  --push_to_hub
+            --seed N  --report-to trackio|wandb|tensorboard  --push-to-hub
             --view                     serve the viewer's page on this machine while it trains
-model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
-data        --tasks FILE  --num_eval_tasks N            (your own environment)
-            --games, --eval_games  (alfworld)   --level_size, --num_levels  (sokoban)   --kind  (textworld)
-            --shop, --goals  (webshop)          --train_split  (appworld)
-batch       --num_generations N        episodes of one task, a group
-            --per_device_train_batch_size N  --steps_per_generation N
+model       --model FOLDER|ID; --dtype, --use-peft, --lora-r, --load-in-4bit
+data        --tasks FILE  --num-eval-tasks N            (your own environment)
+            --games, --eval-games  (alfworld)   --level-size, --num-levels  (sokoban)   --kind  (textworld)
+            --shop, --goals  (webshop)          --train-split  (appworld)
+batch       --num-generations N        episodes of one task, a group
+            --per-device-train-batch-size N  --steps-per-generation N
                                        groups per iteration = processes x both / num_generations
-            --max_tokens_per_micro_batch N   memory of the update
-learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --step_advantage_weight X
-            --advantage_estimator {"|".join(ESTIMATORS)}
-episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
-            --temperature X  --eval_temperature X  --invalid_action_penalty X
-generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …
-processes   --num_processes N          processes, through Accelerate: one per GPU, or CPU processes
-            --accelerate_config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
+            --max-tokens-per-micro-batch N   memory of the update
+learning    --learning-rate X  --beta X (KL)  --gamma X  --value-lambda X  --step-advantage-weight X
+            --advantage-estimator {"|".join(ESTIMATORS)}
+episodes    --max-turns N  --history-length N  --max-prompt-length N  --max-completion-length N
+            --temperature X  --eval-temperature X  --invalid-action-penalty X
+generation  --use-vllm --vllm-mode colocate|server  --vllm-gpu-memory-utilization X  --vllm-servers URL …
+processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
+            --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
 
---help-all: every flag of TARGET, with defaults.  --debug: the traceback of an error.
+--help-all: every flag of TARGET, with its default.  --debug: the traceback of an error.
 """
-# Option with a value -> field of `Request`.
-_VALUES = {
-    "config": "config",
-    "num_processes": "processes",
-    "accelerate_config": "accelerate",
-    "model": "model",
-    "agent": "agent",
-}
 
 
 @dataclass
 class Request:
-    """A parsed command line: the command's own options, arguments for the script (`passed`), and notes to print."""
+    """A command line: its target, the options of `g2po train` itself, and the words for the script."""
 
-    target: str | None = None
-    config: str | None = None
-    processes: str | None = None
-    accelerate: str | None = None
-    model: str | None = None
-    help_all: bool = False
-    passed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    agent: str | None = None
-    view: bool = False
+    target: str | None
+    agent: str | None
+    num_processes: int | None
+    accelerate_config: str | None
+    view: bool
+    passed: list[str]
 
 
-def read(argv: Sequence[str]) -> Request:
-    """Return the parsed command line: the target comes first, options of `_VALUES` anywhere."""
+def read(argv: Sequence[str], command: str = "g2po train") -> Request:
+    """Return the parsed command line. The target is its first word."""
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    values, passed = take_options(words, _VALUES)
-    request = Request(target, **{_VALUES[name]: value for name, value in values.items()})
-    request.help_all, request.view = "--help-all" in passed, "--view" in passed
-    request.passed = [word for word in passed if word not in ("--help-all", "--view")]
-    return request
-
-
-def starts_training(tree: ast.Module) -> bool:
-    """Return whether a file makes a trainer, calls `run_recipe`, or passes a trainer's class to a call."""
-    used = [part for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (node.func, *node.args)]
-    return any(name.endswith("Trainer") or name == "run_recipe" for name in map(_last_name, used))
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def reads_arguments(tree: ast.Module) -> bool:
-    """Return whether a script reads its command line, by a parser or from `sys.argv`."""
-    names = set()
-    for node in ast.walk(tree):
-        names |= {getattr(node, "id", ""), getattr(node, "attr", "")}
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
-    parsers = {"argv", "click", "typer", "fire", "tyro", "hydra", "docopt", "absl"}
-    return any(isinstance(name, str) and (name in parsers or "pars" in name.lower()) for name in names)
-
-
-@dataclass(frozen=True)
-class Source:
-    """The kind of a file, an environment or a script, and notes for its user."""
-
-    is_environment: bool
-    notes: tuple[str, ...] = ()
-
-
-def classify_source(path: Path, flags: Sequence[str] = ()) -> Source:
-    """Return whether a file is an environment, or a script that gets `flags`, judged by its source."""
-    tree = read_source(path)
-    found = find_environments(tree)
-    if not starts_training(tree):
-        if not found and "train" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
-            if agents := find_agents(tree):
-                raise ValueError(f"{path} contains the agent {agents[0]}: write --agent {path}")
-            raise ValueError(
-                f"{path} makes no trainer and holds no TextEnvironment, so that nothing would be trained: write "
-                f"{path}:Class if a class of it is one, or python {path} to run it"
-            )
-        if found:
-            block = f'its `if __name__ == "__main__"` block is not run (python {path} runs it)'
-            return Source(True, (f"trains {found[0]} of {path}; {block}",) if _has_main(tree) else ())
-    notes = []
-    if found:
-        notes.append(f"{path} starts a trainer and is run as a script. Its environment alone: {path}:{found[0]}")
-    if flags and not reads_arguments(tree):
-        ignored = " ".join(flags)
-        notes.append(f"warning: {path} does not read its command line (parse_arguments would): {ignored} is ignored")
-    return Source(False, tuple(notes))
-
-
-def _has_main(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+    parser = ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
+    parser.add_argument("--agent")
+    parser.add_argument("--num-processes", "--num_processes", type=int)
+    parser.add_argument("--accelerate-config", "--accelerate_config")
+    parser.add_argument("--view", action="store_true")
+    known, passed = parser.parse_known_args(words)
+    return Request(target, **vars(known), passed=passed)
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
     """Return the script to run and its arguments."""
-    target, arguments = request.target, list(request.passed)
-    if request.agent is not None and target is not None:
-        raise ValueError(f"{target} and --agent {request.agent} are both given: remove one of them")
-    if target is None:
-        target = "environment.py"
-        if request.agent is None and not Path(target).is_file() and Path("agent.py").is_file():
-            request.agent = "agent.py"
-        if request.agent is not None:
-            return _own_recipe(request, "agent", request.agent, resolve_agent_name(request.agent))
-        if not Path(target).is_file():
-            names = ", ".join(recipe_names())
-            raise ValueError(f"no target is given and there is no environment.py here: pass {names} or FILE.py")
-    elif target in recipe_names():
-        script = recipes_folder() / f"train_{target.replace('-', '_')}.py"
-        return script, [*_config_and_model(request, target.partition("-")[0]), *arguments]
-    file, _, name = target.rpartition(":") if ":" in target else (target, "", "")
-    path = Path(file)
-    if ":" in target and path.suffix != ".py":  # module:Class, or the address of a server
-        return _own_recipe(request, "environment", target, target)
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(
-            f"{target!r} is neither a recipe nor a file: choose one of {', '.join(recipe_names())}, or FILE.py"
-        )
-    if not name:
-        given = {"config": request.config, "model": request.model}
-        words = [word for key, value in given.items() if value for word in (f"--{key}", value)] + arguments
-        source = classify_source(path, words)
-        request.notes += source.notes
-        if not source.is_environment:
-            return path, words
-    return _own_recipe(request, "environment", target, resolve_environment_name(target))
+    target = request.target
+    if target in recipe_names() and request.agent is None:
+        return recipes_folder() / f"train_{target.replace('-', '_')}.py", request.passed
+    if target and Path(target).suffix == ".py" and Path(target).is_file() and request.agent is None:
+        return Path(target), request.passed
+    return recipes_folder() / f"train_{OWN_RECIPE}.py", [*own_target(request, recipe_names()), *request.passed]
 
 
-def _own_recipe(request: Request, kind: str, given: str, name: str) -> tuple[Path, list[str]]:
-    """Return the recipe for an environment or an agent and its arguments, with the files beside `file.py:NAME`.
-
-    `kind` is "environment" or "agent", `given` its name on the command line, `name` its full name.
-    """
-    path, tasks = file_of(given), []
-    if path.suffix == ".py":
-        if request.config is None and (beside := path.with_name("config.yaml")).is_file():
-            request.config = str(beside)
-        if (beside := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
-            tasks = ["--tasks", str(beside)]
-    words = [f"--{kind}", name, *_config_and_model(request), *tasks, *request.passed]
-    return recipes_folder() / f"train_{OWN_RECIPE}.py", words
-
-
-def file_of(name: str) -> Path:
-    """Return the file of `file.py:NAME` or `file.py`; of other names, something without the suffix `.py`."""
-    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
+def own_target(request: Request, names: Sequence[str]) -> list[str]:
+    """Return the flag and the full name of the user's environment or agent; `names`: what else can be a target."""
+    target, agent = request.target, request.agent
+    if target is not None and agent is not None:
+        raise G2POError(f"{target} and --agent {agent} are both given: remove one of them")
+    if target is None and agent is None:
+        target = "environment.py" if Path("environment.py").is_file() else None
+        agent = "agent.py" if target is None and Path("agent.py").is_file() else None
+    if agent is not None:
+        return ["--agent", resolve_agent_name(agent)]
+    if target is None or (":" not in target and not target.endswith(".py")):
+        near = difflib.get_close_matches(target or "", names, 1)
+        problem = f"{target!r} is not a recipe" if target else "there is no environment.py here and no target is given"
+        remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
+        raise G2POError(f"{problem}: {remedy}")
+    return ["--environment", resolve_environment_name(target)]
 
 
-def _config_and_model(request: Request, kind: str | None = None) -> list[str]:
-    words = []
-    if request.config is not None:
-        names = [request.config, f"{kind}/{request.config}"]  # short for alfworld/tiny-long
-        near = kind is not None and not Path(names[0]).is_file() and names[1] in config_names()
-        words += ["--config", str(find_config(names[near]))]
-    return words + (["--model_name_or_path", request.model] if request.model is not None else [])
-
-
-def _keys(config: str | None) -> set[str]:
-    return set() if config is None else set(read_config(find_config(config)))
-
-
-def _check_view(script: Path) -> None:
-    """Refuse `--view` for a script of the user's, and without the graph library."""
-    if script.resolve().parent != recipes_folder():
-        raise ValueError(
-            f"--view has no effect on {script}, which is run as a script: run `g2po view OUTPUT_DIR --serve` in "
-            "another terminal"
-        )
-    from ...view.page import library
-
-    try:
-        library()
-    except ImportError as error:
-        raise ValueError(str(error)) from error
-
-
-def run_in_place(script: Path, arguments: Sequence[str]) -> None:
-    """Run `python SCRIPT ARGUMENTS` in this process."""
-    sys.argv = [str(script), *arguments]
+def run_in_place(script: Path, arguments: Sequence[str], command: str) -> None:
+    """Run `python SCRIPT ARGUMENTS` in this process; messages of a recipe begin with the command."""
+    sys.argv = [command if script.parent == recipes_folder() else str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        request = read(argv)
-        if {"-h", "--help"} & set(request.passed):
-            print(HELP, end="")
-            return
-        script, arguments = resolve(request)
-        config = None
-        if request.accelerate is not None:
-            config = find_config(request.accelerate, "accelerate_config", "accelerate")
-        if request.processes is not None and not (request.processes.isdigit() and int(request.processes)):
-            raise ValueError(f"num_processes is {request.processes!r}: set it to at least 1")
-        if (request.accelerate or "").startswith("deepspeed") and find_spec("deepspeed") is None:
-            raise ValueError(f"accelerate_config is {request.accelerate!r}: it needs pip install deepspeed")
-        if request.view:
-            _check_view(script)
-        if script.parent == recipes_folder() and not request.help_all:
-            check_command(script, arguments)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    request = read(argv)
+    script, arguments = resolve(request) if {"-h", "--help"}.isdisjoint(argv) or request.target else (None, argv)
+    is_recipe = script is None or script.parent == recipes_folder()
+    if is_recipe and {"-h", "--help"} & set(arguments):
+        print(HELP, end="")
+        return
+    config, processes = request.accelerate_config, request.num_processes
+    if processes is not None and processes < 1:
+        raise G2POError(f"num_processes is {processes}: set it to at least 1")
+    if config is not None:
+        config = find_config(config, "accelerate_config", kind="accelerate")
     if request.view:
+        if not is_recipe:
+            raise G2POError(f"view has no effect on the script {script}: run `g2po view OUTPUT_DIR --serve` beside it")
         os.environ[VIEW] = "1"
-    if "RANK" not in os.environ:
-        for note in request.notes:
-            print(f"g2po train: {note}", file=sys.stderr)
-    if request.help_all:
-        run_in_place(script, ["--help"])
-    elif config is None and request.processes in (None, "1"):
-        run_in_place(script, arguments)
-    else:
-        launch(["train", *take_options(argv, ("num_processes", "accelerate_config"))[1]], request.processes, config)
+    if config is not None or processes not in (None, 1):
+        words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]
+        launch(["train", *words, *request.passed], processes, config)
+        return
+    run_in_place(script, arguments, "g2po train")
+    if not is_recipe and "trl" not in sys.modules:
+        raise G2POError(f"{script} ran, and made no trainer: to train an environment in it, write {script}:Class")
