@@ -29,7 +29,6 @@ from .utils.dependent_options import (
 )
 from .utils.options import KINDS, is_of_kind
 from .utils.options import require as _require
-from .utils.parser import refuse_removed
 
 # Setting that an entry of generation_kwargs would override -> remedy.
 _REMEDIES = {
@@ -100,7 +99,6 @@ def check(args: GRPOConfig) -> None:
             "compare. Set it to 2 or more (the paper uses 8)."
         )
     _check_whole_groups(args)
-    refuse_removed({"value_lambda": args.value_lambda})
     _check_kinds(args)
     for name, (is_right, remedy) in _RANGES.items():
         value = getattr(args, name)

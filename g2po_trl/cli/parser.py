@@ -144,12 +144,16 @@ class Parser(argparse.ArgumentParser):
 
     def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the values of the flags in `argv` by field."""
-        found, unknown = self.parse_known_args(list(self._spelled(argv)))
-        values = vars(found)
+        values, unknown = self.split(argv)
         if unknown and not {"help", "help_all"} & values.keys():
             raise G2POError(self._unknown(unknown[0], "a flag"))
-        values = {name: value for name, value in values.items() if value is not None and value != []}
-        return {name: self._unwrapped(name, value) for name, value in values.items()}
+        return values
+
+    def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the values of the flags in `argv` by field, and all words that belong to no flag."""
+        found, unknown = self.parse_known_args(list(self._spelled(argv)))
+        values = {name: value for name, value in vars(found).items() if value is not None and value != []}
+        return {name: self._unwrapped(name, value) for name, value in values.items()}, unknown
 
     def _spelled(self, argv: Sequence[str]) -> Iterator[str]:
         """Yield the words in the parser's spelling: kebab case, `--no-flag` for `--flag false`."""
@@ -225,6 +229,11 @@ class Parser(argparse.ArgumentParser):
                     name = (action.option_strings or [action.metavar])[0]
                     raise G2POError(f"{name} is missing: {field.metadata.get('help', '')}")
             yield one(**{field.name: values[field.name] for field in fields if field.name in values})
+
+    def field_defaults(self) -> dict[str, Any]:
+        """Return the fields' own defaults, `None` for those without."""
+        found = {field.name: _default(field) for one in self.types for field in dataclasses.fields(one) if field.init}
+        return {name: None if value is dataclasses.MISSING else value for name, value in found.items()}
 
     def help_with(self, values: Mapping[str, Any]) -> str:
         """Return the help, with the values as defaults."""

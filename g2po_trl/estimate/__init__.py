@@ -1,1 +1,1 @@
-"""What a run needs: memory by part, tokens, seconds and money, from the model's shape and the configuration."""
+"""What a run needs: memory by part and tokens, from the model's shape and the configuration."""

@@ -1,15 +1,17 @@
-"""What a configuration plays and trains, from its fields alone."""
+"""What a configuration plays and trains, from its fields alone, and what a run's iterations took."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from .memory import Training
-from .seconds import Work
-from .shape import ModelShape, read_shape
+from ..utils.errors import G2POError
+from .memory import ModelShape, Training, read_shape
 
 _ASSUMED_PROMPT, _ASSUMED_COMPLETION, _ASSUMED_FRACTION_OF_TURNS, _ASSUMED_FORWARDED = 700.0, 150.0, 0.66, 0.65
 _OFFICIAL = {"official:valid_seen": 140, "official:valid_unseen": 134}  # ALFWorld's games
@@ -51,20 +53,19 @@ class Plan:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], processes: int = 1, sharded: bool = False) -> Plan:
-        """Return the plan. Raises `ValueError` if the number of steps is not set, or groups are not whole."""
+        """Return the plan. Raises `G2POError` if the number of steps is not set, or groups are not whole."""
         plan = cls(settings, processes, sharded)
         if not (plan["max_steps"] or 0) > 0:
-            raise ValueError(f"max_steps is {plan['max_steps']}: set it, so that the length of the run is known")
+            raise G2POError(f"max_steps is {plan['max_steps']}: set it, so that the length of the run is known")
         if plan.episodes % plan["num_generations"]:
-            raise ValueError(
+            raise G2POError(
                 f"num_generations is {plan['num_generations']}, which does not divide the {plan.episodes} episodes of "
                 "an iteration: change per_device_train_batch_size, steps_per_generation or the number of processes"
             )
         return plan
 
     def __getitem__(self, name: str) -> Any:
-        value = self.settings.get(name)
-        return None if value is ... else value
+        return self.settings.get(name)
 
     @property
     def slices(self) -> int:
@@ -124,7 +125,7 @@ class Plan:
     def model(self) -> str:
         """Folder or Hub id of the model."""
         if self["model_name_or_path"] is None:
-            raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
+            raise G2POError("model_name_or_path is None: pass --model, a folder or a Hub id")
         return str(self["model_name_or_path"])
 
     def training(self) -> Training:
@@ -143,11 +144,6 @@ class Plan:
         )
 
     @property
-    def generates_by_vllm(self) -> bool:
-        """Whether vLLM generates, in this process or on servers, and not transformers' `generate`."""
-        return bool(self["use_vllm"] or self["vllm_servers"])
-
-    @property
     def _colocates_vllm(self) -> bool:
         return bool(self["use_vllm"]) and (self["vllm_mode"] or "colocate") == "colocate" and not self["vllm_servers"]
 
@@ -162,29 +158,99 @@ class Plan:
         means = {**assumed, **given}
         return Episodes(longest_turns=max(self["max_turns"], means["turns"]), **means)
 
-    def work(self, episodes: Episodes) -> Work:
-        """Return what an iteration computes."""
-        several = bool(self["mini_batch_size"]) or self.slices > 1 or self["num_iterations"] > 1
-        return Work(
-            self.episodes,
-            episodes.turns,
-            episodes.longest_turns,
-            episodes.prompt_tokens,
-            episodes.completion_tokens,
-            longest_completion=episodes.completion_tokens if self.generates_by_vllm else self["max_completion_length"],
-            forwarded=episodes.forwarded if self["token_layout"] == "shared" else 1.0,
-            passes=bool(self["beta"]) + several,
-            updates=self["num_iterations"],
-            micro_batch_tokens=self["max_tokens_per_micro_batch"],
-            calls=1 if self.generates_by_vllm else self._calls_of_generate(episodes.prompt_tokens),
-        )
-
-    def _calls_of_generate(self, prompt_tokens: float) -> int:
-        """Return calls a turn: each takes as many prompts as `generation_batch_tokens` has room for."""
-        rows = self["generation_batch_tokens"] // (prompt_tokens + self["max_completion_length"])
-        return math.ceil(self.episodes / self.processes / max(1, rows))
-
     @property
     def longest_sample(self) -> int:
         """Tokens of the longest prompt with its completion."""
         return (self["max_prompt_length"] or 0) + self["max_completion_length"]
+
+
+_PHASES = ("time/rollout", "time/advantage", "time/critic", "time/batch", "time/logps", "time/update", "time/weights")
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What iterations took.
+
+    Args:
+        iterations: that were counted.
+        seconds: median of each phase, those of `docs/metrics.md`.
+        iteration: median seconds of an iteration.
+        evaluation: seconds of the last evaluation at all temperatures; 0 without one.
+        rest: seconds of the command besides iterations and evaluations: imports, tasks, saving. 0 if not measured.
+        peak_memory: bytes of the largest process; 0 if not measured.
+        episodes: what episodes were like.
+    """
+
+    iterations: int
+    seconds: Mapping[str, float]
+    iteration: float
+    evaluation: float
+    rest: float
+    peak_memory: float
+    episodes: Episodes
+
+
+def read_measured(folder: Path, wall: float = 0.0, peak_memory: float = 0.0) -> MeasuredRun:
+    """Return what a run's iterations took; the first one, which warms up, is left out if there are others.
+
+    `wall`: seconds of the whole command. Raises `G2POError` if the folder has no log of an iteration.
+    """
+    history = _log(folder)
+    entries = [entry for entry in history if "time/rollout" in entry]
+    if not entries:
+        raise G2POError(f"{folder} has no iteration in its trainer_state.json: pass the folder of a training run")
+    counted = entries[1:] or entries
+    totals = [_seconds(entry) for entry in counted]
+    names = [name for name in _PHASES if any(name in entry for entry in counted)]
+    last = max((entry["step"] for entry in history if _runtimes(entry)), default=None)
+    played = [sum(_runtimes(entry)) for entry in history if _runtimes(entry) and entry["step"] == last]
+    evaluations = sum(sum(_runtimes(entry)) for entry in history if _runtimes(entry))
+    rest = wall - sum(map(_seconds, entries)) - evaluations if wall else 0.0
+    return MeasuredRun(
+        len(counted),
+        {name: median(entry.get(name, 0.0) for entry in counted) for name in names},
+        median(totals),
+        sum(played),
+        max(0.0, rest),
+        peak_memory,
+        _episodes(counted, str(folder)),
+    )
+
+
+def _log(folder: Path) -> list[dict[str, Any]]:
+    states = [*sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)]
+    states += [folder / "trainer_state.json"]
+    found = [path for path in states if path.is_file()]
+    if not found:
+        raise G2POError(f"{folder} has no trainer_state.json: pass the folder of a training run")
+    try:
+        return json.loads(found[-1].read_text(encoding="utf-8"))["log_history"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise G2POError(f"{found[-1]} cannot be read ({error!r}): pass the folder of another run") from error
+
+
+def _seconds(entry: Mapping[str, float]) -> float:
+    return sum(entry.get(name, 0.0) for name in _PHASES)
+
+
+def _runtimes(entry: Mapping[str, float]) -> list[float]:
+    return [value for name, value in entry.items() if name.endswith("_runtime") and name != "train_runtime"]
+
+
+def _episodes(entries: list[dict[str, float]], source: str) -> Episodes:
+    steps = sum(entry["rollout/steps"] for entry in entries)
+    number = sum(entry["rollout/episodes"] for entry in entries)
+    prompts, completions = (
+        sum(entry[f"rollout/{kind}_tokens"] for entry in entries) for kind in ("prompt", "completion")
+    )
+    forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in entries)
+    turns = steps / number
+    active = median(entry.get("rollout/active_fraction", 1.0) for entry in entries)
+    return Episodes(
+        turns,
+        turns / max(active, 1e-9),
+        prompts / steps,
+        completions / steps,
+        forwarded / (prompts + completions),
+        source,
+    )

@@ -1,49 +1,16 @@
-"""Argument parsing shared by all `g2po` commands: a lenient `ArgumentParser`, removed options, YAML files."""
+"""The parser of `g2po evaluate`, `check` and `play`."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-# Removed option -> its replacement. Refused on the command line and in YAML.
-REMOVED = {
-    "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
-    "stream_rollouts": "leave it out, rollouts stream if the engine can (colocated vLLM and vllm_servers)",
-    "state_similarity": "set state_key to similar:NUMBER, e.g. similar:0.9",
-    "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
-}
-# (option, object, its entry): options that an earlier version had beside the object.
-_MOVED = [
-    ("use_node_advantage", "estimator_kwargs", "node_centric"),
-    ("use_edge_advantage", "estimator_kwargs", "edge_centric"),
-    ("use_group_aggregation", "estimator_kwargs", "aggregate"),
-    ("episode_statistics", "estimator_kwargs", "episode_statistics"),
-    ("graphgpo_omega", "estimator_kwargs", "omega"),
-    ("hgpo_depth_exponent", "estimator_kwargs", "depth_exponent"),
-    ("crbc_step_weight", "estimator_kwargs", "value_weight"),
-    ("crbc_gamma", "estimator_kwargs", "gamma"),
-    ("crbc_least_std", "estimator_kwargs", "least_std"),
-]
-REMOVED |= {
-    option: f'set rollout_strategy to {strategy}, and rollout_strategy_kwargs to {{"{entry}": VALUE}}'
-    for option, strategy, entry in (
-        ("refill_groups", "dynamic_sampling", "max_generation_batches"),
-        ("rollouts_ahead", "partial_rollouts", "max_off_policy_steps"),
-    )
-}
-REMOVED |= {
-    option: f"write {whole}: {{{entry}: VALUE}}, or as a flag --{whole} '{{\"{entry}\": VALUE}}'"
-    for option, whole, entry in _MOVED
-}
-# (option, removed value, its replacement).
-_REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
+from ..cli.parser import read_config  # noqa: F401
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,55 +71,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
     return value
-
-
-# Names that other libraries have for an option, less alike to it than to another one.
-_OTHER_NAMES = {
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "group_size": "num_generations",
-}
-
-
-def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
-    """Return why a word is not a flag: its option was removed, or it is misspelled. `where`: the noun, e.g. "flag"."""
-    option = word.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
-    if word.startswith("--") and option in REMOVED:
-        return f"{option} was removed: {REMOVED[option]}"
-    names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    usual = f"--{_OTHER_NAMES.get(option)}"
-    near = [usual] if usual in names else difflib.get_close_matches(word.partition("=")[0], names, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all options"
-    return (
-        f"{word} is not a {where}: {remedy}"
-        if word.startswith("-")
-        else f"{word!r} does not belong to a flag: {remedy}"
-    )
-
-
-def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
-    """Refuse removed values of options, in a configuration or on a command line."""
-    words = [part for word in argv for part in word.split("=", 1)]
-    flags = ((name.lstrip("-").replace("-", "_"), value) for name, value in zip(words, words[1:]))
-    given = [*flags, *keys.items()]
-    for name, value, remedy in _REMOVED_VALUES:
-        if (name, value) in given:
-            raise ValueError(f"{name} is {value!r}, which was removed: {remedy}")
-
-
-def read_config(path: str | Path | None) -> dict[str, Any]:
-    """Return the fields of a YAML file, without `env`, which TRL reads as environment variables."""
-    if path is None:
-        return {}
-    import yaml
-
-    try:
-        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"config is {str(path)!r}, which cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
-    if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
-        raise ValueError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
-    return {name: value for name, value in keys.items() if name != "env"}

@@ -71,7 +71,7 @@ def test_the_agent_of_a_file(write, tmp_path):
 
 def test_train_takes_an_agent(folder):
     script = recipes_folder() / "train_environment.py"
-    words = ["--agent", f"{folder}/agent.py:tidy", "--config", "config.yaml", "--tasks", "tasks.jsonl"]
+    words = ["--agent", f"{folder}/agent.py:tidy"]
     assert resolve(read(["--agent", "agent.py", "--seed", "1"])) == (script, [*words, "--seed", "1"])
     assert resolve(read([])) == resolve(read(["--agent=agent.py:tidy"])) == (script, words)
 
@@ -79,12 +79,9 @@ def test_train_takes_an_agent(folder):
 def test_errors_name_the_remedy(folder, capsys):
     (folder / "empty.py").write_text("x = 1\n")
     for arguments, text in (
-        (["train", "agent.py"], "agent.py contains the agent tidy: write --agent agent.py"),
         (["train", "--agent", "empty.py"], "empty.py contains no public function (task, client) and no AgentCommand"),
         (["train", "alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one"),
-        (["train", "--agent"], "--agent has no value"),
-        (["train", "--environment", "json:JSONDecoder"], "pass one of them"),
-        (["train", "--prompt", "a:B"], "prompt is 'a:B': an agent writes its prompts itself"),
+        (["train", "--agent"], "argument --agent: expected one argument"),
         (["check", "agent.py"], "agent.py contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains tidy"),
         (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),

@@ -10,8 +10,8 @@ from g2po_trl import PoolLimits, read_jsonl
 from g2po_trl.cli.commands.init import write_folder
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
-from g2po_trl.cli.preflight import check_command
 from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.utils.errors import G2POError
 
 RECIPE = recipes_folder() / "teach_environment.py"
 GAME = '''
@@ -65,7 +65,7 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
     rooms = {trajectory.steps[0].observation for trajectory in exams}
     assert len(rooms) == 1, "a fifth of eight training tasks is in exams only"
-    with pytest.raises(SystemExit, match="runs/game-start', which holds a taught model that reached .* --overwrite"):
+    with pytest.raises(G2POError, match="runs/game-start', which holds a taught model that reached .* --overwrite"):
         teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
 
 
@@ -73,36 +73,47 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
     teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
     said = capsys.readouterr().out.splitlines()
     assert "target of 30% not reached" in said[-3], said
-    more = "--num_episodes 70 --num_demonstrations 80 (it ends at the target). Or g2po train letters"
+    more = "--num-episodes 70 --num-demonstrations 80 (it ends at the target). Or g2po train letters"
     assert said[-1].startswith(f"Next: the same command with {more}")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "name"),
     [
-        (["--expert", "letters_to_teach.py:misled"], "none of 7 expert episodes succeeds (7 x failure): only"),
-        (["--num_exam_tasks", "8"], "num_exam_tasks is 8: set it above 0 and below the 8 training tasks"),
-        (["--num_exam_tasks", "-1"], "num_exam_tasks is -1: set it to at least 0"),
-        (["--num_episodes", "0"], "num_episodes is 0: set it to at least 1"),
-        (["--history", "all"], "history is 'all': choose window or conversation"),
-        (["--prompt", "letters_to_teach.py:expert"], "which is not a PromptTemplate: name one"),
-        (["--demonstrations", "none.jsonl"], "demonstrations is 'none.jsonl', which cannot be read"),
-        (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes are both given"),
-        (["--environment_step_timeout", "-1"], "environment_step_timeout is -1.0: set it"),
-        (["--demonstration_turns", "1"], "none of 7 expert episodes succeeds (7 x truncated)"),
-        (["--random_episodes", "4"], "random_episodes is set, and the environment lists neither"),
+        (["--expert", "letters_to_teach.py:misled"], "7 x failure"),
+        (["--num_exam_tasks", "8"], "num_exam_tasks"),
+        (["--prompt", "letters_to_teach.py:expert"], "prompt"),
+        (["--demonstrations", "none.jsonl"], "demonstrations"),
+        (["--demonstration_turns", "1"], "7 x truncated"),
+        (["--random_episodes", "4"], "random_episodes"),
     ],
 )
-def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, message):
-    with pytest.raises(SystemExit) as stopped:
+def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
+    with pytest.raises(G2POError, match=name):
         teach(monkeypatch, "--model", str(tiny_model_dir), *words, *SFT)
-    assert message in str(stopped.value)
     assert not (game / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--num_exam_tasks", "-1"], "num_exam_tasks"),
+        (["--num_episodes", "0"], "num_episodes"),
+        (["--history", "all"], "history"),
+        (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes"),
+        (["--environment_episode_timeout", "-1"], "episode_timeout"),
+        (["--environment_step_timeout", "-1"], "step_timeout"),
+    ],
+)
+def test_values_that_teaching_refuses(game, monkeypatch, words, name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        teach(monkeypatch, *words, *SFT)
+    assert stopped.value.code == 2 and name in capsys.readouterr().err
 
 
 def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkeypatch):
     (game / "letters_to_teach.py").write_text(GAME.partition("def expert")[0])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(G2POError) as stopped:
         teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
     for remedy in ("expert(environment)", "--demonstrations FILE", "--random_episodes N"):
         assert remedy in str(stopped.value)
@@ -124,47 +135,42 @@ def test_exams_have_the_workers_and_turns_of_the_training(game, tiny_model_dir, 
 def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):
     record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
     (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(SystemExit, match="has 1 successful episodes, none of them of a training task"):
+    with pytest.raises(G2POError, match="has 1 successful episodes, none of them of a training task"):
         teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstrations", "recorded.jsonl", *SFT)
 
 
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
     write_folder(tmp_path / "tidy")
     monkeypatch.chdir(tmp_path / "tidy")
-    script, words = resolve(read([]))
-    assert script == RECIPE
-    expected = ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--config", "teach.yaml"]
-    expected += ["--train_config", "config.yaml"]
-    assert words == [*expected, "--tasks", "tasks.jsonl"]
-    check_command(script, words)
-    given = ["--config", "teach.yaml", "--train_config", "mine.yaml", "--tasks", "mine.jsonl"]
-    assert resolve(read(["environment.py", *given]))[1] == [*expected[:2], *given]
-    (tmp_path / "tidy/config.yaml").write_text("tasks: tasks.jsonl\n")
-    assert resolve(read(["environment.py"]))[1] == expected, "the configuration names its tasks"
+    assert resolve(read(["--seed", "1"])) == (
+        RECIPE,
+        ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--seed", "1"],
+    )
+    recipe = runpy.run_path(str(RECIPE))
+    given = {"environment": f"{tmp_path}/tidy/environment.py:TidyEnvironment"}
+    assert recipe["DEFAULT_CONFIG"](given)["learning_rate"] == 1e-3, "of teach.yaml"
+    for folder in (tmp_path / "tidy", tmp_path):
+        monkeypatch.chdir(folder)
+        found, there = recipe["training_defaults"](given), "" if folder.name == "tidy" else "tidy/"
+        assert (found["tasks"], found["output_dir"]) == (f"{there}tasks.jsonl", f"{there}runs/tidy-start")
+        assert (found["max_turns"], found["model_name_or_path"]) == (7, f"{there}model")
+    (tmp_path / "mine.yaml").write_text("tasks: others.jsonl\n")
+    found = recipe["training_defaults"]({**given, "train_config": str(tmp_path / "mine.yaml")})
+    assert found["tasks"] == "others.jsonl" and "max_turns" not in found
 
 
 def test_an_agent_beside(tmp_path, monkeypatch):
     write_folder(tmp_path / "tidy", kind="agent")
     monkeypatch.chdir(tmp_path / "tidy")
-    expected = ["--agent", f"{tmp_path}/tidy/agent.py:tidy", "--config", "teach.yaml", "--train_config", "config.yaml"]
-    expected += ["--tasks", "tasks.jsonl"]
+    expected = ["--agent", f"{tmp_path}/tidy/agent.py:tidy"]
     assert resolve(read([]))[1] == resolve(read(["--agent", "agent.py"]))[1] == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no target is given: choose one of alfworld, webshop, FILE.py or --agent FILE.py"),
-        (["chess"], "'chess' cannot be taught: choose one of alfworld, webshop, FILE.py or --agent FILE.py"),
-        (["chess.py"], "there is no file 'chess.py'"),
-        (["alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one of them"),
-    ],
-)
-def test_what_is_no_target(tmp_path, monkeypatch, words, message):
+@pytest.mark.parametrize("words", [[], ["chess"], ["chess.py"], ["alfworld", "--agent", "agent.py"]])
+def test_what_is_no_target(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match="alfworld|no file 'chess.py'"):
         resolve(read(words))
-    assert message in str(refused.value)
 
 
 def test_prompts_are_as_training_makes_them_by_default():

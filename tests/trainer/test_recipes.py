@@ -19,11 +19,11 @@ from transformers import TrainerCallback
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
-from g2po_trl.cli.commands.train import _VALUES, HELP
+from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
 from g2po_trl.cli.recipe import parse_arguments, run_recipe
+from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
-from g2po_trl.utils.parser import REMOVED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -44,7 +44,8 @@ def parse(name, *flags, environment="alfworld"):
 @pytest.mark.parametrize("environment", ["alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"])
 def test_no_setting_of_a_recipe_looks_like_a_secret(environment):
     """`g2po evaluate --model` of its run needs them all."""
-    script_args = dataclasses.asdict(load_recipe(environment).ScriptArguments())
+    given = {"environment": "a:B", "tasks": "tasks.jsonl"} if environment == "environment" else {}
+    script_args = dataclasses.asdict(load_recipe(environment).ScriptArguments(**given))
     assert masked(script_args) == script_args
 
 
@@ -188,86 +189,79 @@ def test_adapters_on_one_gpu(tmp_path, name):
 
 
 def test_the_short_help_names_flags_that_exist():
-    known = {"--debug", "--help-all", "--model", "--view", *(f"--{name}" for name in _VALUES)}
+    known = {"--debug", "--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
     for environment in ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"):
         for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
-            known |= {f"--{field.name}" for field in dataclasses.fields(config)}
-    named = set(re.findall(r"--[a-z][a-z0-9_-]*", HELP))
+            known |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)}
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", HELP))
     assert len(named) > 40 and named <= known
 
 
-def test_arguments_of_a_recipe(tmp_path, capsys, monkeypatch):
-    types = (load_recipe("environment").ScriptArguments, G2POConfig, ModelConfig)
-    config = tmp_path / "config.yaml"
-    config.write_text("gamma: 0.5\nbeta: 0.25\n")
-    cpu = {"use_cpu": True, "bf16": False, "beta": 0.75, "output_dir": str(tmp_path)}
-    for flags in (["--config", str(config)], [f"--config={config}"]):
-        script, args, model = parse_arguments(
-            types, None, cpu, ["--tasks", "t", "--use_peft", "--lora_r", "3", *flags]
-        )
-        assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("t", 0.5, 0.25, 3), "the file before defaults"
-    assert parse_arguments(types, config, cpu, ["--beta", "0"])[1].beta == 0
-    for name, text in (("empty", ""), ("list", "- 1"), ("broken", "a: [1")):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    for flags, text in (
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Flags that a recipe for an environment needs, in a folder with ten tasks."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"seed": i}) + "\n" for i in range(10)))
+    return ["--environment", "a:B", "--tasks", "tasks.jsonl", "--output_dir", "out"]
+
+
+def test_arguments_of_a_recipe(tmp_path, own):
+    (config := tmp_path / "mine.yaml").write_text("gamma: 0.5\nbeta: 0.25\n")
+    types, cpu = load_recipe("environment").TYPES, {"use_cpu": True, "bf16": False, "beta": 0.75}
+    for flags in (["--config", "mine.yaml"], ["--config=mine.yaml"]):
+        script, args, model = parse_arguments(types, None, cpu, [*own, "--use_peft", "--lora_r", "3", *flags])
+        assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("tasks.jsonl", 0.5, 0.25, 3)
+        assert args.model_init_kwargs["dtype"] == "float32", "of the model's arguments"
+    assert parse_arguments(types, config, cpu, [*own, "--beta", "0"])[1].beta == 0
+    assert parse_arguments(types, None, cpu, own)[1].beta == 0.75
+    bundled = [*own, "--config", "alfworld/tiny"]
+    with pytest.raises(SystemExit):
+        parse_arguments(types, None, cpu, bundled)  # its own fields are no flags here
+    alfworld = load_recipe("alfworld")
+    script, args, _ = parse_arguments(alfworld.TYPES, alfworld.DEFAULT_CONFIG, argv=["--config", "tiny-long"])
+    assert (script.game_size, args.max_turns, args.use_cpu) == ("long", 30, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
         (["--gama", "1"], "--gama is not a flag: did you mean --gamma?"),
-        (["--gamm", "1"], "--gamm is not a flag: did you mean --gamma?"),
-        (["stray"], "'stray' does not belong to a flag: --help lists all options"),
-        (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
-        (["--config"], "--config has no value: write --config VALUE"),
-        (["--config", str(tmp_path / "empty.yaml")], "empty.yaml', which contains no fields"),
-        (["--config", str(tmp_path / "list.yaml")], "list.yaml', which contains no fields"),
-        (["--config", str(tmp_path / "broken.yaml")], "broken.yaml', which cannot be read: while parsing"),
-        (["--lora_r", "3"], "lora_r has no effect without --use_peft"),
-    ):
-        with pytest.raises(SystemExit, match=re.escape(text)):
-            parse_arguments(types, None, cpu, flags)
-    config.write_text("num_generation: 8\n")
-    with pytest.raises(SystemExit, match="--num_generation is not a key of the config file: did you mean --num_gen"):
-        parse_arguments(types, config, cpu, [])
-    monkeypatch.setitem(REMOVED, "old_option", "set max_steps")
-    config.write_text("old_option: true\n")
-    for file, flags in ((None, ["--old_option", "3"]), (config, [])):
-        with pytest.raises(SystemExit, match="^old_option was removed: set max_steps$"):
-            parse_arguments(types, file, cpu, flags)
-    with pytest.raises(SystemExit, match="^value_lambda is 'auto', which was removed: set a number"):
-        parse_arguments(types, None, cpu, ["--value_lambda", "auto"])
+        (["stray"], "'stray' does not belong to a flag"),
+        (["--gamma", "1.5"], "gamma"),
+        (["--agent", "a.py:b"], "environment and agent are both given"),
+        (["--agent_state_key", "a.py:b"], "agent_state_key has no effect"),
+    ],
+)
+def test_what_a_recipe_refuses(own, capsys, flags, text):
+    with pytest.raises(SystemExit):
+        parse_arguments(load_recipe("environment").TYPES, argv=[*own, *flags])
+    assert text in capsys.readouterr().err
+
+
+def test_the_help_of_a_recipe_has_its_defaults_in_groups(capsys):
+    alfworld = load_recipe("alfworld")
     with pytest.raises(SystemExit) as exit_:
-        parse_arguments(types, None, cpu, ["--help"])
+        parse_arguments(alfworld.TYPES, alfworld.DEFAULT_CONFIG, argv=["--help"])
     assert not exit_.value.code
     shown = capsys.readouterr().out
-    titles = ["This recipe", "G2PO (G2POConfig)", "Model (TRL's ModelConfig)", "GRPO (TRL's GRPOConfig)", "Training ("]
-    at = [shown.index(f"\n{title}") for title in titles]
+    titles = ["options:", "G2POConfig:", "GRPOConfig (trl):", "TrainingArguments (transformers):"]
+    at = [shown.index(f"\n{title}") for title in titles] + [len(shown)]
     assert at == sorted(at)
-    for flag, group in (
-        ("--tasks", 0),
-        ("--value_lambda", 1),
-        ("--lora_r", 2),
-        ("--num_generations", 3),
-        ("--seed", 4),
-    ):
-        assert [*at, len(shown)][group] < shown.index(f"\n  {flag}") < [*at, len(shown)][group + 1], flag
+    flags = (("--num-games", 0), ("--value-lambda", 1), ("--num-generations", 2), ("--seed", 3))
+    for flag, group in flags:
+        assert at[group] < shown.index(f"\n  {flag}") < at[group + 1], flag
+    text = " ".join(shown.split())
+    assert "Maximum number of turns of an episode. (default: 15)" in text and "(default: 0.0003)" in text
 
 
 @pytest.mark.parametrize(
     ("flags", "trained", "held_out"),
-    [([], 8, 2), (["--num_eval_tasks", "3"], 7, 3), (["--eval_tasks", "TASKS"], 10, 10)],
+    [([], 8, 2), (["--num_eval_tasks", "3"], 7, 3), (["--eval_tasks", "tasks.jsonl"], 10, 10)],
 )
-def test_tasks_of_an_environment_of_ones_own(tmp_path, flags, trained, held_out):
-    recipe = load_recipe("environment")
-    path = tmp_path / "tasks.jsonl"
-    path.write_text("".join(json.dumps({"seed": i}) + "\n" for i in range(10)))
-    flags = [str(path) if flag == "TASKS" else flag for flag in flags]
-    (script,) = parse_arguments((recipe.ScriptArguments,), argv=["--tasks", str(path), *flags])
-    train, held = recipe.load_tasks(script)
+def test_tasks_of_an_environment_of_ones_own(own, flags, trained, held_out):
+    (script,) = parse_arguments((load_recipe("environment").ScriptArguments,), argv=[*own[:4], *flags])
+    train, held = split_tasks(script.tasks, script.eval_tasks, script.num_eval_tasks)
     assert (len(train), len(held), held[-1]) == (trained, held_out, {"seed": 9})
-    for number in (0, 10):
-        script.num_eval_tasks, script.eval_tasks = number, None
-        with pytest.raises(ValueError, match=f"num_eval_tasks is {number} and .* has 10 tasks: hold out at least 1"):
-            recipe.load_tasks(script)
-    path.write_text("")
-    with pytest.raises(ValueError, match="hold out at least 1"):
-        recipe.load_tasks(script)
 
 
 def test_the_default(tmp_path):

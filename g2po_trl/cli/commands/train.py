@@ -80,6 +80,8 @@ def read(argv: Sequence[str], command: str = "g2po train") -> Request:
     parser.add_argument("--accelerate-config", "--accelerate_config")
     parser.add_argument("--view", action="store_true")
     known, passed = parser.parse_known_args(words)
+    if known.num_processes is not None and known.num_processes < 1:
+        raise G2POError(f"num_processes is {known.num_processes}: set it to at least 1")
     return Request(target, **vars(known), passed=passed)
 
 
@@ -127,8 +129,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     config, processes = request.accelerate_config, request.num_processes
-    if processes is not None and processes < 1:
-        raise G2POError(f"num_processes is {processes}: set it to at least 1")
     if config is not None:
         config = find_config(config, "accelerate_config", kind="accelerate")
     if request.view:
@@ -141,4 +141,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     run_in_place(script, arguments, "g2po train")
     if not is_recipe and "trl" not in sys.modules:
-        raise G2POError(f"{script} ran, and made no trainer: to train an environment in it, write {script}:Class")
+        raise G2POError(f"{script} ran, and made no trainer: write {script}:Class for an environment in it")
