@@ -27,23 +27,24 @@ CLI_HEAD = """# Command line
 `g2po` is installed with the package; `python -m g2po_trl` is the same. [Your
 environment](your_environment.md) shows the commands in the order of their use.
 
-- **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `FILE.py` if it contains one environment,
-  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. The tasks are
-  `tasks.jsonl` in the folder of the file.
+- **Environments.** `check`, `play`, `train`, `teach`, `evaluate` and `serve` take `FILE.py:Class` or `module:Class`;
+  all but `train` also `FILE.py` if it contains one environment, all but `serve` the address of an OpenEnv server. The
+  tasks are `tasks.jsonl` in the folder of the file.
 - **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file contains one, leave out the
   name.
-- **`g2po train FILE.py`** runs a file that makes a trainer as a script, with all flags. For any other file it trains
-  the environment in it by `recipes/train_environment.py`, with `config.yaml` from the same folder.
-- **Configurations.** `--config` takes a file, or the name of a bundled one:
-  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags override the file.
+- **`g2po train`** trains the environment in `environment.py`, else the agent in `agent.py`; `g2po train FILE.py:Class`
+  another one. Both use `config.yaml` and `tasks.jsonl` in the folder of the file; relative paths in that `config.yaml`
+  start there. `g2po train FILE.py` runs a script that makes a trainer, and passes all flags to it.
+- **Configurations.** `--config` takes a YAML file, or the name of a bundled one:
+  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. A value comes from the flags, else from this file, else
+  from the run (`evaluate`), else it is the default.
 - **Processes.** `--num_processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
   machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
-- **Errors** that can be found without a model are reported within a second: unknown flags and keys, wrong types,
-  missing files and packages, options that were removed or have no effect. If an error was not foreseen, the message
-  names a file with its traceback; `--debug` prints it.
-- **Exit codes.** 1: an error. 2: wrong arguments (`train`, `teach` and `estimate`: 1). 3: the model was trained and
-  saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
-- Options may be spelled with `-` or `_`.
+- **Errors** in flags and keys, missing files and missing packages are reported before tasks and models are loaded.
+  If an error was not foreseen, the message names a file with its traceback; `--debug` prints it.
+- **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
+  stopped by Ctrl-C; the message says how to resume.
+- Flags may be spelled with `-` or `_`. Of a flag without a value, `--no-FLAG` and `--FLAG false` are the opposite.
 
 """
 HEAD = """# Configuration
@@ -117,7 +118,7 @@ def help_of(command: str) -> str:
     os.environ["COLUMNS"] = "110"
     try:
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            import_module(COMMANDS[command][0]).main(["--help"])
+            import_module(f"g2po_trl.cli.commands.{command}").main(["--help"])
     finally:
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     return text.getvalue().rstrip()
@@ -127,15 +128,17 @@ def script_arguments(recipe: str) -> list[str]:
     spec = importlib.util.spec_from_file_location(recipe, RECIPES / f"train_{recipe}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    rows = ["| flag | default | description |", "|---|---|---|"]
-    return rows + [
-        f"| `--{f.name}` | {default_of(f)} | {f.metadata['help']} |" for f in fields(module.ScriptArguments)
-    ]
+    rows = ["| Flag | Default | Description |", "|---|---|---|"]
+    for field in fields(module.ScriptArguments):
+        choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices", ()))
+        text = field.metadata["help"] + (f" One of {choices}." if choices else "")
+        rows.append(f"| `--{field.name.replace('_', '-')}` | {default_of(field)} | {text} |")
+    return rows
 
 
 def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
-    for command in COMMANDS:
+    for command in COMMANDS[:-1]:  # all but version
         parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
         for recipe in (
             ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment") if command == "train" else ()

@@ -4,7 +4,7 @@
 # [tool.uv.sources]
 # g2po-trl = { path = ".." }
 # ///
-"""Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py` runs this script.
+"""Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py:MyGame` runs this script.
 
     python recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl --config config.yaml
     python recipes/train_environment.py --agent my_agent.py --tasks tasks.jsonl --config config.yaml

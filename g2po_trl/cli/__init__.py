@@ -28,7 +28,7 @@ GROUPS = {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
         "play": "play an environment yourself, in the terminal",
-        "estimate": "estimate the memory, tokens and time of a training",
+        "estimate": "estimate the memory and tokens of a training, or time it",
     },
     "Train": {
         "teach": "fine-tune a model on an expert's actions, as a start for training",

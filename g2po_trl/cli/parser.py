@@ -31,6 +31,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from ..utils.errors import G2POError
 from ..utils.options import option  # noqa: F401, for options of commands
 
+COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
 _METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
@@ -77,7 +78,7 @@ def read(
     Args:
         types: the dataclasses. Fields of the same name are one flag.
         argv: the words of the command line. Default: this process's.
-        command: the command's name in messages. Default: this process's.
+        command: the command's name in messages. Default: `COMMAND`, else the script's name.
         description: for the help.
         short_help: what `--help` prints. `None`: the help of `--help-all`, with every flag and its default.
         find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
@@ -87,7 +88,7 @@ def read(
     Raises:
         SystemExit: 0 after a help, 2 for an unknown flag or key, and for a value of another type.
     """
-    parser = Parser(types, prog=command, description=description)
+    parser = Parser(types, prog=command or COMMAND, description=description)
     if find_config is not None:
         parser.add_argument("--config", metavar="FILE", help="YAML file with these options; flags override it")
     shown = argparse.SUPPRESS if short_help is None else "print every flag with its default"

@@ -199,7 +199,7 @@ main(["play", *{arguments!r}])
     assert run.stdout.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in run.stdout
     for text in ("2\n\n", "2\n"):
         assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
-    assert played("x\n", *task, "--max-turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
+    assert played("x\n", *task, "--turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
     assert "line is 99, and there are 56 tasks" in played("", "--line", "99").stderr
     assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
     Path("bad.py").write_text(Path("environment.py").read_text().replace("won, note = ", "won, note = 1 / 0, "))
@@ -256,7 +256,8 @@ def test_a_script_gets_all_flags_and_one_without_a_trainer_is_told(folder, tmp_p
     (folder / "script.py").write_text("import sys, types\nprint(sys.argv)\nsys.modules['trl'] = types\n")
     run = programs.run("-m", "g2po_trl", "train", "script.py", "--help", "--max_turns", "3", cwd=folder)
     assert run.returncode == 0 and run.stdout == "['script.py', '--help', '--max_turns', '3']\n", run.stderr
-    run = programs.run("-m", "g2po_trl", "train", "environment.py", cwd=folder)
+    command = [sys.executable, "-m", "g2po_trl", "train", "environment.py"]  # a process without TRL
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert run.returncode == 1 and "made no trainer" in run.stderr and "environment.py:Class" in run.stderr
 
 

@@ -129,7 +129,7 @@ def test_help(capsys, tmp_path):
         shown[flag] = capsys.readouterr().out
     assert shown["--help"] == "SHORT\n"
     text = shown["--help-all"]
-    assert text.startswith("usage: g2po x FOLDER TEXT [--FLAG VALUE ...]\n") and "max_turns" not in text
+    assert text.startswith("usage: g2po x FOLDER MORE [--FLAG VALUE ...]\n") and "max_turns" not in text
     assert "turns of an episode (default: 4)" in text and "100 % of the rate (default: 0.5)" in text
     assert text.index("--max-turns") < text.index("learning:") < text.index("--keys JSON")
     with pytest.raises(SystemExit):

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...credit.estimators.registry import ESTIMATORS
 from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.errors import G2POError
+from .. import parser
 from ..launch import VIEW, launch
 from ..recipe_files import OWN_RECIPE, find_config, recipe_names, recipes_folder
 
@@ -74,12 +75,12 @@ def read(argv: Sequence[str], command: str = "g2po train") -> Request:
     """Return the parsed command line. The target is its first word."""
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    parser = ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
-    parser.add_argument("--agent")
-    parser.add_argument("--num-processes", "--num_processes", type=int)
-    parser.add_argument("--accelerate-config", "--accelerate_config")
-    parser.add_argument("--view", action="store_true")
-    known, passed = parser.parse_known_args(words)
+    own = ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
+    own.add_argument("--agent")
+    own.add_argument("--num-processes", "--num_processes", type=int)
+    own.add_argument("--accelerate-config", "--accelerate_config")
+    own.add_argument("--view", action="store_true")
+    known, passed = own.parse_known_args(words)
     if known.num_processes is not None and known.num_processes < 1:
         raise G2POError(f"num_processes is {known.num_processes}: set it to at least 1")
     return Request(target, **vars(known), passed=passed)
@@ -115,7 +116,8 @@ def own_target(request: Request, names: Sequence[str]) -> list[str]:
 
 def run_in_place(script: Path, arguments: Sequence[str], command: str) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process; messages of a recipe begin with the command."""
-    sys.argv = [command if script.parent == recipes_folder() else str(script), *arguments]
+    sys.argv = [str(script), *arguments]
+    parser.COMMAND = command
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
