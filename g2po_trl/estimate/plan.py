@@ -23,14 +23,13 @@ class Episodes:
     """What episodes are like: means of an episode and of a step, and where they are from.
 
     Args:
-        turns, longest_turns: mean, and of the longest episode.
+        turns: mean of an episode.
         prompt_tokens, completion_tokens: mean of a step.
         forwarded: fraction of a step sample's positions that the update processes.
         source: "assumed", or the run that they were measured in.
     """
 
     turns: float
-    longest_turns: float
     prompt_tokens: float
     completion_tokens: float
     forwarded: float = _ASSUMED_FORWARDED
@@ -155,8 +154,7 @@ class Plan:
             "prompt_tokens": min(_ASSUMED_PROMPT, longest or _ASSUMED_PROMPT),
             "completion_tokens": min(_ASSUMED_COMPLETION, self["max_completion_length"]),
         }
-        means = {**assumed, **given}
-        return Episodes(longest_turns=max(self["max_turns"], means["turns"]), **means)
+        return Episodes(**{**assumed, **given})
 
     @property
     def longest_sample(self) -> int:
@@ -244,13 +242,4 @@ def _episodes(entries: list[dict[str, float]], source: str) -> Episodes:
         sum(entry[f"rollout/{kind}_tokens"] for entry in entries) for kind in ("prompt", "completion")
     )
     forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in entries)
-    turns = steps / number
-    active = median(entry.get("rollout/active_fraction", 1.0) for entry in entries)
-    return Episodes(
-        turns,
-        turns / max(active, 1e-9),
-        prompts / steps,
-        completions / steps,
-        forwarded / (prompts + completions),
-        source,
-    )
+    return Episodes(steps / number, prompts / steps, completions / steps, forwarded / (prompts + completions), source)

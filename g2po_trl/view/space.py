@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..utils.errors import G2POError
+
 _CARD = """---
 title: {title}
 emoji: 🕸️
@@ -18,7 +20,7 @@ Success, state graphs and episodes of an agent trained by G2PO: written by `g2po
 def push_space(page: Path, name: str) -> str:
     """Upload a page to a static Space, OWNER/NAME, made public unless it exists; return the Space's address.
 
-    Raises `ValueError` if the Hub is not reached or refuses; the page stays.
+    Raises `G2POError` if the Hub is not reached or refuses; the page stays.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -30,7 +32,7 @@ def push_space(page: Path, name: str) -> str:
         api.create_commit(name, operations, commit_message="g2po view", repo_type="space")
     except Exception as error:  # of the Hub and of the way to it
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
+        raise G2POError(
             f"push_space is {name!r}: the page was not uploaded ({reason}). It is in {page}. `hf auth login` logs in; "
             "OWNER must be you or an organization of yours"
         ) from error

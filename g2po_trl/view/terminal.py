@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..runs.summary import REPORT
+from ..utils.errors import G2POError
 from ..utils.show import printable
 from .data import Run
 from .episode_sets import Evaluation
@@ -130,7 +131,7 @@ class TerminalView:
         if not 1 <= number <= len(groups) or not 1 <= place <= len(groups[number - 1]["episodes"]):
             most = len(groups[number - 1]["episodes"]) if 1 <= number <= len(groups) else 0
             there = f"group {number} has {most} episodes" if most else f"there are groups 1 to {len(groups)}"
-            raise ValueError(f"--episode is {number}.{place}: {there} in {where.lower()}")
+            raise G2POError(f"episode is {number}.{place}: {there} in {where.lower()}")
         group = groups[number - 1]
         one = group["episodes"][place - 1]
         end = self._paint("good" if one["outcome"] == "success" else "bad", ENDS.get(one["outcome"], one["outcome"]))

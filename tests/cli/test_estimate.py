@@ -156,12 +156,7 @@ def test_a_runs_seconds_leave_out_the_first_iteration(tmp_path):
     assert found.seconds == {"time/rollout": 4.0, "time/update": 1.0}
     assert found.rest == 100.0 - (62.0 + 4.0) - 5.0
     episodes = found.episodes
-    assert (episodes.turns, episodes.longest_turns, episodes.prompt_tokens, episodes.completion_tokens) == (
-        5,
-        10,
-        30,
-        10,
-    )
+    assert (episodes.turns, episodes.prompt_tokens, episodes.completion_tokens) == (5, 30, 10)
     assert episodes.forwarded == 0.5
 
 

@@ -302,5 +302,3 @@ def test_similar_keys_by_flag_and_by_file(tmp_path):
         parse_arguments((G2POConfig,), argv=[*argv, *more]) for more in ([], ["--state_key", "similar"])
     )
     assert (of_file.state_key, of_flag.state_key) == ("similar:0.8", "similar")
-    with pytest.raises(SystemExit, match="state_similarity was removed: set state_key to similar:NUMBER"):
-        parse_arguments((G2POConfig,), argv=[*argv, "--state_similarity", "0.8"])

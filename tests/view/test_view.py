@@ -203,16 +203,16 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
 
 
 def test_bad_input_is_named(tmp_path, run):
-    with pytest.raises(SystemExit, match="there is no folder '.*none': pass the output_dir"):
+    with pytest.raises(ValueError, match="there is no folder '.*none': pass the output_dir"):
         main([str(tmp_path / "none"), "--no-open"])
-    with pytest.raises(SystemExit, match="holds no trajectories"):
+    with pytest.raises(ValueError, match="holds no trajectories"):
         main([str(tmp_path), "--no-open"])
-    with pytest.raises(SystemExit, match=r"holds no trajectories.*there are .*my-run"):
+    with pytest.raises(ValueError, match=r"holds no trajectories.*there are .*my-run"):
         main([str(run.parent), "--no-open"])
-    with pytest.raises(SystemExit, match=r"iterations \[7\] are not there; there are \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"iterations is \[7\]: there are \[1, 2\]"):
         main([str(run), "--no-open", "--iterations", "7"])
     (run / "trainer_state.json").unlink()
-    with pytest.raises(SystemExit, match="my-run' holds no evaluation .* and no log to be compared: make one by"):
+    with pytest.raises(ValueError, match="my-run' holds no evaluation .* and no log to be compared: make one by"):
         main([str(run), str(run), "--no-open"])
 
 

@@ -115,9 +115,9 @@ def test_an_evaluation_folder(evaluation):
     assert settings["seeds"] == "2 (unfinished)" and settings["agent"] == "reflexion"
     with (evaluation / "trajectories" / "reflexion-1.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(SystemExit, match=r"reflexion-1.jsonl, line 3: not a trajectory"):
+    with pytest.raises(ValueError, match=r"reflexion-1.jsonl, line 3: not a trajectory"):
         main([str(evaluation), "--no-open"])
-    with pytest.raises(SystemExit, match="--iterations chooses among a training run's"):
+    with pytest.raises(ValueError, match="iterations chooses among a training run's"):
         main([str(evaluation), "--no-open", "--iterations", "1"])
 
 
@@ -236,7 +236,7 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
 
     alone = tmp_path / "alone"
     write_jsonl(alone / "trajectories" / "train-000001.jsonl", [played("one", "ha", 10.0)])
-    with pytest.raises(SystemExit, match="alone' holds no evaluation .* and no log to be compared"):
+    with pytest.raises(ValueError, match="alone' holds no evaluation .* and no log to be compared"):
         main([str(trained), str(alone), "--no-open"])
     log(trained, 0.25, 0.75)
     log(alone, 0.5)

@@ -112,15 +112,15 @@ def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
     main([str(run), "--text", "--iterations", "2", "--episode", "1.1"])
     assert "Episode 1.1: won, reward 10, 2 steps" in capsys.readouterr().out
     assert not (run / "view.html").exists()
-    with pytest.raises(SystemExit, match=r"--episode is 1\.3: group 1 has 2 episodes in iteration 3"):
+    with pytest.raises(ValueError, match=r"episode is 1\.3: group 1 has 2 episodes in iteration 3"):
         main([str(run), "--text", "--episode", "1.3"])
-    with pytest.raises(SystemExit, match=r"--episode is 0\.1: there are groups 1 to 1 in iteration 3"):
+    with pytest.raises(ValueError, match=r"episode is 0\.1: there are groups 1 to 1 in iteration 3"):
         main([str(run), "--text", "--episode", "0.1"])
     for flags, said in (
         (["--text", "--serve"], "have no effect with --text"),
         (["--text", "--iterations", "1", "2"], "one iteration"),
-        (["--episode", "1.1"], "--episode has no effect without --text"),
-        (["--text", "--episode", "3"], "invalid value '3': write GROUP.EPISODE"),
+        (["--episode", "1.1"], "episode has no effect without --text"),
+        (["--text", "--episode", "3"], "episode is '3': write GROUP.EPISODE"),
     ):
         with pytest.raises(SystemExit):
             main([str(run), *flags])
