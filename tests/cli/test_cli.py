@@ -199,7 +199,7 @@ main(["play", *{arguments!r}])
     assert run.stdout.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in run.stdout
     for text in ("2\n\n", "2\n"):
         assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
-    assert played("x\n", *task, "--turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
+    assert played("x\n", *task, "--max-turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
     assert "line is 99, and there are 56 tasks" in played("", "--line", "99").stderr
     assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
     Path("bad.py").write_text(Path("environment.py").read_text().replace("won, note = ", "won, note = 1 / 0, "))

@@ -41,7 +41,7 @@ from ...prompts.template import PromptTemplate
 from ...utils.errors import G2POError
 from ...utils.show import printable
 from ..parser import option, parse, read_config
-from .train import file_of
+from ..recipe_files import file_of
 
 TURNS = 30
 SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
