@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from ...engines.sampling import Sampling
 from ...environments.adapters.agent import agent_factory
 from ...environments.adapters.trl_tools import default_prompt_template, text_environment_factory
-from ...environments.loading import binds, load, read_source, resolve_agent_name
+from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
@@ -176,6 +176,8 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
             f"write game = functools.partial({name.rpartition(':')[2]}, **{options.environment_options}) into game.py "
             "and tasks into tasks.jsonl beside it; then g2po train game.py:game --model MODEL"
         )
+    if not options.agent and name.endswith(".py") and name != "environment.py":  # `g2po train FILE.py` is a script
+        name = f"{name}:{resolve_environment_name(name).rpartition(':')[2]}"
     words = ["--agent", name] if options.agent else [] if name == "environment.py" else [name]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
     if not options.model and path.suffix == ".py" and binds(read_source(path), "expert"):
