@@ -121,7 +121,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration   1/1" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
     described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
-    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:tidy", "max_turns": 7}
+    assert described["kwargs"] == {"agent": "{run}/../../agent.py:tidy", "max_turns": 7}
 
 
 PORT = (  # as one that is fixed, of this file alone
