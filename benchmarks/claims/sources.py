@@ -18,6 +18,7 @@ import yaml
 from scipy import optimize, stats
 
 from benchmarks.common import RESULTS, ROOT
+from benchmarks.gpu import methods
 
 # truth.py
 G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
@@ -343,6 +344,12 @@ def iterations_on_gpu(extreme: Callable[[Iterable[int]], int]) -> int:
 def minutes_on_gpu() -> float:
     """Of the longest of SmolLM2's runs on ALFWorld."""
     return max(part["seconds"] for part in raw("gpu/h200/smollm2.json")["parts"].values()) / 60
+
+
+def method_on_gpu(arm: str, measure: str = "training") -> tuple[float, float, float]:
+    """SmolLM2's difference to G2PO in points over seeds 200 to 203, and its simultaneous interval."""
+    found = methods.comparison(raw("gpu/h200/methods.json"), measure).differences[arm]
+    return found.mean, *found.interval
 
 
 def treasure_found(arm: str, seed: int) -> int | None:

@@ -67,7 +67,7 @@ class Digests(TrainerCallback):
 
     def _deterministic(self, on: bool) -> None:
         if self.deterministic:
-            torch.use_deterministic_algorithms(on, warn_only=True)
+            torch.use_deterministic_algorithms(on)  # if it only warns, memory-efficient attention stays as it is
 
     def on_step_end(self, args, state, control, **kwargs):
         self._deterministic(False)

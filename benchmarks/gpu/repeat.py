@@ -5,7 +5,7 @@
 The runs are G2PO's of `pretrained.py --stages smollm2-methods`, one seed: the usual pair, and a pair with vLLM's
 `VLLM_BATCH_INVARIANT=1` and deterministic kernels in the trainer. A fifth process, at a learning rate of 0, plays the
 panels of the start, 96 games twice at both temperatures. OUTPUT/results.json has each run's digests (`digests.py`),
-and for each pair the last iteration up to which all of a kind are equal.
+and for each pair the last iteration up to which all of a kind are equal. `--arms usual invariant start` chooses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from benchmarks.gpu.pretrained import METHODS, arguments, command_of, methods
 from benchmarks.gpu.run import Job, Report, commit, failed, lay_paths, machine, port_of, read_lines, run
 
 ITERATIONS = 6
-PAIRS = {"usual": {}, "invariant": {"VLLM_BATCH_INVARIANT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}}
+# On Hopper vLLM asks cuBLAS for these workspaces, but after the trainer's model has been on the GPU.
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+PAIRS: dict[str, dict[str, str]] = {"usual": {}, "invariant": {"VLLM_BATCH_INVARIANT": "1", **CUBLAS}}
 KINDS = ("prompts", "completions", "sampled log-probabilities", "log-probabilities", "weights", "loss", "grad_norm")
 
 
@@ -62,7 +64,9 @@ def main() -> None:
     }
     report, jobs = Report(args.output / "results.json", content), []
     one = methods()[0]
-    for pair, variables in PAIRS.items():
+    chosen = args.arms or [*PAIRS, "start"]
+    pairs = {pair: variables for pair, variables in PAIRS.items() if pair in chosen}
+    for pair, variables in pairs.items():
         for letter in "ab":
             name = f"{pair}-{letter}"
             command = command_of(one, args, max(1, cores - 1), name)
@@ -92,7 +96,8 @@ def main() -> None:
         "--eval_before",
         "false",
     ]
-    jobs.append(Job("start", command, args.output, args.seconds, {**environment, **port_of(len(jobs), args.port)}))
+    if "start" in chosen:
+        jobs.append(Job("start", command, args.output, args.seconds, {**environment, **port_of(len(jobs), args.port)}))
     for job in jobs:
         (args.output / f"{job.name}.digests").unlink(missing_ok=True)
     run(jobs, report)
@@ -101,12 +106,13 @@ def main() -> None:
     content["equal until"] = {
         pair: {"of": min(len(digests[f"{pair}-{letter}"]) for letter in "ab")}
         | equal_until(digests[f"{pair}-a"], digests[f"{pair}-b"])
-        for pair in PAIRS
+        for pair in pairs
     }
     content["seconds of iterations"] = {name: seconds_of(part["findings"]) for name, part in content["parts"].items()}
     report.write()
     print(content["equal until"], content["seconds of iterations"], sep="\n", flush=True)
-    print([(line["temperature"], line["panel"]) for line in content["parts"]["start"]["findings"] if "panel" in line])
+    start = content["parts"].get("start", {"findings": []})["findings"]
+    print([(line["temperature"], line["panel"]) for line in start if "panel" in line])
     if names := failed(content["parts"]):
         sys.exit(f"failed: {', '.join(names)}; see the logs in {args.output}")
 

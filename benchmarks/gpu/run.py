@@ -14,6 +14,7 @@ imports may lie in a folder of wheels, where no package registry is reached; on 
 
 `--vllm` needs vLLM made for the PyTorch there: 0.26 or older for 2.11. Without a registry, its wheel and those that it
 imports may lie there too; of its compiled files, these runs need `_C_stable_libtorch` and, on an H100, `_vllm_fa3_C`.
+Without flashinfer, set `VLLM_USE_FLASHINFER_SAMPLER=0`.
 
 Parts, the most valuable first, each in a process and with a limit of its own; what one leaves of its time the next
 ones have:
