@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 from .balance import MicroBatchPlan, RowSummary, count_mini_batches, plan_update
 from .packing import Pack, RowLength, common_prefix, lay_out
 from .prefix_order import Ordering
@@ -274,7 +275,7 @@ def loss_scale(
     over all ranks; ranks' gradients are averaged. Token-mean losses divide by `num_items_in_batch` already.
 
     Raises:
-        ValueError: for a loss type whose averaging is not known.
+        G2POError: for a loss type whose averaging is not known.
     """
     rows, mask = len(micro_batch["advantages"]), micro_batch["completion_mask"]
     if loss_type in ROW_MEAN_LOSSES:
@@ -283,7 +284,7 @@ def loss_scale(
         return int(mask.sum()) * num_processes * num_mini_batches / max(total_tokens, 1)
     if loss_type in TOKEN_MEAN_LOSSES:
         return 1.0
-    raise ValueError(
+    raise G2POError(
         f"loss_type is {loss_type!r}: g2po_trl does not know how it averages. Use one of "
         f"{', '.join(TOKEN_MEAN_LOSSES + ROW_MEAN_LOSSES + MICRO_BATCH_TOKEN_MEAN_LOSSES)}."
     )

@@ -1,23 +1,19 @@
 """A gradient that is not finite ends a run before the optimizer steps: that one step would make every weight NaN.
 
-The norm is checked once per optimizer step. Only if it is not finite, the step's micro-batches pass again, one by one,
-to find the cause. DeepSpeed steps inside its backward pass and keeps gradients to itself, so there a hook checks each
-parameter's gradient.
+The norm is checked once per optimizer step. DeepSpeed steps inside its backward pass and keeps gradients to itself, so
+there a hook checks each parameter's gradient.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
-
-from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
-from .layout import Layout
 
 ADVICE = "See 'The gradient is not finite' in docs/reading_a_run.md."
 
@@ -28,48 +24,27 @@ class GradientGuard:
     With fp16 it does nothing: gradients overflow now and then, and the loss scaler skips such a step.
     """
 
-    def __init__(self, accelerator: Accelerator, layout: Layout):
-        self.accelerator, self.layout = accelerator, layout
-        self._micro_batches: list[dict[str, Any]] = []  # since the last optimizer step
-        self._finite: list[dict[str, torch.Tensor]] = []  # of each, under DeepSpeed: by parameter
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.is_off = accelerator.mixed_precision == "fp16"
+        self.on_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self._finite: dict[str, torch.Tensor] = {}  # under DeepSpeed: by parameter, since the last optimizer step
 
     def reset(self) -> None:
-        """Forget the micro-batches since the last optimizer step."""
-        self._micro_batches, self._finite = [], []
+        """Forget gradients since the last optimizer step."""
+        self._finite = {}
 
-    def add(self, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """Add micro-batches that contribute to the gradient of the next optimizer step."""
-        self._micro_batches += micro_batches
+    def check(self, model: torch.nn.Module) -> None:
+        """Check the complete gradient, on all ranks together.
 
-    def check(self, model: torch.nn.Module, train: Callable[[dict[str, Any]], torch.Tensor]) -> None:
-        """Check the complete gradient, on all ranks together. `train`: forward and backward of a micro-batch.
-
-        If it is not finite, gradients are zeroed, weights unchanged, and a `FloatingPointError` is raised.
+        Raises:
+            FloatingPointError: if it is not finite. Gradients are zeroed, and weights unchanged.
         """
-        micro_batches = self._micro_batches
-        self.reset()
-        if self._is_off or self._on_deepspeed or not self._anywhere(not norm_of(model).isfinite()):
+        if self.is_off or self.on_deepspeed or not self._anywhere(not norm_of(model).isfinite()):
             return
-        everywhere = [name for rank in gather_object([non_finite(self._inside(model))]) for name in rank]
-        names = [name for name, _ in self._inside(model).named_parameters() if name in everywhere]
-        made_by = None
-        for number, micro_batch in enumerate(micro_batches):
-            found = self._alone(model, micro_batch, train)
-            if self._anywhere(bool(found)):
-                made_by = number if found else None
-                break
+        bad = non_finite(self.accelerator.unwrap_model(model))
         model.zero_grad()
-        self._stop(names, micro_batches, made_by)
-
-    def _alone(self, model: torch.nn.Module, micro_batch: dict[str, Any], train: Callable) -> list[str]:
-        """Return the parameters whose gradient of this micro-batch alone is not finite."""
-        accelerator = self.accelerator
-        model.zero_grad()
-        set_sync_gradients(accelerator, False)
-        sharded = fsdp_plugin_of(accelerator) is not None
-        with nullcontext() if sharded else accelerator.no_sync(model):
-            train(micro_batch)
-        return non_finite(self._inside(model))
+        self._stop(model, bad)
 
     @contextmanager
     def watch_backward(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
@@ -78,24 +53,24 @@ class GradientGuard:
         Raises:
             FloatingPointError: in place of that step, if a gradient since the last one is not finite.
         """
-        if self._is_off or not self._on_deepspeed:
+        if self.is_off or not self.on_deepspeed:
             yield
             return
-        finite: dict[str, torch.Tensor] = {}
-        self._finite.append(finite)
 
         def look(name: str) -> Callable[[torch.Tensor], None]:
             def hook(gradient: torch.Tensor) -> None:
-                finite[name] = finite.get(name, True) & torch.linalg.vector_norm(gradient).isfinite()
+                self._finite[name] = self._finite.get(name, True) & torch.linalg.vector_norm(gradient).isfinite()
 
             return hook
 
-        trained = [(name, p) for name, p in self._inside(model).named_parameters() if p.requires_grad]
-        hooks = [parameter.register_hook(look(name)) for name, parameter in trained]
+        named = self.accelerator.unwrap_model(model).named_parameters()
+        hooks = [parameter.register_hook(look(name)) for name, parameter in named if parameter.requires_grad]
         step = model.step
 
         def checked(*args: Any, **kwargs: Any) -> Any:
-            self._check_deepspeed([name for name, _ in trained])
+            finite, self._finite = self._finite, {}
+            if self._anywhere(not all(finite.values())):
+                self._stop(model, [name for name, is_finite in finite.items() if not is_finite])
             return step(*args, **kwargs)
 
         if steps:
@@ -108,53 +83,17 @@ class GradientGuard:
             if steps:
                 del model.step
 
-    def _check_deepspeed(self, names: list[str]) -> None:
-        micro_batches, finite = self._micro_batches, self._finite
-        self.reset()
-        if not self._anywhere(not all(bool(torch.stack(list(of.values())).all()) for of in finite if of)):
-            return
-        bad = [[name for name in names if name in of and not of[name]] for of in finite]
-        everywhere = {name for rank in gather_object([bad]) for of in rank for name in of}
-        made_by = next((number for number, of in enumerate(bad) if of), None)
-        self._stop([name for name in names if name in everywhere], micro_batches, made_by)
-
-    def _stop(self, names: Sequence[str], micro_batches: Sequence[dict[str, Any]], made_by: int | None) -> None:
-        rank, number = self.accelerator.process_index, len(micro_batches)
-        of_rank = f" on rank {rank}" if self.accelerator.num_processes > 1 else ""
-        told = []
-        if made_by is not None:
-            shape = self._describe(micro_batches[made_by])
-            told.append(f"Micro-batch {made_by + 1} of {number}{of_rank} makes it: {shape}.")
-        told = [line for lines in gather_object([told]) for line in lines]
-        told = told or [f"None of the step's {number} micro-batches makes it when it passes again, alone."]
+    def _stop(self, model: torch.nn.Module, bad: Sequence[str]) -> None:
+        everywhere = {name for of_rank in gather_object([bad]) for name in of_rank}
+        names = [name for name, _ in self.accelerator.unwrap_model(model).named_parameters() if name in everywhere]
         raise FloatingPointError(
             "the gradient is not finite, and the run stops before the optimizer steps on it: weights are those of the "
-            f"step before. {describe(names)}. {' '.join(told)} {ADVICE}"
-        )
-
-    def _describe(self, micro_batch: dict[str, Any]) -> str:
-        rows, length = micro_batch["packed_ids"].shape
-        mask = "under a mask" if "packed_ends" in micro_batch else "without a mask"
-        samples = int((micro_batch["completion_mask"].sum(1) > 0).sum())
-        return (
-            f"{rows} row{'s' * (rows > 1)} of {length} tokens {mask}, {samples} step samples, token_layout "
-            f"{self.layout.kind!r}"
+            f"step before. {describe(names)}. {ADVICE}"
         )
 
     def _anywhere(self, found: bool | torch.Tensor) -> bool:
         flag = torch.as_tensor(found, device=self.accelerator.device).float().reshape(1)
         return self.accelerator.reduce(flag, reduction="sum").item() > 0
-
-    def _inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        return self.accelerator.unwrap_model(model)
-
-    @property
-    def _is_off(self) -> bool:
-        return self.accelerator.mixed_precision == "fp16"
-
-    @property
-    def _on_deepspeed(self) -> bool:
-        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
 def norm_of(model: torch.nn.Module) -> torch.Tensor:

@@ -13,19 +13,19 @@ import torch
 import transformers
 from accelerate import Accelerator
 
+from ..utils.errors import G2POError
 from ..utils.trl_compat import attention_of, expose_body
 from .attention import arithmetic, limits, most_places, takes_packed, why_padded
 from .packing import Pack, RowLength, lay_out, packed_log_probs
 
 logger = logging.getLogger(__name__)
 
-# Log-probabilities in a packed layout may differ from those of rows of their own by so many times what they change by
-# when the last bits of the embeddings do, and so many nats besides: a wrong mask does more. One such change may happen
-# to be small where few tokens are uncertain (a pretrained model: a difference 7 times as large), so several are tried.
+# Tolerance of log-probabilities in a packed layout: 3x the change caused by flipping the embeddings' last bits, plus
+# 1e-5 nats on average and 1e-4 for a token; a wrong mask does more. One flip may change little where few tokens are
+# uncertain (7x less, measured with a pretrained model), so the largest change of up to 8 is taken.
 _TIMES_ROUNDING = 3
 _TRIES = 8
 _NATS = {"mean": 1e-5, "largest": 1e-4}
-
 
 # (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
 Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
@@ -45,7 +45,7 @@ class Layout:
         fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
 
     Raises:
-        ValueError: for a model that cannot be trained in any layout here.
+        G2POError: for a model that cannot be trained in any layout here.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Layout:
         expose_body(model)
         config, attention = model.config.get_text_config(), attention_of(model.config)
         if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
-            raise ValueError(
+            raise G2POError(
                 "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
                 "model_init_kwargs"
             )

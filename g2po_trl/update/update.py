@@ -51,7 +51,7 @@ class Update:
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
         self.config, self.seed, self.needs_old_log_probs = config, seed, needs_old_log_probs
-        self.guard = GradientGuard(accelerator, layout)
+        self.guard = GradientGuard(accelerator)
         needs_old = needs_old_log_probs(config.num_mini_batches)
         self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing)
 
@@ -150,7 +150,6 @@ class Update:
         not finite, a `FloatingPointError` is raised on every rank.
         """
         accelerator = self.accelerator
-        self.guard.add(micro_batches)
         loss = torch.zeros((), device=accelerator.device)
         ends_step = accelerator.sync_gradients
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
@@ -167,7 +166,7 @@ class Update:
             ):
                 loss += train(micro_batch)
         if ends_step:
-            self.guard.check(model, train)
+            self.guard.check(model)
         return loss
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from transformers import GenerationConfig
 
 from g2po_trl.engines.transformers import model_for_generation
 from g2po_trl.ppo.critic import Critic
-from g2po_trl.update.guard import describe
+from g2po_trl.update.guard import GradientGuard, describe
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2], ids=["one mini-batch per step", "two mini-batches per step"])
@@ -44,14 +43,10 @@ def test_a_run_stops_before_the_step(make_trainer, mini_batches):
     spoil(trainer.model, is_spoiled)
     with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:
         trainer.train()
-    parts = trainer.iteration.mini_batches[2 - mini_batches :]
-    rows, length = parts[0][1]["packed_ids"].shape
     assert (
         "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, input_layernorm.weight);"
         in str(error.value)
     )
-    assert f"Micro-batch 2 of {sum(map(len, parts))} makes it: {rows} row" in str(error.value)
-    assert re.search(rf"{length} tokens under a mask, \d+ step samples, token_layout 'shared'\.", str(error.value))
     (checkpoint,) = Path(trainer.args.output_dir).glob("checkpoint-*")
     saved = load_file(checkpoint / "model.safetensors")
     weights = trainer.model.state_dict()
@@ -79,7 +74,6 @@ def test_all_ranks_stop_together(tmp_path, tiny_model_dir, kind):
     first, second = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2))
     assert first == second and first["same"] and first["step"] == 1
     assert "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, " in first["told"]
-    assert "Micro-batch 1 of " in first["told"] and " on rank 1 makes it: " in first["told"]
 
 
 def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
@@ -87,12 +81,12 @@ def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
-    with pytest.raises(FloatingPointError, match="None of the step's 0 micro-batches makes it"):
-        trainer.update.guard.check(trainer.model, train=None)
+    with pytest.raises(FloatingPointError, match="lm_head|embed_tokens"):
+        trainer.update.guard.check(trainer.model)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
     monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
-    trainer.update.guard.check(trainer.model, train=None)
+    GradientGuard(trainer.accelerator).check(trainer.model)
 
 
 def test_the_critic_names_the_layer_too(tiny_model_dir):

@@ -18,6 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from ...trajectory import Trajectory
+from ...utils.errors import G2POError
 from ...utils.sdpa import without_cudnn_attention
 from ...utils.trl_compat import name_or_path_of
 from ..batch import StepBatch
@@ -75,7 +76,7 @@ class StartCheck(TrainerCallback):
         """Choose the path of log-probabilities that agrees with `model`, and compare the reference.
 
         Raises:
-            ValueError: if no path agrees with the model's own forward pass, or the reference is not the model.
+            G2POError: if no path agrees with the model's own forward pass, or the reference is not the model.
         """
         was_training = model.training
         model.eval()  # dropout would differ
@@ -105,7 +106,7 @@ class StartCheck(TrainerCallback):
                 return scored
             tried.append(f"{off:.2g} nats on average" if error is None else f"{type(error).__name__}: {error}")
         layout.kind, layout.fused = configured, True
-        raise ValueError(
+        raise G2POError(
             f"the model is a {type(layout.language_model(model)).__name__}, and no log-probabilities of training "
             f"agree with its own forward pass: they differ by {'; '.join(tried)}, where rounding explains "
             f"{self._tolerance(model):.2g}. The gradient would be that of another model: train one of another family"
@@ -131,7 +132,7 @@ class StartCheck(TrainerCallback):
         if self.reference is not None:
             origin = name_or_path_of(self.accelerator.unwrap_model(self.reference).config)
             whose = f"{origin!r} as it was when the trainer was made"
-        raise ValueError(
+        raise G2POError(
             f"beta is {log_probs.beta} and the reference is not the model that begins: their log-probabilities differ "
             f"by {off:.2g} nats on average before the first step, where rounding explains {tolerance:.2g}. The "
             f"reference is {whose}: change the model before, or save it with save_pretrained and pass the folder; or "
@@ -162,7 +163,7 @@ class StartCheck(TrainerCallback):
             version: number of the iteration, whose policy the model is.
 
         Raises:
-            ValueError: if they differ by more than rounding.
+            G2POError: if they differ by more than rounding.
         """
         if self._has_seen_engine:
             return
@@ -195,7 +196,7 @@ class StartCheck(TrainerCallback):
             "weights, dtype, quantization and context length with the model's, or generate without it"
         )
         if self.update.log_probs.correction is None or not off <= _CORRECTED_NATS:
-            raise ValueError(differs)
+            raise G2POError(differs)
         if self.accelerator.is_main_process:
             logger.warning(f"{differs}. Importance weights correct for it, at the cost of noise")
 
@@ -221,7 +222,7 @@ class StartCheck(TrainerCallback):
             self._has_stepped = True
         elif had_gradient and rate > 0 and not getattr(optimizer, "step_was_skipped", False):
             dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-            raise ValueError(
+            raise G2POError(
                 f"learning_rate is {rate:.2g}, the gradient is not zero, and the optimizer's step changed no weight "
                 f"({', '.join(sorted(dtypes))}): raise the rate, load the weights in float32 (model_init_kwargs="
                 "{'dtype': 'float32'}), or pass an optimizer of the model's own parameters"
