@@ -14,7 +14,7 @@ _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward
 
 
 def set_up_process() -> None:
-    """Keep known noise out of the output, progress bars out of files, and torch off the environments' cores.
+    """Keep known noise out of the output, and progress bars out of files.
 
     The process also outlives the readers of its output, and prints what a terminal cannot show as a question mark.
     """
@@ -22,7 +22,6 @@ def set_up_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of torch must not spin
     if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
