@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import re
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -57,33 +56,19 @@ hyperparameters](hyperparameters.md) has starting values, and what to change fir
 """
 
 
-def described(config: type) -> dict[str, str]:
-    """Field -> text, from the `Args` in the docstrings of a class and its bases in g2po_trl."""
-    owners = [one for one in reversed(config.__mro__) if one.__module__.startswith("g2po_trl")]
-    texts = [one.__doc__.split("Args:")[1].split("\n    Raises:")[0] for one in owners]
-    entries = re.split(r"\n        (?=\w[\w, ]*: )", "\n" + "\n".join("\n".join(texts).splitlines()))
-    found = {}
-    for entry in entries:
-        names, _, said = entry.strip().partition(": ")
-        for name in names.split(", "):
-            found[name] = " ".join(said.split())
-    return found
-
-
 def default_of(field) -> str:
     value = field.default_factory() if field.default is MISSING else field.default
     return f"`{value!r}`"
 
 
 def table(config: type, parent: type) -> list[str]:
-    texts = described(config)
     rows = ["| Field | Default | Description |", "|---|---|---|"]
     inherited = {field.name: field for field in fields(parent)}
     for field in fields(config):
         changed = field.name in inherited and inherited[field.name].default != field.default
         if field.name in inherited and not changed:
             continue
-        said = texts.get(field.name) or field.metadata.get("help", "")
+        said = field.metadata.get("help", "")
         note = f" ({parent.__name__}: {default_of(inherited[field.name])})" if changed else ""
         rows.append(f"| `{field.name}` | {default_of(field)} | {said[:1].upper()}{said[1:]}{note} |")
     return rows

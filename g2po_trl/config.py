@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,22 +10,24 @@ import numpy as np
 from trl import GRPOConfig
 
 from .config_validation import (
-    as_bound,
     check,
-    check_advantage_fn,
-    check_afterwards,
     check_estimator,
+    choose_engine,
+    largest_weight,
     logs_tables,
+    set_best_metric,
 )
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
+from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .environments.pool.limits import PoolLimits
+from .experimental.strategies import STRATEGIES
 from .update.packing import LAYOUTS
-from .utils.dependent_options import set_best_metric
+from .utils.errors import G2POError
 from .utils.masking import masked
-from .utils.options import as_mapping, without_numpy
+from .utils.options import as_mapping, option, without_numpy
 from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10
@@ -47,239 +45,283 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps. `mini_batch_size`
     sets the size of a mini-batch instead of their number.
 
-    Args:
-        mini_batch_size: maximum number of step samples of an optimizer step, over all processes, as in the paper
-            (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows.
-            `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule then count passes
-            over a rollout, which are iterations with `num_iterations=1`. Needs
-            `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
-        gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. Some estimators do not use it, or have their own in
-            `estimator_kwargs`: docs/method.md.
-        value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to
-            0: returns also use the values of the states that followed, which is less noisy if state keys show
-            everything that matters, and biased if they do not. `g2po report` tests the keys of a run.
-        advantage_estimator: `"g2po"`, or another name of `g2po_trl.credit.estimators.registry`; docs/method.md has
-            their equations. An `advantage_fn` given to the trainer replaces it; the options of the built-in
-            estimators are then refused.
-        estimator_kwargs: options of the estimator, which are the parameters of its function; docs/method.md lists
-            them. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and
-            `episode_statistics`, `"trajectory"` (the paper's equations) or `"step"` (the released code; long episodes
-            then weigh more). As a flag: JSON, `--estimator_kwargs '{"edge_centric": false}'`.
-        step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
-            A = A_EP + w A_S for GiGPO, A = A_EP + w A_D for GraphGPO and A = A_EP + w A_F for RewardFlow.
-        state_key: which steps of a group are in the same state. `None`: those with equal keys, the environment's
-            `Observation.state_key` or else the observation. `"similar"`: those whose keys share 90 % of their word
-            bigrams (Jaccard similarity), `"similar:0.8"`: 80 %; needs the extra `similarity`. A function
-            `Step -> str` is passed to the trainer instead. See `g2po_trl.credit.state_keys`.
-        state_key_ignores: details to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
-        invalid_action_penalty: subtracted from the advantage of a completion without the required format.
-        max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
-        history: what a prompt shows of the episode. `"window"`: one message with the last `history_length` steps.
-            `"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a
-            conversation if the environment has tool methods, otherwise a window. Agents' own requests are always
-            conversations.
-        history_length: number of past steps (observation and action) in a prompt. Not used in conversations.
-        max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
-            the middle of the observation; an agent's own request that is too long ends its episode. `None`: no limit.
-        eval_temperature: sampling temperature of evaluations; 0 is greedy.
-        other_eval_temperatures: further temperatures at which each evaluation set is played; at 1.0, metrics have the
-            prefix `eval_t1`. A gain at one temperature alone may only mean that the policy is less random.
-        eval_top_p: `top_p` of evaluations. `None`: as in training.
-        eval_top_k: `top_k` of evaluations. `None`: as in training.
-        eval_seed: seed of the samples of evaluations, so that two evaluations can be compared; docs/evaluation.md
-            lists what else must be equal.
-        max_tokens_per_micro_batch: maximum number of tokens in one forward pass, padding included. Lower it if the
-            update runs out of memory; the gradient does not change.
-        token_layout: how step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`:
-            tokens that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`:
-            end to end, without padding. `"padded"`: one sample per row. If the model or its attention implementation
-            does not support the others, `"padded"` is used.
-        packed_row_tokens: maximum number of tokens per packed row. Longer rows repeat fewer tokens, and cost more
-            attention. `None` picks what costs least for the model and the mini-batch. With several processes, rows
-            are shortened if a mini-batch would give a process fewer than eight.
-        generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
-            call of a process. Not used with vLLM.
-        rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
-            all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
-            by groups of other tasks. `"partial_rollouts"` is experimental, see docs/experimental.md.
-        rollout_strategy_kwargs: options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum
-            number of groups played, as a multiple of those trained on; replaced groups count in success rates and
-            costs. Partial rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. As a flag:
-            JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
-        vllm_servers: addresses of vLLM servers that generate instead of the training processes, e.g.
-            `["http://10.0.0.2:8000"]`; docs/gpus.md has the commands. A server that fails is left out until the next
-            rollout. If none is left, the run waits `vllm_server_timeout` seconds for one, then stops.
-        vllm_weights_folder: folder with the same path on the training machine and on `vllm_servers`, for the weights
-            of each rollout. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
-        vllm_request_timeout: seconds a completion of `vllm_servers` may take before its server counts as failed.
-        vllm_merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: separate from the base weights, without
-            loss; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into vLLM's
-            weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or cannot serve
-            it; otherwise separate.
-        task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
-            environment errors. Excluded tasks are listed when training ends.
-        max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
-            the first step.
-        save_trajectories: write every trajectory to output_dir/trajectories.
-        overwrite: delete the earlier run in `output_dir` when training begins: checkpoints, model, trajectories and
-            evaluations, but no file that the run did not write. `False`: a new run in an occupied folder is refused.
-        log_trajectories_every: iterations between tables of sample trajectories in Trackio, W&B or TensorBoard. 0:
-            never. `None`: 10 if `report_to` names one of them.
-        num_trajectories_logged: number of trajectories per logged table.
-        vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
-            `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`.
-        stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
-        save_steps: optimizer steps between checkpoints. A checkpoint takes 12 bytes per parameter in float32 (6 GB for
-            0.5 B). `None`: every tenth iteration, or with `load_best_model_at_end` at every evaluation; and at the
-            end.
-        save_total_limit: number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.
-        min_valid_action_ratio: stop the run if the fraction of completions with the required format, averaged over
-            the last `collapse_patience` log lines, falls below this. 0: never.
-        min_success_of_best: stop the run if the success rate, averaged over the last `collapse_patience` log lines,
-            falls below this fraction of its best such average. 0: never.
-        collapse_patience: number of log lines over which `min_valid_action_ratio` and `min_success_of_best` average.
+    docs/configuration.md and `g2po train --help-all` describe all fields.
     """
 
-    beta: float = field(default=0.01, metadata={"help": "KL coefficient against the reference model."})
-    logging_steps: float | None = field(
-        default=None, metadata={"help": "Optimizer steps between log lines. None: one line per iteration."}
+    beta: float = option("KL coefficient against the reference model.", 0.01)
+    logging_steps: float | None = option(
+        "Optimizer steps between log lines. None: one line per iteration.",
+        None,
+        within="(0, inf)",
     )
-    save_steps: float | None = field(
-        default=None, metadata={"help": "Optimizer steps between checkpoints. None: every tenth iteration."}
+    save_steps: float | None = option(
+        "Optimizer steps between checkpoints. A checkpoint takes 12 bytes per parameter in float32 (6 GB for 0.5 "
+        "B). `None`: every tenth iteration, or with `load_best_model_at_end` at every evaluation; and at the end.",
+        None,
+        within="(0, inf)",
     )
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints to keep, in addition to the best one."}
+    save_total_limit: int | None = option(
+        "Number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.",
+        2,
     )
-    mini_batch_size: int | None = field(
-        default=None, metadata={"help": "Maximum step samples of an optimizer step. None: see steps_per_generation."}
+    num_generations: int = option("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
+    mini_batch_size: int | None = option(
+        "Maximum number of step samples of an optimizer step, over all processes, as in the paper (ALFWorld 256, "
+        "WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows. `max_steps`, "
+        "`logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule then count passes over a "
+        "rollout, which are iterations with `num_iterations=1`. Needs `steps_per_generation=1` and "
+        "`gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.",
+        None,
+        within="[1, inf)",
     )
-    gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
-    value_lambda: float = field(
-        default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states)."}
+    gamma: float = option(
+        "Discount of the return gamma^(T-j+1) R. Some estimators do not use it, or have their own in "
+        "`estimator_kwargs`: docs/method.md.",
+        0.95,
+        within="(0, 1]",
     )
-    advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(ESTIMATORS)}."})
-    estimator_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the estimator, as JSON. docs/method.md lists them."}
+    value_lambda: float = option(
+        "How node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to 0: "
+        "returns also use the values of the states that followed, which is less noisy if state keys show "
+        "everything that matters, and biased if they do not. `g2po report` tests the keys of a run.",
+        1.0,
+        within="[0, 1]",
     )
-    step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
-    state_key: str | None = field(
-        default=None, metadata={"help": "None: equal keys are one state. similar, similar:0.8: similar ones too."}
+    advantage_estimator: str = option(
+        "How advantages are estimated; docs/method.md has the equations. An `advantage_fn` given to the trainer "
+        "replaces it; the options of the built-in estimators are then refused.",
+        "g2po",
+        choices=tuple(ESTIMATORS),
     )
-    state_key_ignores: list[str] | None = field(
-        default=None, metadata={"help": f"Details to leave out of state keys: any of {', '.join(IGNORABLE)}."}
+    estimator_kwargs: dict[str, Any] | str | None = option(
+        "Options of the estimator, which are the parameters of its function; docs/method.md lists them. G2PO: "
+        "`node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and "
+        '`episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the released code; long '
+        "episodes then weigh more). As a flag: JSON, `--estimator_kwargs '{\"edge_centric\": false}'`.",
+        None,
     )
-    invalid_action_penalty: float = field(
-        default=0.1, metadata={"help": "Subtracted for each completion without the required format."}
+    step_advantage_weight: float = option(
+        "Weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO, A = A_EP + w A_S for "
+        "GiGPO, A = A_EP + w A_D for GraphGPO and A = A_EP + w A_F for RewardFlow.",
+        1.0,
+        within="[0, inf)",
     )
-    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
-    history: str | None = field(
-        default=None, metadata={"help": "window: the last steps in one message. conversation: all of them in turns."}
+    state_key: str | None = option(
+        "Which steps of a group are in the same state. `None`: those with equal keys, the environment's "
+        '`Observation.state_key` or else the observation. `"similar"`: those whose keys share 90 % of their word '
+        'bigrams (Jaccard similarity), `"similar:0.8"`: 80 %; needs the extra `similarity`. A function `Step -> '
+        "str` is passed to the trainer instead. See `g2po_trl.credit.state_keys`.",
+        None,
     )
-    history_length: int = field(default=2, metadata={"help": "Number of past steps in a prompt."})
-    max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
-    eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
-    other_eval_temperatures: list[float] = field(
-        default_factory=list, metadata={"help": "Further temperatures at which each evaluation set is played."}
+    state_key_ignores: list[str] | None = option(
+        'Details to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.',
+        None,
+        choices=IGNORABLE,
     )
-    eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
-    eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
-    eval_seed: int = field(default=0, metadata={"help": "Seed of the samples of evaluations."})
-    max_tokens_per_micro_batch: int = field(
-        default=16384, metadata={"help": "Maximum number of tokens in a forward pass."}
+    invalid_action_penalty: float = option(
+        "Subtracted from the advantage of a completion without the required format.",
+        0.1,
+        within="[0, inf)",
     )
-    token_layout: str = field(default="shared", metadata={"help": f"One of {', '.join(LAYOUTS)}."})
-    packed_row_tokens: int | None = field(default=None, metadata={"help": "Maximum number of tokens per packed row."})
-    generation_batch_tokens: int = field(
-        default=65536, metadata={"help": "Maximum number of padded tokens in a generate call."}
+    max_turns: int = option(
+        "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.",
+        50,
+        within="[1, inf)",
     )
-    rollout_strategy: str = field(
-        default="synchronous",
-        metadata={"help": "synchronous, dynamic_sampling or partial_rollouts."},
+    history: str | None = option(
+        'What a prompt shows of the episode. `"window"`: one message with the last `history_length` steps. '
+        '`"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a '
+        "conversation if the environment has tool methods, otherwise a window. Agents' own requests are always "
+        "conversations.",
+        None,
+        choices=("window", "conversation"),
     )
-    rollout_strategy_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the rollout strategy, as JSON."}
+    history_length: int = option(
+        "Number of past steps (observation and action) in a prompt. Not used in conversations.",
+        2,
+        within="[0, inf)",
     )
-    vllm_servers: list[str] | None = field(
-        default=None, metadata={"help": "Addresses of vLLM servers that generate, e.g. http://10.0.0.2:8000."}
+    max_prompt_length: int | None = option(
+        "Maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then the middle of "
+        "the observation; an agent's own request that is too long ends its episode. `None`: no limit.",
+        2048,
+        within="[1, inf)",
     )
-    vllm_weights_folder: str | None = field(
-        default=None, metadata={"help": "Shared folder for the weights of vllm_servers. None: in output_dir."}
+    eval_temperature: float = option("Sampling temperature of evaluations; 0 is greedy.", 0.4, within="[0, inf)")
+    other_eval_temperatures: list[float] = option(
+        "Further temperatures at which each evaluation set is played; at 1.0, metrics have the prefix `eval_t1`. "
+        "A gain at one temperature alone may only mean that the policy is less random.",
+        [],
     )
-    vllm_request_timeout: float = field(
-        default=600.0, metadata={"help": "Seconds a completion of vllm_servers may take."}
+    eval_top_p: float | None = option("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
+    eval_top_k: int | None = option("`top_k` of evaluations. `None`: as in training.", None, within="[0, inf)")
+    eval_seed: int = option(
+        "Seed of the samples of evaluations, so that two evaluations can be compared; docs/evaluation.md lists "
+        "what else must be equal.",
+        0,
     )
-    vllm_merge_adapter: bool | None = field(
-        default=None, metadata={"help": "Merge a LoRA adapter into colocated vLLM's weights. None: if it must be."}
+    max_tokens_per_micro_batch: int = option(
+        "Maximum number of tokens in one forward pass, padding included. Lower it if the update runs out of "
+        "memory; the gradient does not change.",
+        16384,
+        within="[1, inf)",
     )
-    task_error_patience: int = field(
-        default=2, metadata={"help": "Consecutive rollouts with only errors after which a task is excluded."}
+    token_layout: str = option(
+        'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
+        'that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`: end to end, '
+        'without padding. `"padded"`: one sample per row. If the model or its attention implementation does not '
+        'support the others, `"padded"` is used.',
+        "shared",
+        choices=LAYOUTS,
     )
-    max_error_rate: float = field(
-        default=0.5, metadata={"help": "Stop the run above this fraction of failed episodes."}
+    packed_row_tokens: int | None = option(
+        "Maximum number of tokens per packed row. Longer rows repeat fewer tokens, and cost more attention. "
+        "`None` picks what costs least for the model and the mini-batch. With several processes, rows are "
+        "shortened if a mini-batch would give a process fewer than eight.",
+        None,
+        within="[1, inf)",
+        needs="token_layout=shared|token_layout=packed",
     )
-    save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
-    overwrite: bool = field(default=False, metadata={"help": "Delete the earlier run in output_dir."})
-    log_trajectories_every: int | None = field(
-        default=None,
-        metadata={"help": "Iterations between tables of trajectories. None: 10 with Trackio, W&B or TensorBoard."},
+    generation_batch_tokens: int = option(
+        "Maximum number of padded tokens (prompts and longest completions) in one generate call of a process. Not "
+        "used with vLLM.",
+        65536,
+        within="[1, inf)",
     )
-    num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories per logged table."})
-    vllm_importance_sampling_mode: str | None = field(
-        default=None,
-        metadata={
-            "help": "One of token_truncate, token_mask, sequence_truncate, sequence_mask. None: sequence_mask, or "
-            "token_truncate with partial rollouts."
-        },
+    engine: str = option(
+        'What generates completions. `"transformers"`: `generate`, with the trainer\'s own weights. `"vllm"`: vLLM '
+        "in the training processes, or TRL's vLLM server (`vllm_mode`); `use_vllm=True` means the same. "
+        '`"vllm_servers"`: vLLM\'s own servers on any machine (docs/gpus.md).',
+        "transformers",
+        choices=tuple(ENGINES),
+    )
+    engine_kwargs: dict[str, Any] | str | None = option(
+        "Options of the engine. `vllm`: `merge_adapter`, how a colocated vLLM gets a LoRA adapter: `false` beside "
+        "the base weights, without loss; `true` merged into vLLM's weights, which rounds it, but generates "
+        "faster; `null` merged if vLLM computes in float32 or cannot serve it. `vllm_servers`: `servers` (a list "
+        "of addresses), `weights_folder` (the same path on all machines; `_vllm_weights` in `output_dir`), "
+        '`request_timeout` (600 seconds). As a flag: JSON, `--engine_kwargs \'{"servers": '
+        '["http://10.0.0.2:8000"]}\'`.',
+        None,
+    )
+    rollout_strategy: str = option(
+        'Which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task, all to their '
+        'ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced by groups '
+        'of other tasks. `"partial_rollouts"` (experimental): unfinished groups continue in the next rollout.',
+        "synchronous",
+        choices=tuple(STRATEGIES),
+    )
+    rollout_strategy_kwargs: dict[str, Any] | str | None = option(
+        "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
+        "played, as a multiple of those trained on; replaced groups count in success rates and costs. Partial "
+        "rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. As a flag: JSON, "
+        "`--rollout_strategy_kwargs '{\"max_generation_batches\": 3}'`.",
+        None,
+    )
+    task_error_patience: int = option(
+        "Exclude a task after this many consecutive rollouts in which all its episodes ended in environment "
+        "errors. Excluded tasks are listed when training ends.",
+        2,
+        within="[1, inf)",
+    )
+    max_error_rate: float = option(
+        "Stop the run if a larger fraction of a rollout's episodes ends in environment errors or before the first "
+        "step.",
+        0.5,
+        within="[0, 1]",
+    )
+    save_trajectories: bool = option("Write every trajectory to output_dir/trajectories.", True)
+    overwrite: bool = option(
+        "Delete the earlier run in `output_dir` when training begins: checkpoints, model, trajectories and "
+        "evaluations, but no file that the run did not write. `False`: a new run in an occupied folder is "
+        "refused.",
+        False,
+    )
+    log_trajectories_every: int | None = option(
+        "Iterations between tables of sample trajectories in Trackio, W&B or TensorBoard. 0: never. `None`: 10 if "
+        "`report_to` names one of them.",
+        None,
+        within="[0, inf)",
+    )
+    num_trajectories_logged: int = option(
+        "Number of trajectories per logged table.",
+        4,
+        within="[0, inf)",
+        needs="log_trajectories_every",
+    )
+    vllm_importance_sampling_mode: str | None = option(
+        "One of token_truncate, token_mask, sequence_truncate, sequence_mask. None: sequence_mask, or "
+        "token_truncate with partial rollouts.",
+        None,
+        choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     # A float, None or "auto"; the argument parser wants one type.
     vllm_importance_sampling_clip_max: str = field(
-        default="auto", metadata={"help": "Largest ratio. None: no limit. auto: 3, or 1 with partial rollouts."}
+        default="auto",
+        metadata={
+            "help": "Largest importance weight of tokens sampled by another policy or engine. `None`: no limit. "
+            '`"auto"`: TRL\'s 3, but 1 with partial rollouts and `"token_truncate"`.'
+        },
     )
-    min_valid_action_ratio: float = field(
-        default=0.0, metadata={"help": "Stop the run below this fraction of well-formed completions. 0: never."}
+    min_valid_action_ratio: float = option(
+        "Stop the run if the fraction of completions with the required format, averaged over the last "
+        "`collapse_patience` log lines, falls below this. 0: never.",
+        0.0,
+        within="[0, 1]",
     )
-    min_success_of_best: float = field(
-        default=0.0, metadata={"help": "Stop the run when success falls below this fraction of its best. 0: never."}
+    min_success_of_best: float = option(
+        "Stop the run if the success rate, averaged over the last `collapse_patience` log lines, falls below this "
+        "fraction of its best such average. 0: never.",
+        0.0,
+        within="[0, 1]",
     )
-    collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
+    collapse_patience: int = option(
+        "Number of log lines over which `min_valid_action_ratio` and `min_success_of_best` average.",
+        5,
+        within="[1, inf)",
+        needs="min_valid_action_ratio|min_success_of_best",
+    )
 
     def __post_init__(self):
         for name, value in vars(self).items():
             setattr(self, name, without_numpy(value))
-        for name in ("estimator_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
+        for name in ("engine_kwargs", "estimator_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
-        self._check_estimator()
-        check(self)
+        given = dict(vars(self))
+        choose_engine(self)
         if self.vllm_importance_sampling_mode is None:
             # The product of a completion's ratios says less and less, the older the policy that wrote it.
             self.vllm_importance_sampling_mode = "token_truncate" if self.is_off_policy else "sequence_mask"
-        self.vllm_importance_sampling_clip_max = as_bound(self)
-        if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
-            self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
-        # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.
+        self.vllm_importance_sampling_clip_max = largest_weight(self)
+        # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.
         self.num_generations_eval = self.num_generations_eval or 1
         # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
-        logging_steps, self.logging_steps = self.logging_steps, self.logging_steps or 1
-        save_steps, self.save_steps = self.save_steps, self.save_steps or 1
-        eval_steps = self.eval_steps  # without one, the parent takes that of logging
+        self.logging_steps = 1 if self.logging_steps is None else self.logging_steps
+        self.save_steps = 1 if self.save_steps is None else self.save_steps
         # The parent wants the best model's checkpoints at evaluations only; they may come more often.
-        set_best_metric(self)
-        load_best, self.load_best_model_at_end = self.load_best_model_at_end, False
-        super().__post_init__()
-        self.load_best_model_at_end = load_best
-        if logging_steps is None:
+        self.load_best_model_at_end = False
+        set_best_metric(self, given["load_best_model_at_end"])
+        try:
+            super().__post_init__()
+        except ValueError as error:  # of TRL and transformers, too
+            raise G2POError(str(error)) from error
+        self.load_best_model_at_end = given["load_best_model_at_end"]
+        if given["logging_steps"] is None:
             self.logging_steps = self.optimizer_steps_per_iteration
-        if not eval_steps and self.eval_strategy == "steps":
+        if not given["eval_steps"] and self.eval_strategy == "steps":  # the parent takes the logging steps of before
             self.eval_steps = self.logging_steps
-        if save_steps is None:
+        if given["save_steps"] is None:
             self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
-            if load_best and self.eval_strategy == "steps":
+            if self.load_best_model_at_end and self.eval_strategy == "steps":
                 self.save_steps = self.eval_steps
         if self.log_trajectories_every is None:
             self.log_trajectories_every = 10 if logs_tables(self) else 0
-        check_afterwards(self)
+        if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
+            self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
+        self._check_estimator()
+        check(self, given)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data, for files and loggers: without what looks like a secret."""
@@ -287,14 +329,6 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
 
     def _check_estimator(self) -> None:
         check_estimator(self)
-
-    def check_advantage_fn(self) -> None:
-        """Refuse what only the built-in estimators read: with an `advantage_fn` it would be ignored.
-
-        Raises:
-            ValueError: for the first such field that is not at its default.
-        """
-        check_advantage_fn(self)
 
     def training_sampling(self) -> Sampling:
         """Return how completions are sampled in rollouts."""
@@ -314,7 +348,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         """Return the function `StateGraph -> (S,)` advantages that the fields select.
 
         Raises:
-            ValueError: if `estimator_kwargs` has what the estimator does not take.
+            G2POError: if `estimator_kwargs` has what the estimator does not take.
         """
         return make_estimator(
             self.advantage_estimator,
@@ -338,7 +372,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     @property
     def corrects_sampling(self) -> bool:
         """Whether completions come with log-probabilities of another engine or policy, for importance weights."""
-        return self.use_vllm or self.vllm_servers is not None or self.is_off_policy
+        return not ENGINES[self.engine].engine.is_the_model or self.is_off_policy
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

@@ -33,8 +33,8 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
+from .engines.registry import ENGINES
 from .engines.sampling import Sampling
-from .engines.trl_vllm import starting_vllm
 from .environments.adapters.agent import agent_factory
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
@@ -83,11 +83,7 @@ from .trainer_validation import (
     check_best_metric,
     check_errors,
     check_not_imported,
-    check_state_key,
     check_trainer,
-    check_unchanged,
-    settings_of_optimizer,
-    settings_of_parts,
     warn_of_different_starts,
     warn_of_ignored_fields,
 )
@@ -98,6 +94,7 @@ from .update.iteration import Timer
 from .update.update import MiniBatches, set_optimizer_mode
 from .utils.adapter_files import find_adapter
 from .utils.adapters import load_adapter_to_train, only_active_adapter
+from .utils.errors import G2POError
 from .utils.json import atomic_write
 from .utils.ranks import on_main
 from .utils.trl_compat import (
@@ -138,7 +135,7 @@ class G2POTrainer(GRPOTrainer):
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
-        ValueError: if the dataset lacks columns that `reset` needs, the tokenizer has no chat template, the output
+        G2POError: if the dataset lacks columns that `reset` needs, the tokenizer has no chat template, the output
             folder cannot be written, or the environment violates its contract on the first task.
     """
 
@@ -169,19 +166,16 @@ class G2POTrainer(GRPOTrainer):
         if agent is not None:
             environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None
         environment_factory = with_rewards(environment_factory, reward_funcs, args.reward_weights, tools)
-        check_arguments(model, args, kwargs, environment_factory)
-        check_state_key(state_key, args)
-        if advantage_fn is not None:
-            args.check_advantage_fn()
+        check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
         self.history = args.history or default_history(environment_factory, prompt_template)
         prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
-        environment_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
+        wrapped_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
-        check_datasets(environment_factory, train_dataset, eval_dataset)
+        check_datasets(wrapped_factory, train_dataset, eval_dataset)
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
             check_best_metric(args, eval_dataset)
-        check_reward_columns(self.environment_factory, train_dataset[0])
+        check_reward_columns(environment_factory, train_dataset[0])
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
@@ -190,7 +184,7 @@ class G2POTrainer(GRPOTrainer):
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
         with (
-            starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter),
+            ENGINES[args.engine].engine.starting(args, **args.engine_kwargs or {}),
             reference_copied_from(model),
             no_adapter_copied_from(model, args, loaded=model is not name),
         ):
@@ -204,6 +198,7 @@ class G2POTrainer(GRPOTrainer):
                 **kwargs,
             )
         self.beta = args.beta
+        self.sampling = args.training_sampling()
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         end_completions(self)
@@ -218,7 +213,7 @@ class G2POTrainer(GRPOTrainer):
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
-        self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
+        self.player = make_player(self, wrapped_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
         first = check_start(self.player.pool, train_dataset[0])
@@ -240,7 +235,6 @@ class G2POTrainer(GRPOTrainer):
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
         add_callbacks(self)
-        self._settings_read = settings_of_parts(args)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator as transformers does, before any model is prepared, the reference included."""
@@ -277,13 +271,12 @@ class G2POTrainer(GRPOTrainer):
         Args:
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
-                `dataclasses.replace(trainer.args.training_sampling(), temperature=0)`.
+                `dataclasses.replace(trainer.sampling, temperature=0)`.
             groups: group of each task, see `Player.play`.
             description: of the progress bar.
             seeds: seed of each episode, see `Player.play`.
         """
-        check_unchanged(self._settings_read, self.args)
-        sampling = sampling or self.args.training_sampling()
+        sampling = sampling or self.sampling
         episodes, is_main = self.player.number_of(tasks), self.accelerator.is_main_process
         with (
             closing(RolloutBar(description, self.player.max_turns, episodes, is_main)) as bar,
@@ -302,7 +295,6 @@ class G2POTrainer(GRPOTrainer):
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
         """Play a rollout and return its mini-batches: trajectories -> graph -> advantages -> step batch."""
-        check_unchanged(self._settings_read, self.args)
         first_row = self.accelerator.process_index * len(rows)  # this rank's, among those of all ranks
         # `num_generations` consecutive rows are one group.
         groups = [(first_row + i) // self.args.num_generations for i in range(len(rows))]
@@ -480,7 +472,7 @@ class G2POTrainer(GRPOTrainer):
                 for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
             }
         if dataset is None or len(dataset) == 0:
-            raise ValueError("eval_dataset is empty: pass the panel of tasks to evaluate on")
+            raise G2POError("eval_dataset is empty: pass the panel of tasks to evaluate on")
         metrics = {}
         for temperature in self.args.other_eval_temperatures:
             metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))
@@ -531,10 +523,9 @@ class G2POTrainer(GRPOTrainer):
             **kwargs: passed on to transformers' `train`.
 
         Raises:
-            ValueError: when `output_dir` holds another run and `overwrite` is False, when another process trains
+            G2POError: when `output_dir` holds another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
-        check_unchanged(self._settings_read, self.args)
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart()
@@ -571,7 +562,6 @@ class G2POTrainer(GRPOTrainer):
             write_run(self)
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
-        self._settings_read |= settings_of_optimizer(args)  # transformers keeps the optimizer for the next call
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
@@ -579,7 +569,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError(
+            raise G2POError(
                 f"{checkpoint!r} is the end of its run (step {state.global_step}, max_steps={self.args.max_steps}): "
                 "there is nothing left to train. Use its model, or raise max_steps."
             )

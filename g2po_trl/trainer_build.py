@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.assignment import Credit
-from .engines.base import Engine
+from .engines.base import Engine, EngineParts
+from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
-from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
@@ -122,78 +121,41 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
     def batches_left() -> int:
         return math.ceil((trainer.state.max_steps - trainer.state.global_step) / args.optimizer_steps_per_iteration)
 
+    def progress(total: int, episodes: int, unit: str) -> AbstractContextManager[RolloutBar]:
+        return closing(RolloutBar("rollout", total, episodes, accelerator.is_main_process, unit))
+
     context = RolloutContext(
         trainer.player,
-        args.num_generations,
-        trainer.train_dataset,
-        args.seed,
-        args.per_device_train_batch_size * args.steps_per_generation,
-        args.training_sampling,
-        accelerator.process_index,
-        gather_object,
-        lambda total, episodes, unit: closing(
-            RolloutBar("rollout", total, episodes, accelerator.is_main_process, unit)
-        ),
-        batches_left,
+        group_size=args.num_generations,
+        tasks=trainer.train_dataset,
+        seed=args.seed,
+        batch_size=args.per_device_train_batch_size * args.steps_per_generation,
+        sampling=trainer.sampling,
+        rank=accelerator.process_index,
+        gather=gather_object,
+        progress=progress,
+        batches_left=batches_left,
     )
     return STRATEGIES[args.rollout_strategy](context, **args.rollout_strategy_kwargs or {})
 
 
-def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
-    """Return the configured engine: `generate`, vLLM through TRL (`use_vllm`), or `vllm_servers`.
-
-    Args:
-        trainer: the trainer.
-        kind: another one: "generate", "vllm" or "served".
-    """
-    args, stop_token_ids = trainer.args, trainer.eos_token_ids
-    tokenizer, options = get_tokenizer(trainer.processing_class), args.generation_kwargs
-    kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else "generate")
-    if kind == "served":
-        return _make_served_engine(trainer, tokenizer, options)
-    if kind == "vllm":
-        from .engines.trl_vllm import VLLMEngine
-
-        return VLLMEngine(
-            tokenizer, stop_token_ids, trainer.vllm_generation, trainer.accelerator, trainer.model, args.seed, options
-        )
-    options = {"cache_implementation": args.cache_implementation, **(options or {})}
-    # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    return TransformersEngine(
-        tokenizer,
-        stop_token_ids,
-        partial(_trained_model_for_generation, trainer),
-        args.generation_batch_tokens,
-        sharded,
-        trainer.accelerator.device,
-        options,
-        logprobs=args.is_off_policy,
-    )
-
-
-def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str, Any] | None) -> Engine:
-    from .experimental.vllm_servers.engine import ServedVLLMEngine
-    from .experimental.vllm_servers.weight_sync import TrainerHandle
-
+def make_engine(trainer: GRPOTrainer, name: str | None = None, **options: Any) -> Engine:
+    """Return the configured engine, or another one of `ENGINES`, with its options."""
     args = trainer.args
-    if args.vllm_structured_outputs_regex is not None:
-        options = {"structured_outputs": {"regex": args.vllm_structured_outputs_regex}, **(options or {})}
-    connection = TrainerHandle(
+    if name is None:
+        name, options = args.engine, args.engine_kwargs or {}
+    parts = EngineParts(
+        args,
+        get_tokenizer(trainer.processing_class),
+        trainer.eos_token_ids,
         trainer.accelerator,
-        lambda: trainer.accelerator.unwrap_model(trainer.model),
-        partial(_trained_model_for_generation, trainer),
-        gather_params_of(trainer),
-        None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length,
-        args.training_sampling(),
-        args.vllm_importance_sampling_correction,
+        model=lambda: trainer.accelerator.unwrap_model(trainer.model),
+        generation_model=partial(_trained_model_for_generation, trainer),
+        gather=gather_params_of(trainer),
+        is_sharded=trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+        vllm=getattr(trainer, "vllm_generation", None),
     )
-    # What begins with an underscore is not pushed to the Hub.
-    folder = args.vllm_weights_folder or Path(args.output_dir, "_vllm_weights")
-    patience, request_timeout = args.vllm_server_timeout, args.vllm_request_timeout
-    return ServedVLLMEngine(
-        tokenizer, trainer.eos_token_ids, args.vllm_servers, folder, connection, patience, request_timeout, options
-    )
+    return ENGINES[name].engine.of_trainer(parts, **options)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checks of `G2POTrainer`: arguments, models, fields changed after they were read, rollouts without results."""
+"""Checks of `G2POTrainer`: what needs the model, the data or a rollout. Values alone are checked by `G2POConfig`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 
 from .config import G2POConfig
@@ -27,23 +27,19 @@ from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError
+from .utils.options import option_text, require
 from .utils.trl_compat import is_sharded, name_or_path_of
 
 logger = logging.getLogger(__name__)
 
-
-# Arguments of GRPOTrainer -> the remedy.
-_NO_PREDICTIONS = "evaluations play episodes. Put numbers to report into info, as score_NAME, or override evaluate"
+# Arguments of GRPOTrainer that it would ignore here -> the remedy.
 _REFUSED_ARGUMENTS = {
     "reward_processing_classes": "they belong to reward models. Remove it",
     "rollout_func": "pass an agent, a function that calls the model (agent=), instead",
-    "compute_metrics": _NO_PREDICTIONS,
-    "preprocess_logits_for_metrics": _NO_PREDICTIONS,
-    "compute_loss_func": "set loss_type, or override compute_loss",
-    "data_collator": "tasks are dictionaries. Remove it",
-    "model_init": "pass the model",
-    "optimizer_cls_and_kwargs": "set optim and optim_args, or pass optimizers",
 }
+# Fields that an `advantage_fn` replaces. State keys and `gamma` are not among them: they make its graph.
+_READ_BY_ESTIMATORS = ("advantage_estimator", "estimator_kwargs", "step_advantage_weight", "invalid_action_penalty")
+_READ_BY_ESTIMATORS += ("scale_rewards",)
 
 
 def check_not_imported() -> None:
@@ -58,37 +54,36 @@ def check_not_imported() -> None:
             )
 
 
-def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
+def check_arguments(
+    model: Any,
+    args: G2POConfig,
+    options: Mapping[str, Any],
+    environment_factory: Any,
+    advantage_fn: Callable | None,
+    state_key: Callable | None,
+) -> None:
     """Check the trainer's arguments before anything is loaded."""
     if not isinstance(args, G2POConfig):
         raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
     for name, remedy in _REFUSED_ARGUMENTS.items():
         if options.get(name) is not None:
             raise TypeError(f"G2POTrainer does not accept {name}: {remedy}")
-    if environment_factory is None:
-        raise ValueError(
-            "environment_factory is None: pass a TextEnvironment class or a tool-based class; or tools and "
-            "reward_funcs; or an agent"
-        )
-    if isinstance(environment_factory, Mapping):
-        raise ValueError(
-            f"environment_factory is a dict with {', '.join(map(str, environment_factory))}: pass one class, whose "
-            "reset chooses the game by a column"
-        )
     if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
-        kind = type(environment_factory).__name__
-        raise ValueError(
-            f"environment_factory is an object of {kind}, but each worker makes its own: pass the class, "
-            f"environment_factory={kind}, or functools.partial({kind}, …) for its arguments"
+        raise G2POError(
+            f"environment_factory is {environment_factory!r}: pass a TextEnvironment class or a tool-based class, or "
+            "functools.partial(CLASS, …) for its arguments; or tools and reward_funcs; or an agent"
         )
-    if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
-        raise ValueError(
-            "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
-            "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
-        )
+    if state_key is not None:
+        if not callable(state_key):
+            raise TypeError(f"state_key is {state_key!r} in G2POTrainer: pass a function, or set it in G2POConfig")
+        require(args.state_key is None, "state_key", args.state_key, "G2POTrainer has a function, too: choose one")
+    for field in fields(args) if advantage_fn is not None else ():
+        if field.name in _READ_BY_ESTIMATORS:
+            value, remedy = getattr(args, field.name), "advantage_fn replaces the estimator: apply it inside, or"
+            require(value == field.default, field.name, value, f"{remedy} leave it at {field.default!r}")
     has_adapter = options.get("peft_config") is not None or (not isinstance(model, str) and is_peft_model(model))
     if args.sync_ref_model and has_adapter:
-        raise ValueError(
+        raise G2POError(
             "sync_ref_model is True and the model has an adapter, whose reference is the adapter at the start: set "
             "sync_ref_model=False, or train all weights"
         )
@@ -99,111 +94,72 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
     _check_writable(Path(args.output_dir))
 
 
-# Fields of agent training that are read whenever they are needed. TRL or the trainer's parts read all others once.
-_READ_LATE = {
-    *("top_p", "top_k", "min_p", "repetition_penalty", "stop_sequences", "mask_truncated_completions"),
-    *("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate"),
-    *("gae_lambda", "overwrite"),
-}
-_READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")  # of transformers' fields
-
-
-def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
-    """Return the fields that the trainer's parts read once, for `check_unchanged`."""
-    names = {field.name for field in fields(args)} - {field.name for field in fields(TrainingArguments)} - _READ_LATE
-    return {name: _snapshot(getattr(args, name)) for name in (*sorted(names), *_READ_ONCE)}
-
-
-def _snapshot(value: Any) -> Any:
-    """Return a copy with dtypes by name: transformers replaces them in place when it writes its arguments."""
-    if isinstance(value, dict):
-        return {key: _snapshot(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_snapshot(one) for one in value]
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
-
-def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
-    """Return the fields that the optimizer reads when training begins, for `check_unchanged`."""
-    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
-    return {name: getattr(args, name) for name in names}
-
-
-def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
-    """Refuse fields changed after they were read: they would have no effect, and run.json be wrong."""
-    for name, value in made_with.items():
-        if _snapshot(getattr(args, name)) != value:
-            raise ValueError(
-                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which "
-                "it does only once: set it in G2POConfig before the trainer is created"
-            )
-
-
-def check_state_key(function: Callable | None, args: G2POConfig) -> None:
-    """Check that the trainer's `state_key` is a function, and the only one."""
-    if function is None:
-        return
-    if not callable(function):
-        raise TypeError(f"state_key is {function!r} in G2POTrainer: pass a function, or set it in G2POConfig")
-    if args.state_key is not None:
-        raise ValueError(f"state_key is {args.state_key!r} in G2POConfig and a function in G2POTrainer: choose one")
+def _check_writable(output_dir: Path) -> None:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise G2POError(
+            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
+        ) from error
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
     """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run."""
+    args, model = trainer.args, trainer.model
     if get_chat_template(trainer.processing_class) is None:
-        raise ValueError(
-            f"the tokenizer of {name_or_path_of(trainer.model.config) or 'the model'} has no chat template: use an "
+        raise G2POError(
+            f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has no chat template: use an "
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
-            "(`g2po train environment.py`: --chat_template FILE)"
+            "(`g2po train environment.py`: --chat-template FILE)"
         )
-    check_adapter(trainer.model)
-    if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
-        raise ValueError(
+    check_adapter(model)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise G2POError(
             "no parameter of the model trains (requires_grad is False for all): load an adapter with "
             "PeftModel.from_pretrained(…, is_trainable=True), or call model.requires_grad_(True)"
         )
     if trainer.aux_loss_enabled:
-        raise ValueError(
+        raise G2POError(
             f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
-            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0."
+            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0"
         )
-    head = trainer.model.get_output_embeddings()
-    if trainer.is_fsdp_enabled and hasattr(head, "modules_to_save"):
-        raise ValueError(
+    if trainer.is_fsdp_enabled and hasattr(model.get_output_embeddings(), "modules_to_save"):
+        raise G2POError(
             "modules_to_save has the LM head, and the model is sharded by FSDP, which would not average its gradient "
             "over ranks: leave it out, or train with DDP"
         )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
-        raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+        raise G2POError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
     _check_comparisons(trainer)
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    check_schedule(trainer.args, plugin.deepspeed_config if plugin else {})
-    if trainer.args.sync_ref_model and trainer.args.save_strategy != "no" and is_sharded(trainer):
-        raise ValueError(
+    check_schedule(args, plugin.deepspeed_config if plugin else {})
+    if args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer):
+        raise G2POError(
             "sync_ref_model is True and the model is sharded (FSDP, ZeRO-3): no checkpoint would have the reference. "
             "Set save_strategy='no', or train with DDP"
         )
-    groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
+    groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
     if tasks < groups:
-        raise ValueError(
+        raise G2POError(
             f"train_dataset has {tasks} row(s), and a rollout plays {groups} groups (generation_batch_size / "
             "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size"
         )
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
-    loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
+    loss_scale(args.loss_type, nothing, 1, 1, 1, 1)  # known type?
 
 
 def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
     """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts."""
     of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
-    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    constant = schedule == "constant" and "scheduler" not in of_engine
+    constant = option_text(args.lr_scheduler_type) == "constant" and "scheduler" not in of_engine
     if args.mini_batch_size is not None and of_engine and not constant:
-        raise ValueError(
-            f"mini_batch_size is {args.mini_batch_size}, lr_scheduler_type is {schedule!r}, and DeepSpeed's "
-            f"configuration has its own {' and '.join(of_engine)}, whose schedule would count mini-batches instead of "
-            f"rollouts: remove {' and '.join(of_engine)} there, or set mini_batch_size=None"
+        raise G2POError(
+            f"mini_batch_size is {args.mini_batch_size}, and the schedule of DeepSpeed's {' and '.join(of_engine)} "
+            f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
+            "or set mini_batch_size=None"
         )
 
 
@@ -221,10 +177,8 @@ def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dat
         task_types = {row.get("task_type") for row in rows}
         if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
             return
-    raise ValueError(
-        f"metric_for_best_model is {name!r}, which no evaluation has: set it to "
-        f"{' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}, or another metric of these evaluations"
-    )
+    remedy = f"no evaluation has it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
+    require(False, "metric_for_best_model", name, remedy)
 
 
 def _check_comparisons(trainer: GRPOTrainer) -> None:
@@ -232,14 +186,11 @@ def _check_comparisons(trainer: GRPOTrainer) -> None:
     parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
     comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
     for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():
-        if getattr(trainer.args, name) == missing:
-            raise ValueError(
-                f"{name} is {missing!r}, and {comparing[0]} compares evaluations: set eval_strategy, and "
-                "metric_for_best_model, e.g. to 'success_rate'"
-            )
+        remedy = f"{comparing[0]} compares evaluations: set eval_strategy and metric_for_best_model"
+        require(getattr(trainer.args, name) != missing, name, missing, remedy)
 
 
-def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
+def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max_error_rate: float) -> None:
     """Stop a run, on all ranks, in which more than `max_error_rate` of the trajectories have no result."""
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
     if len(not_begun) / len(records) > max_error_rate:
@@ -254,18 +205,6 @@ def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
             f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
             f"{max_error_rate:.0%}. Fix the environment (or raise max_error_rate). The first:\n{reasons[0]}"
         )
-
-
-def _check_writable(output_dir: Path) -> None:
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        probe = output_dir / f".write-test-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
-        ) from error
 
 
 def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) -> None:

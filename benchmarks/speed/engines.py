@@ -32,7 +32,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.trainer_build import make_engine
 
-ENGINES = {"transformers": "generate", "vllm colocate": "vllm"}
+ENGINES = {"transformers": "transformers", "vllm colocate": "vllm"}
 
 
 def make_model(folder: Path, hidden_size: int, layers: int) -> Path:

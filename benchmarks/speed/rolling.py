@@ -175,7 +175,7 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
         factory = partial(AlfworldEnvironment, Manifest.scan(Path(folder)), hidden_actions=hidden, intro=False)
         with EnvironmentPool(factory, PoolLimits(2)) as pool:
             player, places = Player(pool, actor, 15), options.groups * GROUP
-            context = RolloutContext(player, GROUP, tasks, sampling=lambda: sampling)
+            context = RolloutContext(player, GROUP, tasks, sampling=sampling)
             rolling, ages, ahead = PartialRollouts(context), [], []
             for version in range(1, options.batches + 1):
                 rows = tasks[(version - 1) * options.groups : version * options.groups]

@@ -8,11 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..engines.registry import ENGINES
 from ..utils.adapter_files import find_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import extra_of, install_command
 
-_NEEDED_WITH = {"use_vllm": "vllm", "load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
+_NEEDED_WITH = {"load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
 _TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "tensorboard", "neptune", "clearml")
 _FILES = ("tasks", "eval_tasks", "chat_template", "demonstrations", "train_config")
 
@@ -22,6 +23,8 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for name, module in _NEEDED_WITH.items():
         if values.get(name) and find_spec(module) is None:
             raise G2POError(f"{name} is True, and {module} is not installed: {install_command(extra_of(module))}")
+    if (kind := ENGINES.get(values.get("engine"))) and kind.extra and find_spec(kind.extra) is None:
+        raise G2POError(f"engine is {values['engine']!r}, which is not installed: {install_command(kind.extra)}")
     report_to = values.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:
         if name in _TRACKERS and find_spec(name) is None:

@@ -17,12 +17,14 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig
 
 from ..config import G2POConfig
+from ..config_validation import NEEDS
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.errors import G2POError
+from ..utils.options import switches_of, without_effect
 from .launch import VIEW
 from .live_view import LiveView
 from .parser import parse
@@ -62,8 +64,14 @@ def parse_arguments(
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
         G2POError: if a file, a model's folder or a package is missing.
     """
-    *parsed, _ = parse(types, argv, **parser_options(default_config, defaults, configs))
-    check_files_and_packages({name: value for one in parsed for name, value in vars(one).items()})
+    *parsed, given = parse(types, argv, **parser_options(default_config, defaults, configs))
+    values = {name: value for one in parsed for name, value in vars(one).items()}
+    # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
+    switches = given | ({"engine"} if "use_vllm" in given else set())
+    needs = {name: needed for name, needed in NEEDS.items() if switches.isdisjoint(switches_of(needed))}
+    for sentence in without_effect(sorted(given), values, needs):
+        raise SystemExit(f"{sentence}: add it, or leave the option out")
+    check_files_and_packages(values)
     model_args = [one for one in parsed if isinstance(one, ModelConfig)]
     for one in parsed if model_args else ():
         if hasattr(one, "model_init_kwargs"):

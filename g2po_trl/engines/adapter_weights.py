@@ -11,6 +11,8 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 
+from ..utils.errors import G2POError
+
 
 @torch.no_grad()
 def merged_parameters(
@@ -92,9 +94,9 @@ def check_mergeable(model: PeftModel) -> None:
     config = model.active_peft_config
     kind = getattr(config.peft_type, "value", config.peft_type)
     if getattr(config, "layer_replication", None):
-        raise ValueError("the adapter has layer_replication, and the engine's model has fewer layers: remove it")
+        raise G2POError("the adapter has layer_replication, and the engine's model has fewer layers: remove it")
     if reason := _why_untied(model):
-        raise ValueError(
+        raise G2POError(
             f"the model ties its LM head to its embeddings, and {reason}: an engine has one weight for both. Train "
             "neither, train trainable_token_indices instead, or generate without the engine"
         )
@@ -117,13 +119,11 @@ def check_mergeable(model: PeftModel) -> None:
                 else:
                     layer.unmerge()
         except (NotImplementedError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"the adapter ({kind}) cannot be merged into the weights of an engine: {error}"
-            ) from error
+            raise G2POError(f"the adapter ({kind}) cannot be merged into the weights of an engine: {error}") from error
         if inputs is not None:
             limit = 64 * torch.finfo(wanted.dtype).eps * (1 + float(wanted.abs().max()))
         if not in_place or not off <= limit:
-            raise ValueError(
+            raise G2POError(
                 f"the adapter ({kind}) cannot be merged into the weights of an engine: {type(layer).__name__} merged "
                 f"computes something else{f' (by {off:.2g})' if off else ''}. Use LoRA, or generate without the engine"
             )

@@ -6,14 +6,21 @@ completion in the same place: after the first stop token, or where the first of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .sampling import Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+    # Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
+    GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
 
 @dataclass
@@ -33,6 +40,32 @@ class Completion:
     complete: bool = True
     cached_tokens: int | None = None
     repeats: int = 0
+
+
+@dataclass
+class EngineParts:
+    """What a trainer gives its engine.
+
+    Args:
+        args: an object with the fields of a `G2POConfig`.
+        tokenizer, stop_token_ids: see `Engine`.
+        accelerator: of the trainer.
+        model: returns the trained model, without accelerate's wrappers.
+        generation_model: provides the model for a forward pass that all ranks make.
+        gather: gathers parameters that ZeRO-3 shards.
+        is_sharded: each rank has a part of the weights.
+        vllm: TRL's wrapper of vLLM, if it has started one.
+    """
+
+    args: Any
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: Sequence[int]
+    accelerator: Accelerator
+    model: Callable[[], torch.nn.Module]
+    generation_model: GenerationModel
+    gather: Callable[[Sequence], AbstractContextManager] = nullcontext
+    is_sharded: bool = False
+    vllm: Any = None
 
 
 class Engine:
@@ -65,6 +98,28 @@ class Engine:
         self.stop_token_ids = set(stop_token_ids)
         self.options = options or {}
         self._is_open = False
+
+    @classmethod
+    def of_trainer(cls, parts: EngineParts) -> Engine:
+        """Return the engine of a trainer. Keyword-only parameters are the engine's options (`engine_kwargs`)."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, args: Any, **options: Any) -> None:
+        """Refuse settings that the engine excludes, before a model is loaded.
+
+        Args:
+            args: an object with the fields of a `G2POConfig`.
+            **options: the engine's options.
+
+        Raises:
+            G2POError: for the first such setting.
+        """
+
+    @classmethod
+    def starting(cls, args: Any, **options: Any) -> AbstractContextManager:
+        """Return the context in which TRL's constructor runs."""
+        return nullcontext()
 
     @contextmanager
     def rollout(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..utils.options import option
+from ..utils.options import Options, option
 
 # Names of engine options -> the setting that decides the same. An engine option would silently win over the setting,
 # while the loss, a run's description and tables of results go by the setting.
@@ -30,29 +30,34 @@ _LEAVE_THE_DISTRIBUTION = {
 
 
 @dataclass
-class Sampling:
+class Sampling(Options):
     """How completions are sampled, and where they end.
 
     The configuration and the options of `g2po evaluate` inherit these fields, and each engine translates them
     (`Engine.to_engine`). The metadata `neutral` of a filter is the value at which it leaves the model's distribution.
-
-    Args:
-        temperature: 0 is greedy.
-        top_p: nucleus sampling; 1 disables it.
-        top_k: sample from the k most likely tokens; 0 disables it.
-        min_p: minimum probability relative to the most likely token; `None` disables it.
-        repetition_penalty: 1 disables it.
-        max_completion_length: maximum tokens of a completion.
-        stop_sequences: a completion ends after the first of these texts.
     """
 
-    temperature: float = option("Sampling temperature; 0 is greedy.", 1.0)
-    top_p: float = option("Sample from the likeliest tokens with this probability together.", 1.0, neutral=1.0)
-    top_k: int = option("Sample from this many likeliest tokens; 0: from all.", 0, neutral=0)
-    min_p: float | None = option("Least probability relative to the likeliest token.", None, neutral=None)
-    repetition_penalty: float = option("Divides the scores of tokens that occurred before.", 1.0, neutral=1.0)
-    max_completion_length: int = option("Maximum number of tokens of a completion.", 512)
-    stop_sequences: list[str] | None = option("Strings at which a completion ends, e.g. '</action>'.", None)
+    temperature: float = option("Sampling temperature; 0 is greedy.", 1.0, within="[0, inf)")
+    top_p: float = option(
+        "Sample from the most likely tokens that have this probability together; 1 disables it.",
+        1.0,
+        within="(0, 1]",
+        neutral=1.0,
+    )
+    top_k: int = option("Sample from the k most likely tokens; 0 disables it.", 0, within="[0, inf)", neutral=0)
+    min_p: float | None = option(
+        "Minimum probability relative to the most likely token. `None` disables it.",
+        None,
+        within="[0, 1]",
+        neutral=None,
+    )
+    repetition_penalty: float = option(
+        "Penalty of tokens that occurred before; 1 disables it.", 1.0, within="(0, inf)", neutral=1.0
+    )
+    max_completion_length: int = option("Maximum number of tokens of a completion.", 512, within="[1, inf)")
+    stop_sequences: list[str] | None = option(
+        'Strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.', None
+    )
 
     @classmethod
     def of(cls, args: Any, **changes: Any) -> Sampling:

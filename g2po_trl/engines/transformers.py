@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
+from ..utils.errors import G2POError
 from ..utils.sdpa import without_cudnn_attention
-from .base import Completion, Engine
+from .base import Completion, Engine, EngineParts
 from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
+
+if TYPE_CHECKING:
+    from .base import GenerationModel
 
 
 def check_options(options: Iterable[str]) -> None:
@@ -26,7 +25,7 @@ def check_options(options: Iterable[str]) -> None:
     known = GenerationConfig()
     for name in options:
         if not hasattr(known, name):
-            raise ValueError(
+            raise G2POError(
                 f"generation_kwargs has {name}, which is no option of transformers' generate (GenerationConfig): "
                 "remove it, or use the engine that it belongs to"
             )
@@ -113,10 +112,6 @@ def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
             owner.generation_config = default
 
 
-# Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
-GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
-
-
 class TransformersEngine(Engine):
     """Generates by `model.generate`, in batches of similar length.
 
@@ -154,6 +149,22 @@ class TransformersEngine(Engine):
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
         self.watched: list[tuple[Sequence[int], list[int], list[float]]] | None = None
+
+    @classmethod
+    def of_trainer(cls, parts: EngineParts) -> TransformersEngine:
+        args = parts.args
+        options = {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
+        # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
+        return cls(
+            parts.tokenizer,
+            parts.stop_token_ids,
+            parts.generation_model,
+            args.generation_batch_tokens,
+            parts.is_sharded,
+            parts.accelerator.device,
+            options,
+            logprobs=args.is_off_policy,
+        )
 
     @classmethod
     def from_model(

@@ -16,8 +16,10 @@ from accelerate.utils import gather_object, is_peft_model, set_seed
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
+from ..utils.errors import G2POError
+from ..utils.options import require
 from ..utils.trl_compat import gather_params_of
-from .base import Completion
+from .base import Completion, EngineParts
 from .sampling import Sampling, derived_seed
 from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_params
 
@@ -87,12 +89,51 @@ class VLLMEngine(RequestEngine):
                 self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device, vllm.merge)
                 vllm._iter_named_params = self.adapter.weights
 
+    @classmethod
+    def of_trainer(cls, parts: EngineParts, *, merge_adapter: bool | None = None) -> VLLMEngine:
+        """Return the engine over TRL's vLLM.
+
+        Args:
+            parts: of the trainer.
+            merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: beside the base weights, without loss;
+                refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into vLLM's
+                weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or cannot
+                serve it.
+        """
+        args, model = parts.args, parts.model()
+        if getattr(model, "is_quantized", False):
+            raise G2POError(
+                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
+                "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or engine='transformers'"
+            )
+        options = args.generation_kwargs
+        return cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
+
+    @classmethod
+    def check(cls, args: Any, merge_adapter: bool | None = None) -> None:
+        require(merge_adapter in (None, True, False), "merge_adapter", merge_adapter, "set it to true, false or null")
+        if args.max_prompt_length is not None and args.vllm_max_model_length is not None:
+            needed = args.max_prompt_length + args.max_completion_length
+            remedy = f"set it to max_prompt_length + max_completion_length = {needed} or more"
+            require(args.vllm_max_model_length >= needed, "vllm_max_model_length", args.vllm_max_model_length, remedy)
+
+    @classmethod
+    def starting(cls, args: Any, merge_adapter: bool | None = None) -> AbstractContextManager:
+        """Return a context in which TRL starts a colocated vLLM: on a free port, with room for an adapter."""
+        if args.vllm_mode != "colocate":
+            return nullcontext()
+        take_free_port()
+        if not is_peft_available():
+            return nullcontext()
+        from .vllm_adapter import adapters_beside_the_base
+
+        return adapters_beside_the_base(merge_adapter)
+
     @contextmanager
     def _open(self) -> Iterator[None]:
         vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
         vllm.sync_weights()
-        # TRL has just done so, but does not look whether it worked: vLLM refuses while a request is unfinished, and
-        # would go on with what the weights of before computed.
+        # TRL ignores a failure: vLLM refuses while a request is unfinished, and would keep the old weights' prefixes.
         if vllm.mode == "colocate" and vllm.llm.reset_prefix_cache() is False:
             raise RuntimeError(
                 "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
@@ -192,18 +233,6 @@ class VLLMEngine(RequestEngine):
         if seeds is not None and accelerator.is_main_process:
             return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
         return nullcontext()
-
-
-def starting_vllm(colocated: bool, merge_adapter: bool | None = None) -> AbstractContextManager:
-    """Return a context in which TRL starts a colocated vLLM: on a free port, with room for an adapter."""
-    if not colocated:
-        return nullcontext()
-    take_free_port()
-    if not is_peft_available():
-        return nullcontext()
-    from .vllm_adapter import adapters_beside_the_base
-
-    return adapters_beside_the_base(merge_adapter)
 
 
 def take_free_port() -> None:

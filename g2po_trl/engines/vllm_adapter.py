@@ -19,6 +19,7 @@ from peft import PeftConfig, PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from ..utils.errors import G2POError
 from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
 from .adapter_weights import adapter_parameters, check_mergeable, merged_parameters
 from .weight_folder import WeightFolder
@@ -40,7 +41,7 @@ _NOT_SERVED += (
     "kasa_config",
 )
 _SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave it alone
-_MUST_MERGE = "vllm_merge_adapter is False, and vLLM must have the adapter merged"
+_MUST_MERGE = "merge_adapter is False, and vLLM must have the adapter merged"
 Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
@@ -87,7 +88,7 @@ class _AdapterGeneration(VLLMGeneration):
         if reason is None and not supports_lora(architecture):
             reason = f"it serves no adapters of {architecture.__name__}"
         if reason is not None and self.merge is False:
-            raise ValueError(f"{_MUST_MERGE}: {reason}")
+            raise G2POError(f"{_MUST_MERGE}: {reason}")
         if reason is not None and self.accelerator.is_main_process:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: %s", reason)
         return reason is None
@@ -146,7 +147,7 @@ class ServedAdapter:
         merges: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and requests are plain.
 
     Raises:
-        ValueError: for such parts, if they may not be merged.
+        G2POError: for such parts, if they may not be merged.
     """
 
     def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
@@ -162,7 +163,7 @@ class ServedAdapter:
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
         if unserved and merge is False:
-            raise ValueError(f"{_MUST_MERGE}: it serves no {unserved}")
+            raise G2POError(f"{_MUST_MERGE}: it serves no {unserved}")
         if unserved:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
 

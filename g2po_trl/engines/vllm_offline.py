@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.adapter_files import find_adapter
+from ..utils.errors import G2POError
 from .stop_tokens import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes
 
@@ -32,7 +33,7 @@ class OfflineVLLMEngine(RequestEngine):
 
             config = PeftConfig.from_pretrained(str(adapter))
             if reason := why_not_served(config):
-                raise ValueError(
+                raise G2POError(
                     f"model is {model!r}, an adapter that vLLM does not serve: {reason}. Use transformers as engine, "
                     "or merge it into its base (merge_and_unload), save that, and pass its folder"
                 )

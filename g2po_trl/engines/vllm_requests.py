@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..utils.errors import G2POError
 from .base import Completion, Engine
 from .sampling import Sampling
 
@@ -128,7 +129,7 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**options)
     except TypeError as error:
-        raise ValueError(
+        raise G2POError(
             f"generation_kwargs has what vLLM's SamplingParams does not take ({error}): remove it, or use the engine "
             "that it belongs to"
         ) from error

@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def _colocates_vllm(self) -> bool:
-        return bool(self["use_vllm"]) and (self["vllm_mode"] or "colocate") == "colocate" and not self["vllm_servers"]
+        return self["engine"] == "vllm" and (self["vllm_mode"] or "colocate") == "colocate"
 
     def assumed_episodes(self, **given: float) -> Episodes:
         """Return episodes as they are assumed, with the given means instead where there are some."""

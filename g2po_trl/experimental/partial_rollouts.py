@@ -23,6 +23,7 @@ from ..rollout.loop import Loop
 from ..rollout.player import EXCLUDED
 from ..rollout.stats import RolloutStats
 from ..rollout.strategy import Rollout, RolloutContext, Row
+from ..utils.errors import G2POError
 
 
 @dataclass(eq=False)
@@ -84,16 +85,16 @@ class PartialRollouts:
             and the policy that is trained on it; at least 1.
 
     Raises:
-        ValueError: if the engine generates for several ranks together, or a rank has parts of groups.
+        G2POError: if the engine generates for several ranks together, or a rank has parts of groups.
     """
 
     def __init__(self, context: RolloutContext, *, max_off_policy_steps: int = 1):
         context.check_whole_groups("partial_rollouts")
         if context.player.actor.is_collective:
-            raise ValueError(
+            raise G2POError(
                 "rollout_strategy is 'partial_rollouts', and this engine generates for several processes together, "
-                "but their groups are not complete together: set vllm_servers, or use_vllm with vllm_mode='colocate' "
-                "and vllm_tensor_parallel_size=1 on models that are not sharded, or use another strategy"
+                "but their groups are not complete together: set engine='vllm_servers', or 'vllm' with "
+                "vllm_mode='colocate' and vllm_tensor_parallel_size=1 on models that are not sharded"
             )
         self.context, self.max_off_policy_steps = context, max_off_policy_steps
         self.player, self.tasks = context.player, context.tasks
@@ -111,13 +112,13 @@ class PartialRollouts:
     @classmethod
     def check(cls, args: Any, max_off_policy_steps: int = 1) -> None:
         if max_off_policy_steps not in (1, 2):
-            raise ValueError(
+            raise G2POError(
                 f"max_off_policy_steps (rollout_strategy_kwargs) is {max_off_policy_steps!r}: set it to 1 or 2, or "
                 "use rollout_strategy='synchronous' to train on-policy"
             )
         mode = args.vllm_importance_sampling_mode
         if args.loss_type == "vespo" and mode in ("sequence_truncate", "sequence_mask"):
-            raise ValueError(
+            raise G2POError(
                 f"vllm_importance_sampling_mode is {mode!r}: loss_type='vespo' takes token_truncate or token_mask"
             )
 
@@ -178,13 +179,13 @@ class PartialRollouts:
         """Queue the tasks of `state_dict`, distributed again if the number of ranks has changed.
 
         Raises:
-            ValueError: on every rank, if the dataset lacks one of them.
+            G2POError: on every rank, if the dataset lacks one of them.
         """
         names = list(itertools.chain(*state))
         wanted = set(names)
         rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
         if missing := sorted(wanted - set(rows)):
-            raise ValueError(
+            raise G2POError(
                 "the checkpoint has unfinished groups of tasks that are not rows of train_dataset "
                 f"(hashes of the rows: {', '.join(missing)}): use the run's dataset, or start a new run from its "
                 "weights (model_name_or_path)"
@@ -196,7 +197,7 @@ class PartialRollouts:
     def _continue(self, stats: RolloutStats, version: int) -> Loop:
         """Return the loop, with its running episodes, for a rollout of this version of the policy."""
         player = self.player
-        session = player.actor.session(self.context.sampling(), self._seeds, stats)
+        session = player.actor.session(self.context.sampling, self._seeds, stats)
         if self._loop is None:
             together = not (player.streams and player.actor.streams)
             self._loop = Loop(player.pool, session, player.max_turns, stats, together, on_end=self._ended)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from ..credit.graph import StateGraph
 from ..trainer import G2POTrainer
 from ..trajectory import Trajectory
 from ..update.balance import count_mini_batches
+from ..utils.errors import G2POError
+from ..utils.options import option, require
 from ..utils.trl_compat import get_config_model_id
 from .critic import Critic
 from .gae import gae, whiten
@@ -34,35 +36,37 @@ from .gae import gae, whiten
 class PPOConfig(G2POConfig):
     """Arguments of [`PPOTrainer`]: fields of `G2POConfig` without the estimator's, and fields of the critic.
 
-    Args:
-        gae_lambda: `lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.
-        critic_model_name_or_path: model that initialises the critic. A smaller one saves memory; its tokenizer must be
-            the policy's. `None`: the policy's own model.
-        critic_learning_rate: constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the
-            paper (1e-5 and 1e-6).
-        critic_epochs: number of passes of the critic over the steps of a rollout.
-        critic_mini_batches: optimizer steps of the critic per epoch. `None`: as many as the policy's, which
-            `mini_batch_size` or `steps_per_generation` sets.
-        value_clip_range: maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no
-            limit.
-        scale_rewards: `"group"` (the default) whitens advantages over the rollout; `"none"` does not scale them.
-        invalid_action_penalty: subtracted from the reward of a step whose completion lacks the required format.
+    `scale_rewards="group"` whitens advantages over the rollout, `"none"` does not scale them. The
+    `invalid_action_penalty` is subtracted from the reward of a step whose completion lacks the required format.
     """
 
-    advantage_estimator: str = field(default="gae", metadata={"help": "PPO has one: 'gae'."})
-    gae_lambda: float = field(default=0.95, metadata={"help": "lambda of generalised advantage estimation."})
-    critic_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Model that initialises the critic. None: the policy's."}
+    advantage_estimator: str = option("PPO has one: `gae`.", "gae", choices=("gae",))
+    gae_lambda: float = option(
+        "`lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.",
+        0.95,
+        within="[0, 1]",
     )
-    critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of the critic, constant. None: ten times the policy's."}
+    critic_model_name_or_path: str | None = option(
+        "Model that initialises the critic. A smaller one saves memory; its tokenizer must be the policy's. `None`: "
+        "the policy's own model.",
+        None,
     )
-    critic_epochs: int = field(default=1, metadata={"help": "Passes of the critic over the steps of a rollout."})
-    critic_mini_batches: int | None = field(
-        default=None, metadata={"help": "Critic's optimizer steps per epoch. None: as the policy."}
+    critic_learning_rate: float | None = option(
+        "Constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the paper.",
+        None,
+        within="(0, inf)",
     )
-    value_clip_range: float | None = field(
-        default=0.5, metadata={"help": "Maximum change of a value per iteration, in units of reward. None: none."}
+    critic_epochs: int = option("Number of passes of the critic over the steps of a rollout.", 1, within="[1, inf)")
+    critic_mini_batches: int | None = option(
+        "Optimizer steps of the critic per epoch. `None`: as many as the policy's, which `mini_batch_size` or "
+        "`steps_per_generation` sets.",
+        None,
+        within="[1, inf)",
+    )
+    value_clip_range: float | None = option(
+        "Maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no limit.",
+        0.5,
+        within="(0, inf)",
     )
 
     def __post_init__(self):
@@ -71,37 +75,11 @@ class PPOConfig(G2POConfig):
             self.critic_mini_batches = self.steps_per_generation
         if self.critic_learning_rate is None:
             self.critic_learning_rate = 10 * self.learning_rate
-        for name, valid, remedy in (
-            ("gae_lambda", 0 <= self.gae_lambda <= 1, "set it between 0 and 1"),
-            ("critic_learning_rate", self.critic_learning_rate > 0, "set it above 0"),
-            ("critic_epochs", self.critic_epochs >= 1, "set it to 1 or more"),
-            (
-                "critic_mini_batches",
-                self.critic_mini_batches is None or self.critic_mini_batches >= 1,
-                "set it to 1 or more",
-            ),
-            (
-                "value_clip_range",
-                self.value_clip_range is None or self.value_clip_range > 0,
-                "set it above 0, or to None for no limit",
-            ),
-        ):
-            if not valid:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: {remedy}.")
 
     def _check_estimator(self) -> None:
-        for name, only in (
-            ("advantage_estimator", "gae"),
-            ("value_lambda", 1.0),
-            ("step_advantage_weight", 1.0),
-            ("estimator_kwargs", None),
-            ("state_key", None),
-            ("state_key_ignores", None),
-        ):
-            if getattr(self, name) != only:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}: PPO's advantages come from its critic; leave it at {only!r}."
-                )
+        for name in ("value_lambda", "step_advantage_weight", "estimator_kwargs", "state_key", "state_key_ignores"):
+            value, default = getattr(self, name), getattr(type(self), name)
+            require(value == default, name, value, f"PPO's advantages come from its critic; leave it at {default!r}")
 
 
 class PPOTrainer(G2POTrainer):
@@ -110,7 +88,7 @@ class PPOTrainer(G2POTrainer):
     Arguments are those of `G2POTrainer`, without `advantage_fn`.
 
     Raises:
-        ValueError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
+        G2POError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
         TypeError: if `args` is not a `PPOConfig`, or an `advantage_fn` is passed.
     """
 
@@ -122,13 +100,13 @@ class PPOTrainer(G2POTrainer):
             raise TypeError(f"args is a {type(args).__name__}; PPOTrainer needs a PPOConfig")
         super().__init__(model, args, *arguments, **kwargs)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError(
+            raise G2POError(
                 "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
                 "recipes/accelerate/ddp.yaml, or train with G2POTrainer, which needs no critic."
             )
         name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
         if not name:
-            raise ValueError(
+            raise G2POError(
                 "critic_model_name_or_path is None and the model was not loaded from a folder or the Hub: set it to "
                 "the model that initialises the critic"
             )

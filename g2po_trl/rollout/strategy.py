@@ -98,7 +98,7 @@ class RolloutContext:
         tasks: rows that further tasks are drawn from.
         seed: of such draws, and of completions.
         batch_size: episodes of a rollout on this rank. `None`: any number of whole groups.
-        sampling: returns how completions are sampled; called once a rollout.
+        sampling: how completions are sampled.
         rank: this process.
         gather: a list of each rank -> the lists of all ranks, joined.
         progress: (total, episodes, unit of the total) -> a context with a function that is called with
@@ -111,7 +111,7 @@ class RolloutContext:
     tasks: Sequence[Row] = ()
     seed: int = 0
     batch_size: int | None = None
-    sampling: Callable[[], Sampling] = Sampling
+    sampling: Sampling = field(default_factory=Sampling)
     rank: int = 0
     gather: Callable[[list], list] = list
     progress: Callable[[int, int, str], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
@@ -120,7 +120,7 @@ class RolloutContext:
     def play(self, rows: Sequence[Row], groups: Sequence[int]) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
         with self.progress(self.player.max_turns, self.player.number_of(rows), "turn") as on_turn:
-            return self.player.play(rows, self.sampling(), groups, on_turn=on_turn)
+            return self.player.play(rows, self.sampling, groups, on_turn=on_turn)
 
     def check_whole_groups(self, strategy: str) -> None:
         """Refuse a batch of this rank that holds parts of groups. Raises `ValueError`, with the remedy."""

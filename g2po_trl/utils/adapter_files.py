@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .errors import G2POError
+
 ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -19,7 +21,7 @@ def find_adapter(folder: str | Path) -> Path | None:
     PEFT saves the adapter "default" in the folder itself, and one of another name in a subfolder of that name.
 
     Raises:
-        ValueError: if several subfolders hold one.
+        G2POError: if several subfolders hold one.
     """
     folder = Path(folder)
     if (folder / ADAPTER_CONFIG).is_file():
@@ -27,5 +29,5 @@ def find_adapter(folder: str | Path) -> Path | None:
     found = [] if (folder / "config.json").is_file() else adapters_below(folder)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise ValueError(f"{folder} holds several adapters ({names}): pass the folder of one of them")
+        raise G2POError(f"{folder} holds several adapters ({names}): pass the folder of one of them")
     return found[0] if found else None

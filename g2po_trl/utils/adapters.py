@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapter_files import find_adapter
+from .errors import G2POError
 
 if TYPE_CHECKING:
     import torch
@@ -41,16 +42,14 @@ def load_adapter(
         is_trainable: whether its weights train.
 
     Raises:
-        ValueError: if the adapter does not name its base, or does not fit it.
+        G2POError: if the adapter does not name its base, or does not fit it.
     """
     from peft import PeftConfig, PeftModel
 
     config = PeftConfig.from_pretrained(adapter, revision=revision)
     name = config.base_model_name_or_path
     if not name:
-        raise ValueError(
-            f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base"
-        )
+        raise G2POError(f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base")
     base = load_base(name, revision=config.revision)
     with warnings.catch_warnings():
         # With missing keys, the base or a mixture of base and adapter would be taken.
@@ -58,7 +57,7 @@ def load_adapter(
         try:
             return PeftModel.from_pretrained(base, adapter, revision=revision, is_trainable=is_trainable)
         except UserWarning as error:
-            raise ValueError(
+            raise G2POError(
                 f"the adapter {adapter} does not fit {name}, loaded as {type(base).__name__}: it was trained on "
                 "another base, or with other versions of transformers and peft; merge it where it was trained, and "
                 f"pass the merged checkpoint ({str(error)[:200]}…)"
@@ -82,7 +81,7 @@ def load_adapter_to_train(
     if adapter is None:
         return model, processing_class
     if options.get("peft_config") is not None:
-        raise ValueError(
+        raise G2POError(
             f"model is {model!r}, an adapter, and peft_config adds another: remove peft_config (use_peft) to train it "
             "further, or merge it into its base (merge_and_unload), save that, and pass its folder"
         )
@@ -101,12 +100,12 @@ def check_adapter_config(config: Any) -> None:
     """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     if config.is_prompt_learning or config.is_adaption_prompt:
-        raise ValueError(
+        raise G2POError(
             f"the adapter is {kind}, which puts virtual tokens before the sampled ones: log-probabilities would be "
             "read at other places, and engines do not load it. Use LoRA or another adapter of weights"
         )
     if kind == "ADALORA":
-        raise ValueError(
+        raise G2POError(
             "the adapter is ADALORA, whose ranks are allocated only by calls of update_and_allocate, which no trainer "
             "makes: use LoRA"
         )
@@ -120,10 +119,10 @@ def check_adapter(model: torch.nn.Module) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if isinstance(model, PeftMixedModel):
-        raise ValueError("the model is a PeftMixedModel, whose adapters cannot be saved: use PeftModel, with one kind")
+        raise G2POError("the model is a PeftMixedModel, whose adapters cannot be saved: use PeftModel, with one kind")
     if not is_peft_model(model):
         if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-            raise ValueError(
+            raise G2POError(
                 "the model has adapters and is not a PeftModel (transformers adds them so, by add_adapter or "
                 "from_pretrained of an adapter's folder): use get_peft_model, or PeftModel.from_pretrained(base, "
                 "folder, is_trainable=True), or pass the folder's name as model"
@@ -131,16 +130,16 @@ def check_adapter(model: torch.nn.Module) -> None:
         return
     names = model.active_adapters
     if len(names) != 1:
-        raise ValueError(
+        raise G2POError(
             f"the model has {len(names)} active adapters ({', '.join(names)}): choose the one to train with "
             "model.set_adapter(NAME), and merge the others before"
         )
     check_adapter_config(model.peft_config[names[0]])
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if any(layer.merged for layer in layers):
-        raise ValueError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
+        raise G2POError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
     if any(layer.disable_adapters for layer in layers):
-        raise ValueError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
+        raise G2POError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
     _check_quantized(model, layers)
     # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
     weights = model.state_dict(keep_vars=True)
@@ -150,14 +149,14 @@ def check_adapter(model: torch.nn.Module) -> None:
     kept, parameters = {float(number) for number in saved}, dict(model.named_parameters())
     frozen = [name for name, one in parameters.items() if not one.requires_grad and number_of.get(id(one)) in kept]
     if frozen and model.active_peft_config.inference_mode:
-        raise ValueError(
+        raise G2POError(
             f"the adapter {names[0]!r} was loaded frozen, and {frozen[0]} would not train: load it with "
             "PeftModel.from_pretrained(…, is_trainable=True)"
         )
     trained = [name for name, one in parameters.items() if one.requires_grad]
     unsaved = [name for name in trained if number_of.get(id(parameters[name])) not in kept]
     if unsaved:
-        raise ValueError(
+        raise G2POError(
             f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
             "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
         )
@@ -174,7 +173,7 @@ def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) 
         weight = getattr(layer.get_base_layer(), "weight", None)
         quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
         if quantized and isinstance(layer, LycorisLayer):
-            raise ValueError(
+            raise G2POError(
                 "the adapter is LoHa or LoKr, which PEFT does not compute beside quantized weights: use LoRA, or load "
                 "the model without quantization_config"
             )
@@ -184,7 +183,7 @@ def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) 
             takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
             now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
             if now != before and getattr(model, "is_quantized", False) and not takes_any:
-                raise ValueError(
+                raise G2POError(
                     f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
                     f"casts it, and the layers compute in {before}: load the model with dtype={_name_of(now)!r}"
                 )

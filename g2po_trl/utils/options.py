@@ -1,4 +1,4 @@
-"""Types of values that users set, and fields that hold options as an object, such as `estimator_kwargs`."""
+"""Options: dataclass fields that carry help, range and condition, and check themselves."""
 
 from __future__ import annotations
 
@@ -6,29 +6,128 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatch
+from functools import cache, partial
+from inspect import Parameter, signature
+from typing import Any, get_args, get_origin, get_type_hints
+
+from .errors import G2POError
 
 KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
 
 
 class _Metadata(dict):
-    """A field's metadata, of which argument parsers of other libraries see only what they take."""
+    """Metadata of a field; argument parsers of other libraries see only the keys that they take."""
 
     def keys(self) -> Iterable[str]:
-        return [name for name in super().keys() if name in ("help", "choices", "aliases")]
+        return [name for name in super().keys() if name in ("help", "choices")]
 
     def copy(self) -> dict[str, Any]:
         return {name: self[name] for name in self.keys()}
 
 
-def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
-    """Return a dataclass field of an option; a list or dictionary as default is copied. Without default: required."""
-    metadata = _Metadata(help=help, **metadata)
+def option(
+    help: str, default: Any = dataclasses.MISSING, within: str | None = None, needs: str | None = None, **metadata: Any
+) -> Any:
+    """Return the field of an option; a list or dictionary as default is copied. Without default it is required.
+
+    Args:
+        help: what it does, for the command line and the documentation.
+        default: its default.
+        within: interval of a number, e.g. "(0, 1]" or "[1, inf)".
+        needs: condition under which it has an effect: a field that is set, or `field=pattern`; alternatives with "|".
+        **metadata: further metadata, such as `choices`.
+    """
+    metadata = _Metadata(help=help, within=within, needs=needs, **metadata)
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class Options:
+    """Base of dataclasses whose fields are made by `option`; they are checked when an object is made.
+
+    Raises:
+        G2POError: for a value of another type, out of range, or not among the choices.
+    """
+
+    def __post_init__(self):
+        hints = _hints(type(self))
+        for field in dataclasses.fields(self):
+            if "within" in field.metadata:
+                _check_field(field, hints[field.name], getattr(self, field.name))
+        if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
+            after()
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    return get_type_hints(owner)  # `field.type` is changed by transformers' argument parser
+
+
+def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
+    kinds = get_args(hint) if type(None) in get_args(hint) or get_origin(hint) not in (list, None) else (hint,)
+    may_be_none, kinds = type(None) in kinds, [kind for kind in kinds if kind is not type(None)]
+    choices, within = field.metadata.get("choices"), field.metadata["within"]
+    if (value is None and may_be_none) or len(kinds) > 1:
+        return
+    is_list = get_origin(kinds[0]) is list
+    kind = get_args(kinds[0])[0] if is_list else kinds[0]
+    parts = value if is_list and isinstance(value, (list, tuple)) else [value]
+    fits = isinstance(value, (list, tuple)) or not is_list
+    for one in parts if fits else ():
+        fits &= is_of_kind(one, kind) and (choices is None or one in choices) and (not within or _is_in(one, within))
+    what = "a list of " if is_list else "" if choices else "a "
+    what += ("" if is_list else "one of ") + ", ".join(map(str, choices)) if choices else KINDS[kind] + "s" * is_list
+    require(fits, field.name, value, f"set it to {what}{_words(within)}{', or to None' if may_be_none else ''}")
+
+
+def _is_in(value: float, within: str) -> bool:
+    low, high = map(float, within[1:-1].split(","))
+    return (low <= value if within[0] == "[" else low < value) and (
+        value <= high if within[-1] == "]" else value < high
+    )
+
+
+def _words(within: str | None) -> str:
+    if within is None:
+        return ""
+    low, high = within[1:-1].split(", ")
+    upper = "" if high == "inf" else f" and {'at most' if within[-1] == ']' else 'below'} {high}"
+    return f" {'of at least' if within[0] == '[' else 'above'} {low}{upper}"
+
+
+def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each condition that is not met while options that need it are given.
+
+    Args:
+        given: names of the options that are set.
+        values: values of all options, for the conditions.
+        needs: option -> its condition, see `option`.
+    """
+    names: dict[str, list[str]] = {}
+    for name in given:
+        if name in needs and not any(_is_met(part, values) for part in needs[name].split("|")):
+            names.setdefault(needs[name], []).append(name)
+    for condition, found in names.items():
+        yield f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect without {_spelled(condition)}"
+
+
+def switches_of(condition: str) -> set[str]:
+    """Return the names of the options that a condition is about."""
+    return {part.partition("=")[0] for part in condition.split("|")}
+
+
+def _is_met(condition: str, values: Mapping[str, Any]) -> bool:
+    name, equals, pattern = condition.partition("=")
+    if name not in values:
+        return True
+    return fnmatch(option_text(values[name]), pattern) if equals else values[name] not in (None, False, "no", 0, [])
+
+
+def _spelled(condition: str) -> str:
+    return condition.replace("|", " or ").replace("*", "")
 
 
 def without_numpy(value: Any) -> Any:
@@ -53,7 +152,7 @@ def option_text(value: Any) -> str:
 def require(condition: bool, name: str, value: Any, remedy: str) -> None:
     """Refuse the value of an option unless the condition is met."""
     if not condition:
-        raise ValueError(f"{name} is {value!r}: {remedy}.")
+        raise G2POError(f"{name} is {value!r}: {remedy}")
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
@@ -62,13 +161,18 @@ def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         given = value
-    if given is not None and not isinstance(given, dict):
-        raise ValueError(f'{name} is {value!r}: write {{"option": value}}, or None.')
+    require(given is None or isinstance(given, dict), name, value, 'write {"option": value}, or None')
     return given or None
 
 
+def keyword_options(function: Callable) -> dict[str, Any]:
+    """Return the keyword-only parameters of a function with their defaults."""
+    parameters = signature(function).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+
+
 def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> None:
-    """Refuse options that the owner does not have, and values of another type than the default's.
+    """Refuse options that the owner does not have, required ones that are missing, and values of another type.
 
     Any value is accepted if the default is not a bool, number or string. `field` and `owner` are for messages.
     """
@@ -77,7 +181,10 @@ def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, A
             near = difflib.get_close_matches(str(option), defaults, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             known = f"its options are {', '.join(defaults)}" if defaults else "it has no options"
-            raise ValueError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}")
+            raise G2POError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}")
         kind = type(defaults[option])
         if kind in KINDS and not is_of_kind(value, kind):
-            raise ValueError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}")
+            raise G2POError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}")
+    for option, default in defaults.items():
+        if default is Parameter.empty and option not in given:
+            raise G2POError(f"{field} has no {option}, which {owner} needs")

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from .errors import G2POError
+
 Result = TypeVar("Result")
 
 
@@ -20,7 +22,7 @@ def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
         try:
             outcome[0] = work()
         except Exception as error:
-            kind = ValueError if isinstance(error, ValueError) else RuntimeError  # that can be sent
+            kind = G2POError if isinstance(error, ValueError) else RuntimeError  # that can be sent
             outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
     broadcast_object_list(outcome)
     if outcome[1] is not None:

@@ -31,6 +31,8 @@ from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_model_id
 
+from .errors import G2POError
+
 __all__ = [
     "RepeatSampler",
     "add_response_schema",
@@ -155,12 +157,12 @@ def expose_body(model: torch.nn.Module) -> None:
     """Make `base_model` the model without its LM head, which TRL's fused LM head calls, where it is the model itself.
 
     Raises:
-        ValueError: if the model has no such part under the name `model`.
+        G2POError: if the model has no such part under the name `model`.
     """
     if model.base_model is not model:
         return
     if not hasattr(model, "model"):
-        raise ValueError(
+        raise G2POError(
             f"the model is a {type(model).__name__}, whose part without the LM head TRL does not find: load its text "
             "model, and pass that"
         )

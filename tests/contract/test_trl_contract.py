@@ -273,11 +273,15 @@ vllm_tensor_parallel_size warmup_steps weight_decay
 
 def test_every_inherited_option_works_or_is_refused_or_warned_about():
     """An option that is new in TRL or transformers has to be decided on before its version is allowed."""
-    from g2po_trl.utils.dependent_options import REFUSED, WITHOUT_EFFECT
+    from g2po_trl.config_validation import NEEDS, REFUSED, WITHOUT_EFFECT
 
     decided = [*WORKING.split(), *REFUSED, *WITHOUT_EFFECT]
     assert len(decided) == len(set(decided)), "decided twice"
     assert set(decided) == set(GRPOConfig.__dataclass_fields__)
+    from trl import ModelConfig
+
+    known = {*GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
+    assert set(NEEDS) <= known, "TRL has removed them"
 
 
 # -- g2po_trl.utils.trl_compat ---------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_choosing_a_batch_does_not_compare_each_group_with_each():
 
 
 def make_rolling(player, group_size, ahead, tasks, **context):
-    context = RolloutContext(player, group_size, tasks, sampling=lambda: Sampling(max_completion_length=8), **context)
+    context = RolloutContext(player, group_size, tasks, sampling=Sampling(max_completion_length=8), **context)
     return PartialRollouts(context, max_off_policy_steps=ahead)
 
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 from conftest import build_tokenizer
 
-from g2po_trl import G2POConfig
+from g2po_trl import G2POConfig, G2POError
+from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.weight_folder import WeightFolder
 from g2po_trl.experimental.vllm_servers.client import Server, Servers, ServerUnavailable, run, start
 from g2po_trl.experimental.vllm_servers.engine import ServedVLLMEngine
-from g2po_trl.experimental.vllm_servers.weight_sync import TrainerHandle
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "scripted_vllm.py"
 VOCABULARY = 300
@@ -119,9 +119,11 @@ def make_engine(tokenizer, servers, folder, model=None, patience=0.3, **options)
     accelerator = SimpleNamespace(
         process_index=0, num_processes=1, is_main_process=True, device=torch.device("cpu"), wait_for_everyone=lambda: 0
     )
-    trainer = TrainerHandle(accelerator, lambda: model, generation_model, gather, 500, SAMPLING)
+    args = SimpleNamespace(temperature=SAMPLING.temperature, max_prompt_length=400, max_completion_length=100)
+    args.vllm_importance_sampling_correction = True
+    parts = EngineParts(args, tokenizer, [2], accelerator, lambda: model, generation_model, gather)
     urls = [server.url for server in servers]
-    return ServedVLLMEngine(tokenizer, [2], urls, folder / "weights", trainer, patience, **options)
+    return ServedVLLMEngine(parts, urls, folder / "weights", patience, **options)
 
 
 def check_completions(completions, model, rows=range(24)):
@@ -260,7 +262,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
             assert left_out(engine) == 1 and sum(completion.repeats for completion in completions.values()) >= 1
             slow.kill()
             engine.patience = 0.3
-            with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):
+            with pytest.raises(RuntimeError, match="no server answers, for 0.3 s"):
                 stream(engine, range(24))
         engine.close()
         assert not list((tmp_path / "weights").iterdir())
@@ -335,13 +337,13 @@ def test_what_is_unanswered_is_abandoned(tokenizer, tmp_path, shared_pair):
 
 def test_a_server_sees_the_folder_late_or_never(tokenizer, tmp_path, monkeypatch):
     """And lives: it is asked to load what it sees alone."""
-    monkeypatch.setattr("g2po_trl.experimental.vllm_servers.weight_sync.SEEING", 1.0)
+    monkeypatch.setattr("g2po_trl.experimental.vllm_servers.weight_sync.FOLDER_TIMEOUT", 1.0)
     with serving(tmp_path, {"blind": 2}) as (server,):
         engine = make_engine(tokenizer, [server], tmp_path)
         with engine.rollout():
             assert len(server.read()["loaded"]) == 1
         server.set(blind=1000)
-        with pytest.raises(RuntimeError, match="none of vllm_servers .* does not see .*: set vllm_weights_folder to"):
+        with pytest.raises(RuntimeError, match="no server .* does not see .*: set weights_folder to"):
             with engine.rollout():
                 pass
         server.read()
@@ -388,7 +390,7 @@ def test_what_is_refused_before_anything_is_lost(tokenizer, tmp_path, shared_pai
 
 def test_a_folder_that_cannot_be_written(tokenizer, tmp_path, shared_pair):
     (tmp_path / "weights").write_text("a file")
-    with pytest.raises(ValueError, match="vllm_weights_folder is '.*/weights', which cannot be written .*: set it to"):
+    with pytest.raises(ValueError, match="weights_folder"):
         make_engine(tokenizer, shared_pair, tmp_path)
 
 
@@ -403,7 +405,7 @@ def test_what_is_no_longer_vllm_is_left_out(tokenizer, tmp_path, shared_pair):
         assert left_out(engine) == 1 and "not vLLM's" in engine.servers.all[1].lost
         assert len(engine.generate(PROMPTS, SAMPLING, SEEDS)) == 24
         good.set(other=True)
-        with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):
+        with pytest.raises(RuntimeError, match="no server answers, for 0.3 s"):
             engine.generate(PROMPTS, SAMPLING, SEEDS)
     good.set(), bad.set()
     engine.close()
@@ -502,23 +504,24 @@ def test_an_abandoned_request_closes_its_connection():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"vllm_servers": []}, "vllm_servers is \\[\\]: pass a list"),
-        ({"vllm_servers": ["10.0.0.2:8000"]}, "vllm_servers is '10.0.0.2:8000': write an address as"),
-        ({"vllm_servers": ["http://user@host:1"]}, "write an address as"),
-        ({"vllm_servers": ["http://a:1", "http://a:1"]}, "name each server once"),
-        ({"vllm_servers": ["http://a:1", "http://A:1/"]}, "name each server once"),
-        ({"vllm_servers": ["http://a:99999"]}, "write an address as"),
-        ({"vllm_servers": [8000]}, "vllm_servers is 8000: write an address as"),
-        ({"vllm_servers": ["http://a:1"], "use_vllm": True}, "use_vllm is True: vllm_servers is set as well"),
-        ({"vllm_servers": ["http://a:1"], "top_p": 0.9}, "top_p=0.9 with vllm_importance_sampling_correction"),
-        ({"vllm_servers": ["http://a:1"], "vllm_request_timeout": 0}, "vllm_request_timeout is 0"),
-        ({"vllm_weights_folder": "w"}, "vllm_weights_folder is 'w': only vllm_servers"),
+        ({}, "servers"),
+        ({"servers": []}, "servers"),
+        ({"servers": ["10.0.0.2:8000"]}, "servers"),
+        ({"servers": ["http://user@host:1"]}, "servers"),
+        ({"servers": ["http://a:1", "http://A:1/"]}, "servers"),
+        ({"servers": ["http://a:99999"]}, "servers"),
+        ({"servers": [8000]}, "servers"),
+        ({"servers": ["http://a:1"], "use_vllm": True}, "use_vllm"),
+        ({"servers": ["http://a:1"], "top_p": 0.9}, "top_p"),
+        ({"servers": ["http://a:1"], "request_timeout": 0}, "request_timeout"),
+        ({"servers": ["http://a:1"], "weight_folder": "w"}, "weight_folder"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_vllm_servers_with_bad_values_are_refused(tmp_path, options, words):
-    with pytest.raises(ValueError, match=words):
-        G2POConfig(str(tmp_path), bf16=False, use_cpu=True, **options)
+def test_bad_values_of_the_engine_are_refused(tmp_path, options, words):
+    fields = {name: options.pop(name) for name in ("use_vllm", "top_p") if name in options}
+    with pytest.raises(G2POError, match=words):
+        G2POConfig(str(tmp_path), bf16=False, use_cpu=True, engine="vllm_servers", engine_kwargs={**options}, **fields)
 
 
 def test_versions_of_weights_are_complete_or_not_there(tmp_path):

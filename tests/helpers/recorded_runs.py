@@ -67,7 +67,8 @@ RUNS = {
         "max_error_rate": 1.0,
     },
     "served": {
-        "vllm_servers": ["http://localhost:1"],
+        "engine": "vllm_servers",
+        "engine_kwargs": {"servers": ["http://localhost:1"]},
         "advantage_estimator": "gigpo",
         "mask_truncated_completions": True,
         "token_layout": "padded",

@@ -96,7 +96,7 @@ def make_trainer(
         "max_steps": 6 if ranks == 1 else 3,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
-        "use_vllm": True,
+        "engine": "vllm",
         "stop_sequences": ["</action>"] if mode == "lora" else None,
         "vllm_mode": "colocate",
         "num_environment_workers": 1,
@@ -122,7 +122,7 @@ def make_trainer(
         AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(model)
         defaults |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     if mode == "adapter":
-        defaults |= {"vllm_merge_adapter": False}
+        defaults |= {"engine_kwargs": {"merge_adapter": False}}
     environment = partial(
         AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False
     )
@@ -243,7 +243,7 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     def answers() -> dict:
         with trainer.player.actor.engine.rollout():
             completions = trainer.player.actor.engine.generate(prompts, greedy)
-        expected = make_engine(trainer, "generate").generate(prompts, greedy)
+        expected = make_engine(trainer, "transformers").generate(prompts, greedy)
         return {
             "completions": [completion.ids for completion in completions],
             "transformers": [completion.ids for completion in expected],

@@ -28,20 +28,30 @@ def test_paper_defaults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "message"),
+    ("strategy", "options", "field"),
     [
-        ("dynamic", None, r"rollout_strategy is 'dynamic': choose one of synchronous, dynamic_sampling, part"),
-        (["synchronous"], None, r"rollout_strategy is \['synchronous'\]: choose one of"),
-        (
-            "dynamic_sampling",
-            {1: 2},
-            r"rollout_strategy_kwargs has 1, which .* does not have; its options are max",
-        ),
+        ("dynamic", None, "rollout_strategy"),
+        (["synchronous"], None, "rollout_strategy"),
+        ("dynamic_sampling", {1: 2}, "rollout_strategy_kwargs"),
     ],
 )
-def test_rollout_strategy_that_is_unknown_is_refused(tmp_path, strategy, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_rollout_strategy_that_is_unknown_is_refused(tmp_path, strategy, options, field):
+    with pytest.raises(G2POError, match=field):
         make(tmp_path, rollout_strategy=strategy, rollout_strategy_kwargs=options)
+
+
+def test_use_vllm_is_an_alias(tmp_path):
+    assert make(tmp_path, use_vllm=True).engine == "vllm" and make(tmp_path, engine="vllm").use_vllm
+    assert not make(tmp_path).use_vllm
+    with pytest.raises(G2POError, match="use_vllm"):
+        make(tmp_path, use_vllm=True, engine="vllm_servers")
+    for options in ({"engine": "sglang"}, {"engine": ["vllm"]}):
+        with pytest.raises(G2POError, match="engine is"):
+            make(tmp_path, **options)
+    with pytest.raises(G2POError, match="engine_kwargs"):
+        make(tmp_path, engine="vllm", engine_kwargs={"merge": True})
+    with pytest.raises(G2POError, match="merge_adapter"):
+        make(tmp_path, engine="vllm", engine_kwargs={"merge_adapter": "no"})
 
 
 def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
@@ -91,29 +101,27 @@ def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_bad_values_name_field_and_value(tmp_path, field, value):
-    with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
+    with pytest.raises(G2POError, match=field):
         make(tmp_path, **{field: value})
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "instead"),
+    ("option", "value"),
     [
-        ("temperature", 1.7, "set temperature, and eval_temperature for evaluations,"),
-        ("do_sample", False, "set temperature, and eval_temperature for evaluations,"),
-        ("top_k", 3, "set top_k, and eval_top_k"),
-        ("repetition_penalty", 3.0, "set repetition_penalty"),
-        ("max_new_tokens", 2, "set max_completion_length"),
-        ("max_tokens", 2, "set max_completion_length"),
-        ("stop", ["."], "set stop_sequences"),
-        ("seed", 3, "set seed, and eval_seed"),
-        ("eos_token_id", 7, "set stop_sequences"),
-        ("num_return_sequences", 2, "a prompt gets one completion"),
+        *(
+            ("temperature", 1.7),
+            ("do_sample", False),
+            ("top_k", 3),
+            ("repetition_penalty", 3.0),
+            ("max_new_tokens", 2),
+        ),
+        *(("max_tokens", 2), ("stop", ["."]), ("seed", 3), ("eos_token_id", 7), ("num_return_sequences", 2)),
     ],
 )
-def test_generation_kwargs_that_repeat_a_field_are_refused(tmp_path, option, value, instead):
+def test_generation_kwargs_that_repeat_a_field_are_refused(tmp_path, option, value):
     """The loss, run.json and tables go by the settings."""
     for given in ({option: value}, json.dumps({option: value})):
-        with pytest.raises(ValueError, match=re.escape(f"generation_kwargs has {option}={value!r}") + f".*{instead}"):
+        with pytest.raises(G2POError, match=f"generation_kwargs has {option}"):
             make(tmp_path, generation_kwargs=given)
 
 
@@ -122,17 +130,17 @@ def test_other_generation_kwargs_are_taken(tmp_path):
     assert (
         make(tmp_path, generation_kwargs='{"no_repeat_ngram_size": 2}').generation_kwargs["no_repeat_ngram_size"] == 2
     )
-    with pytest.raises(ValueError, match="vllm_structured_outputs_regex is 'a'.*choose one of them"):
+    with pytest.raises(G2POError, match="vllm_structured_outputs_regex"):
         make(tmp_path, generation_kwargs={"structured_outputs": {}}, vllm_structured_outputs_regex="a")
 
 
-def test_packed_rows_of_the_padded_layout_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="packed_row_tokens is 64: token_layout='padded' has no packed rows"):
+def test_packed_rows_of_the_padded_layout_are_warned_about(tmp_path):
+    with pytest.warns(UserWarning, match="packed_row_tokens"):
         make(tmp_path, token_layout="padded", packed_row_tokens=64)
 
 
 def test_generation_batch_must_hold_whole_groups(tmp_path):
-    with pytest.raises(ValueError, match=r"6 episodes per iteration, .* num_generations=4. Set it to 4 or 8\."):
+    with pytest.raises(G2POError, match="num_generations"):
         make(tmp_path, per_device_train_batch_size=6, num_generations=4)
 
 
@@ -187,11 +195,6 @@ def test_value_lambda_is_a_number(tmp_path, given, value):
     assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
 
 
-def test_value_lambda_auto_is_refused_with_what_to_do_instead(tmp_path):
-    with pytest.raises(ValueError, match="value_lambda is 'auto', which was removed: set a number.*g2po report"):
-        make(tmp_path, value_lambda="auto")
-
-
 @pytest.mark.parametrize(
     ("options", "bound"),
     [
@@ -208,11 +211,15 @@ def test_the_largest_importance_weight(tmp_path, options, bound):
 
 def test_an_importance_weight_of_nothing(tmp_path):
     for value in (0, -1, "x"):
-        with pytest.raises(ValueError, match=f"vllm_importance_sampling_clip_max is {value!r}"):
+        with pytest.raises(G2POError, match="vllm_importance_sampling_clip_max"):
             make(tmp_path, vllm_importance_sampling_clip_max=value)
 
 
-WEIGHTED = [{"use_vllm": True}, {"vllm_servers": ["http://10.0.0.2:8000"]}, {"rollout_strategy": "partial_rollouts"}]
+WEIGHTED = [
+    {"use_vllm": True},
+    {"engine": "vllm_servers", "engine_kwargs": {"servers": ["http://10.0.0.2:8000"]}},
+    {"rollout_strategy": "partial_rollouts"},
+]
 RESHAPING = [
     *({"presence_penalty": 1.5}, {"frequency_penalty": -1}, {"logit_bias": {5: -100}}, {"typical_p": 0.2}),
     *({"top_h": 1.0}, {"epsilon_cutoff": 1e-3}, {"eta_cutoff": 1e-3}, {"suppress_tokens": [3]}, {"num_beams": 2}),
@@ -233,16 +240,14 @@ NEUTRAL = [
 @pytest.mark.parametrize("engine", WEIGHTED, ids=lambda engine: next(iter(engine)))
 def test_what_reshapes_the_distribution_is_refused_with_importance_weights(tmp_path, engine):
     for option in RESHAPING:
-        ((name, value),) = option.items()
+        (name,) = option
         for given in (option, json.dumps(option)) if name != "sequence_bias" else (option,):
-            with pytest.raises(
-                ValueError, match=f"^{name}=.* .in generation_kwargs. with vllm_importance_sampling_co"
-            ):
+            with pytest.raises(G2POError, match=name):
                 make(tmp_path, **engine, generation_kwargs=given)
         make(tmp_path, **engine, generation_kwargs=option, vllm_importance_sampling_correction=False)
         assert make(tmp_path, generation_kwargs=option).generation_kwargs == option, "the weights are 1"
     for field in ({"repetition_penalty": 1.1}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.9}):
-        with pytest.raises(ValueError, match=f"^{next(iter(field))}=.*biased"):
+        with pytest.raises(G2POError, match=next(iter(field))):
             make(tmp_path, **engine, **field)
     for option in NEUTRAL:
         assert make(tmp_path, **engine, generation_kwargs=option).generation_kwargs == option
@@ -272,7 +277,7 @@ def test_vllm_options(tmp_path):
         make(tmp_path, use_vllm=True, top_p=0.9)
     make(tmp_path, use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)
     for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
-        with pytest.raises(ValueError, match=f"{name}=True has no effect .* use_vllm with vllm_mode='colocate'"):
+        with pytest.raises(G2POError, match=name):
             make(tmp_path, **{name: True})
 
 
@@ -286,7 +291,7 @@ def test_vllm_options(tmp_path):
     ],
 )
 def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, field, value):
-    with pytest.raises(ValueError, match=f"{field} is {value!r}: advantage_estimator='{estimator}' does not use it"):
+    with pytest.raises(G2POError, match=field):
         make(tmp_path, advantage_estimator=estimator, **{field: value})
     make(tmp_path, **{field: value})
 
@@ -300,14 +305,11 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
         ("gamma", "0.9", "set it to a number"),
         ("step_advantage_weight", float("inf"), "set it to a number"),
         ("overwrite", "false", "set it to a truth value"),
-        ("vllm_merge_adapter", "no", "set it to a truth value"),
-        ("logging_steps", 0, "set it above 0, or to None"),
-        ("save_steps", 0, "set it above 0, or to None"),
-        ("eval_steps", 0, "set it above 0, or to None"),
-        ("temperature", 0.0, "set it above 0: greedy"),
-        ("top_p", 2.0, "set it above 0 and at most 1"),
+        ("logging_steps", 0, "set it to a number above 0, or to None"),
+        ("save_steps", 0, "set it to a number above 0, or to None"),
+        ("top_p", 2.0, "set it to a number above 0 and at most 1"),
         ("state_key_ignores", "numbers", "set it to a list of numbers, list_order, case"),
-        ("stop_sequences", [1], "pass a list of texts"),
+        ("stop_sequences", [1], "set it to a list of strings"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
@@ -330,7 +332,7 @@ def test_numbers_of_numpy_are_taken_as_python_s(tmp_path):
 
 
 def test_crbc_has_a_discount_of_its_own(tmp_path):
-    with pytest.raises(ValueError, match=r'gamma is 0.5: .*set estimator_kwargs to \{"gamma": 0.5\}'):
+    with pytest.raises(G2POError, match="gamma"):
         make(tmp_path, advantage_estimator="crbc", gamma=0.5)
     make(tmp_path, advantage_estimator="gigpo", gamma=0.5)
 
@@ -409,7 +411,7 @@ def test_limits_of_workers_are_the_options_of_an_evaluation(tmp_path):
     ("options", "message"),
     [
         ({"max_steps": 0}, "max_steps is 0: set it to 1 or more, or to -1"),
-        ({"num_train_epochs": 0}, "num_train_epochs is 0: set it above 0"),
+        ({"num_train_epochs": 0}, "num_train_epochs"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "warmup_steps is 5: .* 'constant_with_warmup'"),
         ({"optim": "adalomo"}, "optim is 'adalomo': it steps in the backward pass"),
         (
@@ -419,7 +421,7 @@ def test_limits_of_workers_are_the_options_of_an_evaluation(tmp_path):
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config is {'split_batches': True}"),
         ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config is {'dispatch_batches': True}"),
         ({"activation_checkpointing_kwargs": {"every_n_layers": 2}}, "and on again without every_n_layers"),
-        ({"save_strategy": "best"}, "save_strategy is 'best': without evaluations no checkpoint would be saved"),
+        ({"save_strategy": "best"}, "save_strategy"),
         ({"lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "learning_rate is 1e-06: .*min_lr=0.001"),
         (
             {
@@ -427,7 +429,7 @@ def test_limits_of_workers_are_the_options_of_an_evaluation(tmp_path):
                 "eval_strategy": "steps",
                 "lr_scheduler_kwargs": {"mode": "min"},
             },
-            "lr_scheduler_kwargs is {'mode': 'min'}: greater_is_better is True for success_rate; set mode to 'max'",
+            "lr_scheduler_kwargs",
         ),
     ],
 )
@@ -437,7 +439,7 @@ def test_what_the_training_loop_would_ignore_or_do_wrongly_is_refused(tmp_path, 
 
 
 def test_options_that_would_have_a_wrong_effect_are_not_said_to_have_none(tmp_path):
-    with pytest.raises(ValueError, match=r"neftune_noise_alpha=5.0 cannot be used with G2PO: with noise in"):
+    with pytest.raises(G2POError, match="neftune_noise_alpha is 5.0, which cannot be used"):
         make(tmp_path, neftune_noise_alpha=5.0)
 
 

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CONNECTING = 10.0  # seconds
-TELLING = 60.0  # for what takes no computing, however much else it computes
+CONTROL_TIMEOUT = 60.0  # for what takes no computing, however much else it computes
 LOADING = 1800.0  # for loading weights
-KEPT = 3.0  # seconds that an idle connection is used again: vLLM closes one after 5
+KEEPALIVE = 3.0  # seconds that an idle connection is used again: vLLM closes one after 5
 PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, to detect a host that lost its power
 SOCKET_OPTIONS = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in PROBES.items() if hasattr(socket, name)
@@ -91,7 +91,7 @@ class Server:
 
     async def get(self, path: str) -> Any:
         """Return the JSON of a resource; raises as `complete`."""
-        return await self._request_once("GET", path, None, TELLING)
+        return await self._request_once("GET", path, None, CONTROL_TIMEOUT)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send a command about weights and return the JSON of the response; raises as `complete`."""
@@ -130,14 +130,14 @@ class Server:
 
     def _new_connection(self) -> httpcore2.AsyncHTTPConnection:
         return httpcore2.AsyncHTTPConnection(
-            self._origin, self._tls, keepalive_expiry=KEPT, socket_options=SOCKET_OPTIONS
+            self._origin, self._tls, keepalive_expiry=KEEPALIVE, socket_options=SOCKET_OPTIONS
         )
 
     async def _check(self, connection: httpcore2.AsyncHTTPConnection) -> None:
         """Raise `ServerUnavailable` unless a process with the weights of `version` is at the other end."""
         if self.version is None:
             return
-        found = await self._request(connection, "GET", "/weight_info", None, TELLING)
+        found = await self._request(connection, "GET", "/weight_info", None, CONTROL_TIMEOUT)
         if not isinstance(found, dict) or found.get("weight_version") != self.version:
             raise ServerUnavailable("it has other weights: it was started again, or another run has loaded its own")
         if not connection.is_idle():

@@ -6,27 +6,30 @@ import asyncio
 import logging
 import math
 import queue
+import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from accelerate.utils import is_peft_model
-from transformers import PreTrainedTokenizerBase
+from urllib.parse import urlsplit
 
 from ...engines.adapter_weights import adapter_parameters, whole_parameters
-from ...engines.base import Completion, Engine
+from ...engines.base import Completion, Engine, EngineParts
 from ...engines.sampling import Sampling
 from ...engines.vllm_requests import vllm_options
 from ...engines.weight_folder import WeightFolder
+from ...utils.errors import G2POError
+from ...utils.options import require
 from ...utils.ranks import on_main
 from .client import RequestRejected, Server, Servers, ServerUnavailable, run, start
-from .weight_sync import Probe, TrainerHandle, WeightSync
+from .weight_sync import Probe, WeightSync
 
 logger = logging.getLogger(__name__)
+
+_ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 
 MOST_AT_ONCE = 512  # requests of a rank that are under way; the others wait here
 MOST_REPEATS = 8  # of one request: one that ends every server it meets must not go on
@@ -50,12 +53,12 @@ class ServedVLLMEngine(Engine):
     rollout the main process writes the weights to a folder, and all servers load them.
 
     Args:
-        tokenizer, stop_token_ids, options: see `Engine`.
+        trainer: the trainer's parts.
         urls: addresses of the servers.
         folder: folder for weights, which the servers see under the same name.
-        trainer: access to the trained model.
         patience: seconds to wait for a server if none answers.
         request_timeout: seconds a completion may take.
+        options: see `Engine`.
     """
 
     takes_seeds = True
@@ -63,20 +66,18 @@ class ServedVLLMEngine(Engine):
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_token_ids: Iterable[int],
+        trainer: EngineParts,
         urls: Sequence[str],
         folder: str | Path,
-        trainer: TrainerHandle,
         patience: float = 240.0,
         request_timeout: float = 600.0,
         options: dict[str, Any] | None = None,
     ):
-        super().__init__(tokenizer, stop_token_ids, options)
+        super().__init__(trainer.tokenizer, trainer.stop_token_ids, options)
         self.trainer, self.patience, self.request_timeout = trainer, patience, request_timeout
         self.accelerator = trainer.accelerator
         self.servers = Servers(urls, first=self.accelerator.process_index)
-        self.weight_sync = WeightSync(tokenizer, trainer, is_peft_model(trainer.model()))
+        self.weight_sync = WeightSync(trainer)
         facts = on_main(self.accelerator, lambda: self.weight_sync.check(self.servers.all, patience))
         self.weight_sync.takes_adapters, self.weight_sync.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
@@ -86,6 +87,51 @@ class ServedVLLMEngine(Engine):
         self._requests: set[Future[None]] = set()
         self._answers: queue.SimpleQueue[tuple[PendingRequest, Completion | Exception | None]] = queue.SimpleQueue()
         self._unanswered = 0
+
+    @classmethod
+    def of_trainer(
+        cls,
+        parts: EngineParts,
+        *,
+        servers: list[str],
+        weights_folder: str | None = None,
+        request_timeout: float = 600.0,
+    ) -> ServedVLLMEngine:
+        """Return the engine over servers that are running.
+
+        Args:
+            parts: of the trainer.
+            servers: addresses, e.g. `["http://10.0.0.2:8000"]`. A server that fails is left out until the next
+                rollout. If none is left, the run waits `vllm_server_timeout` seconds for one, then stops.
+            weights_folder: folder with the same path on the training machine and the servers, for the weights of each
+                rollout. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
+            request_timeout: seconds a completion may take before its server counts as failed.
+        """
+        args, options = parts.args, dict(parts.args.generation_kwargs or {})
+        if args.vllm_structured_outputs_regex is not None:
+            options = {"structured_outputs": {"regex": args.vllm_structured_outputs_regex}, **options}
+        # What begins with an underscore is not pushed to the Hub.
+        folder = weights_folder or Path(args.output_dir, "_vllm_weights")
+        return cls(parts, servers, folder, args.vllm_server_timeout, request_timeout, options)
+
+    @classmethod
+    def check(
+        cls,
+        args: Any,
+        servers: list[str] = (),
+        weights_folder: str | None = None,
+        request_timeout: float = 600.0,
+    ) -> None:
+        is_list = isinstance(servers, (list, tuple)) and len(servers) > 0
+        require(is_list, "servers", servers, "pass a list of addresses, e.g. ['http://10.0.0.2:8000']")
+        for server in servers:
+            require(
+                _is_address(server), "servers", server, "write an address as http://HOST:PORT or https://HOST:PORT"
+            )
+        different = {server.rstrip("/").lower() for server in servers}
+        require(len(different) == len(servers), "servers", servers, "name each server once")
+        for name, value in (("request_timeout", request_timeout), ("vllm_server_timeout", args.vllm_server_timeout)):
+            require(value > 0, name, value, "set it above 0")
 
     # -- completions --------------------------------------------------------------------------------------------
 
@@ -244,15 +290,15 @@ class ServedVLLMEngine(Engine):
         try:
             self.files.open()
         except OSError as error:
-            raise ValueError(
-                f"vllm_weights_folder is {str(self.files.path)!r}, which cannot be written ({error}): set it to a "
+            raise G2POError(
+                f"weights_folder is {str(self.files.path)!r}, which cannot be written ({error}): set it to a "
                 "folder that this process and the servers reach by the same name"
             ) from error
 
     def _sync(self) -> None:
         """Give the current policy to all servers that answer, including ones that were excluded."""
         started, trainer, weight_sync = time.perf_counter(), self.trainer, self.weight_sync
-        weight_sync.probe = Probe.from_ids(self.tokenizer, trainer, weight_sync.probe_ids)
+        weight_sync.probe = Probe.from_ids(trainer, weight_sync.probe_ids)
         model, device = trainer.model(), self.accelerator.device
         adapter, error = None, None
         if weight_sync.takes_adapters:
@@ -269,7 +315,7 @@ class ServedVLLMEngine(Engine):
         def hand_over() -> tuple[str, list[str | None], float]:
             if error is not None:
                 raise RuntimeError(
-                    f"vllm_weights_folder: the weights cannot be written to {self.files.path} ({error})"
+                    f"weights_folder: the weights cannot be written to {self.files.path} ({error})"
                 ) from error
             weight_sync.version = version
             lost, difference = weight_sync.load_everywhere(self.servers.all, self.patience)
@@ -298,7 +344,18 @@ class ServedVLLMEngine(Engine):
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"none of vllm_servers answers, for {self.patience:g} s (vllm_server_timeout): {reasons}. Start "
+                    f"no server answers, for {self.patience:g} s (vllm_server_timeout): {reasons}. Start "
                     "them again, and resume the run from its last checkpoint"
                 )
             time.sleep(min(1.0, self.patience / 10))
+
+
+def _is_address(server: Any) -> bool:
+    if not isinstance(server, str) or not _ADDRESS.fullmatch(server):
+        return False
+    try:
+        parts = urlsplit(server)
+        parts.hostname.encode("idna")
+        return parts.port != 0
+    except ValueError:
+        return False

@@ -6,25 +6,24 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from accelerate.utils import is_peft_model
+from transformers import AutoConfig, GenerationConfig
 
 from ...engines.adapter_weights import check_mergeable
-from ...engines.sampling import Sampling
-from ...engines.transformers import GenerationModel
+from ...engines.base import EngineParts
 from ...engines.vllm_adapter import why_merged
 from ...engines.weight_folder import EMPTY, PREFIX
+from ...utils.errors import G2POError
 from .client import LOADING, RequestRejected, Server, ServerUnavailable, run
 
 logger = logging.getLogger(__name__)
 
-SEEING = 20.0  # seconds until a server sees a folder that another machine has written
+FOLDER_TIMEOUT = 20.0  # seconds until a server sees a folder that another machine has written
 PROBE_TOKENS = 32
 # Nats, on average over the tokens of a prompt of random ones. bfloat16 makes 0.02 to 0.1, other weights several.
 LARGEST_DIFFERENCE = 0.3
@@ -32,29 +31,6 @@ LARGEST_DIFFERENCE = 0.3
 NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
-
-
-@dataclass
-class TrainerHandle:
-    """Access to the trainer's model and settings.
-
-    Args:
-        accelerator: of the trainer.
-        model: returns the trained model.
-        generation_model: provides the model for a forward pass that all ranks make.
-        gather: gathers parameters that ZeRO-3 shards.
-        longest: tokens of the longest prompt and its completion, if there is a limit.
-        sampling: sampling of rollouts.
-        compares: whether the loss uses the engine's log-probabilities, which then must be those of `sampling`.
-    """
-
-    accelerator: Accelerator
-    model: Callable[[], torch.nn.Module]
-    generation_model: GenerationModel
-    gather: Callable[[Sequence], AbstractContextManager]
-    longest: int | None
-    sampling: Sampling
-    compares: bool = True
 
 
 @dataclass
@@ -74,14 +50,15 @@ class Probe:
     tempered: torch.Tensor
 
     @classmethod
-    def from_ids(cls, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, ids: list[int]) -> Probe:
+    def from_ids(cls, trainer: EngineParts, ids: list[int]) -> Probe:
         """Return the probe of these tokens. All ranks call it together, since weights may be sharded."""
+        temperature = trainer.args.temperature
         with trainer.generation_model(GenerationConfig(max_new_tokens=1)) as model:
             row = torch.tensor([ids], device=trainer.accelerator.device)
             logits = model(input_ids=row, attention_mask=torch.ones_like(row)).logits[0].float().cpu()
         logprobs = logits.log_softmax(-1)
         own = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        return cls(ids, own.tolist(), logprobs[-1], (logits[-1] / (trainer.sampling.temperature or 1)).log_softmax(-1))
+        return cls(ids, own.tolist(), logprobs[-1], (logits[-1] / temperature).log_softmax(-1))
 
 
 class WeightSync:
@@ -91,8 +68,8 @@ class WeightSync:
     weights in place of its own, which needs vLLM's development mode. `version` is the folder of the newest weights.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, has_adapter: bool):
-        self.tokenizer, self.trainer, self.has_adapter = tokenizer, trainer, has_adapter
+    def __init__(self, trainer: EngineParts):
+        self.trainer, tokenizer, self.has_adapter = trainer, trainer.tokenizer, is_peft_model(trainer.model())
         self.takes_adapters, self.version, self.probe = False, None, None
         self.names: dict[str, str] = {}
         self._syncs = 0
@@ -125,17 +102,17 @@ class WeightSync:
             for server in servers:
                 if not self._has(server, "/weight_info"):
                     why = f" ({reason}, so all weights are sent)" if self.has_adapter and reason else ""
-                    raise ValueError(
-                        f"vllm_servers has {server.url}, which cannot be given weights{why}: start it with vLLM's "
+                    raise G2POError(
+                        f"servers has {server.url}, which cannot be given weights{why}: start it with vLLM's "
                         f"development mode, on a private network or loopback: {START}"
                     )
             if self.has_adapter:
                 check_mergeable(model)
             if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
-                raise ValueError(
-                    "vllm_servers and a model quantized to 4 or 8 bits: the adapter would be merged into rounded "
-                    "weights. Start the servers with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or use "
-                    "LoRA on bfloat16 weights"
+                raise G2POError(
+                    "engine is 'vllm_servers', and the model is quantized to 4 or 8 bits: the adapter would be merged "
+                    "into rounded weights. Start the servers with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or use LoRA on bfloat16 weights"
                 )
         self.names = {url: card["id"] for url, card in cards.items()}
         return self.takes_adapters, self.names
@@ -148,14 +125,14 @@ class WeightSync:
                 return next(model for model in models if not model.get("parent"))
             except ServerUnavailable as lost:
                 if time.monotonic() > deadline:
-                    raise ValueError(
-                        f"vllm_servers has {server.url}, which does not answer, for {patience:g} s "
+                    raise G2POError(
+                        f"servers has {server.url}, which does not answer, for {patience:g} s "
                         f"(vllm_server_timeout): {lost}. Start it: {START} --port PORT, or remove it"
                     ) from lost
                 time.sleep(min(1.0, patience / 10))
             except (RequestRejected, LookupError, TypeError, StopIteration, AttributeError) as error:
-                raise ValueError(
-                    f"vllm_servers has {server.url}, which is not a vLLM server with a model ({error!r}): is the "
+                raise G2POError(
+                    f"servers has {server.url}, which is not a vLLM server with a model ({error!r}): is the "
                     "address right, and VLLM_API_KEY set if the server asks for one?"
                 ) from error
 
@@ -170,14 +147,15 @@ class WeightSync:
         for name in SHAPE if served is not None else ():
             theirs, ours = (getattr(config.get_text_config(), name, None) for config in (served, trained))
             if theirs != ours:
-                raise ValueError(
-                    f"vllm_servers has {server.url}, which serves {root!r} with {name}={theirs!r}, and the model to "
+                raise G2POError(
+                    f"servers has {server.url}, which serves {root!r} with {name}={theirs!r}, and the model to "
                     f"be trained ({trained._name_or_path!r}) has {ours!r}: start it with the model that is trained"
                 )
-        longest, limit = self.trainer.longest, card.get("max_model_len")
+        args, limit = self.trainer.args, card.get("max_model_len")
+        longest = None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length
         if longest is not None and limit is not None and limit < longest:
-            raise ValueError(
-                f"vllm_servers has {server.url}, which takes {limit} tokens, fewer than max_prompt_length + "
+            raise G2POError(
+                f"servers has {server.url}, which takes {limit} tokens, fewer than max_prompt_length + "
                 f"max_completion_length = {longest}: start it with --max-model-len {longest}"
             )
 
@@ -188,7 +166,7 @@ class WeightSync:
         except RequestRejected as error:
             return error.status != 404
         except ServerUnavailable as lost:
-            raise ValueError(f"vllm_servers has {server.url}, which does not answer: {lost}") from lost
+            raise G2POError(f"servers has {server.url}, which does not answer: {lost}") from lost
         return True
 
     # -- once a rollout ------------------------------------------------------------------------------------------
@@ -223,13 +201,12 @@ class WeightSync:
                 break
             if time.monotonic() > deadline:
                 reasons = "; ".join(f"{server.url}: {reason}" for server, reason in zip(servers, lost))
-                raise RuntimeError(f"none of vllm_servers can be given the weights of {self.version}: {reasons}")
+                raise RuntimeError(f"no server can be given the weights of {self.version}: {reasons}")
             time.sleep(min(1.0, patience / 10))
         for server, reason in zip(servers, lost):
             if reason is not None and self._syncs == 1:
                 raise RuntimeError(
-                    f"vllm_servers has {server.url}, which has not loaded {self.version}: {reason}. Mend it, or "
-                    "remove it"
+                    f"servers has {server.url}, which has not loaded {self.version}: {reason}. Fix it, or remove it"
                 )
             if reason is not None:
                 logger.warning("%s is left out of this rollout: %s", server.url, reason)
@@ -278,7 +255,7 @@ class WeightSync:
         kernels, which changes nothing.
         """
         arguments = {"weights_path": str(self.version / EMPTY), "is_checkpoint_format": False}
-        deadline = time.monotonic() + SEEING
+        deadline = time.monotonic() + FOLDER_TIMEOUT
         while True:
             try:
                 await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
@@ -288,7 +265,7 @@ class WeightSync:
                     raise
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(
-                        f"it does not see {self.version}: set vllm_weights_folder to a folder that it and the trainer "
+                        f"it does not see {self.version}: set weights_folder to a folder that it and the trainer "
                         f"reach by the same name ({lost})"
                     ) from lost
                 await asyncio.sleep(0.5)
@@ -314,9 +291,9 @@ class WeightSync:
                 await server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def _compare(self, server: Server) -> float:
-        probe, sampling = self.probe, self.trainer.sampling
+        probe, args = self.probe, self.trainer.args
         body = {"model": self.model_name(server), "prompt": probe.ids, "max_tokens": 1, "seed": 0, "logprobs": 0}
-        body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": sampling.temperature}
+        body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": args.temperature}
         body |= NO_FILTERS
         answer = await server.complete(body, LOADING)
         try:
@@ -334,9 +311,9 @@ class WeightSync:
                 f"the model that is trained, in its precision? The limit is {LARGEST_DIFFERENCE}"
             )
         whole, tempered = (abs(float(values[token]) - logprob) for values in (probe.next, probe.tempered))
-        if self.trainer.compares and sampling.temperature > 0 and tempered > whole + max(0.01, difference):
+        if args.vllm_importance_sampling_correction and tempered > whole + max(0.01, difference):
             raise RuntimeError(
-                f"{server.url} returns log-probabilities before the temperature ({sampling.temperature:g}) is "
+                f"{server.url} returns log-probabilities before the temperature ({args.temperature:g}) is "
                 "applied: start it with --logprobs-mode processed_logprobs, or set "
                 "vllm_importance_sampling_correction=False"
             )
