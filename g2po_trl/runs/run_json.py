@@ -58,9 +58,9 @@ MAY_CHANGE = (
     *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
     *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),
     *("gradient_checkpointing*", "activation_*", "torch_compile*", "use_cpu", "average_tokens_across_devices"),
-    *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_weights_folder"),
-    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size", "vllm_request_timeout"),
-    *("vllm_merge_adapter", "ds3_*", "dataloader_*", "ddp_*", "fsdp*", "deepspeed", "accelerator_config"),
+    *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "engine_kwargs"),
+    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
+    *("ds3_*", "dataloader_*", "ddp_*", "fsdp*", "deepspeed", "accelerator_config"),
     *("parallelism_config", "local_rank", "debug", "skip_memory_metrics", "restore_callback_states_from_checkpoint"),
 )
 _WITH_FILES = ("model", "environment", "prompt", "evaluation")
