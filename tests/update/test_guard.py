@@ -81,7 +81,7 @@ def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
-    with pytest.raises(FloatingPointError, match="lm_head|embed_tokens"):
+    with pytest.raises(FloatingPointError, match="It begins in"):
         trainer.update.guard.check(trainer.model)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
