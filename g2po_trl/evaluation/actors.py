@@ -133,7 +133,7 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
     digests = prefix_digests(request.messages, request.tools)
     known = [place for place, digest in enumerate(digests) if digest in transcript.ids]
     whole = prefix_digests([*request.messages, answer], request.tools)[-1]
-    transcript.ids[whole] = [], [], 0  # a server reports no ids
+    transcript.ids[whole] = [], []  # a server reports no ids
     return episode.step(
         response_action(answer),
         completion.text,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..utils.errors import G2POError
 from .conversation import Message
 
 _SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
@@ -43,7 +44,7 @@ class ChatTemplate:
             their first character, where `ChatEncoder` cuts them: an environment's text cannot end a turn.
 
     Raises:
-        ValueError: if the template lacks one of the variables; when called, if it omits the user's message.
+        G2POError: if the template lacks one of the variables; when called, if it omits the user's message.
     """
 
     def __init__(self, processing_class, kwargs: dict[str, Any] | None = None, replacement: str | None = None):
@@ -57,7 +58,7 @@ class ChatTemplate:
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
             if name not in options and not re.search(rf"\b{re.escape(name)}\b", source):
-                raise ValueError(
+                raise G2POError(
                     f"chat_template_kwargs has {name}={self.kwargs[name]!r}, which is not a variable "
                     "of the chat template: remove it, or correct its spelling"
                 )
@@ -74,7 +75,7 @@ class ChatTemplate:
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
             messages = [*messages[:late], *map(_as_user, messages[late:])]
         if messages[0]["role"] == "system" and not self._accepts_system:
-            messages = merge_system_message(messages)
+            messages = merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
         if repeated and not self._accepts_repeated_roles:
             messages = merge_same_roles(messages)
@@ -91,7 +92,7 @@ class ChatTemplate:
             except Exception as error:  # templates raise errors of any class
                 first_error = first_error or error
         reason = f"it raises {type(first_error).__name__}: {first_error}" if first_error else "it omits the message"
-        raise ValueError(
+        raise G2POError(
             f"the chat template of {getattr(self.tokenizer, 'name_or_path', '') or 'the tokenizer'} does not render a "
             f"user message ({reason}): set `tokenizer.chat_template` to one that does"
         ) from first_error
@@ -164,13 +165,6 @@ class ChatTemplate:
 
 def _as_user(message: Message) -> Message:
     return {**message, "role": "user"} if message["role"] == "system" else message
-
-
-def merge_system_message(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the system message prepended to the first user message."""
-    if messages[0]["role"] != "system":
-        return list(messages)
-    return merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
 
 
 def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:

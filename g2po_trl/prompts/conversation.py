@@ -304,8 +304,8 @@ def response_action(message: Message) -> str:
 class Transcript:
     """What a model has read and written in one episode: ids of prompt and completion, by the conversation's digest.
 
-    `dropped`: exchanges left out of the beginning, where prompts were too long; in `ids`, when a completion was noted.
+    `dropped`: exchanges left out of the beginning, where prompts were too long.
     """
 
-    ids: dict[bytes, tuple[Sequence[int], Sequence[int], int]] = field(default_factory=dict)
+    ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     dropped: int = 0

@@ -15,9 +15,10 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from ..utils.errors import G2POError
 from .chat_template import get_chat_template
 from .conversation import ChatRequest, Message, Transcript, prefix_digests, with_objects
-from .fitting import PromptTooLongError, cut_middle
+from .fitting import PromptTooLongError, cut_middle, longest_that_fits
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
 
@@ -28,7 +29,7 @@ _USER = {"role": "user", "content": "dummy"}
 _SHORTENED_TO = 0.75
 
 
-class RefusedConversationError(ValueError):
+class RefusedConversationError(G2POError):
     """The chat template cannot render a conversation that an environment or an agent sent."""
 
 
@@ -91,21 +92,19 @@ class ConversationEncoder:
             yield
             return
         tokenizer, reader = self.encode.tokenizer, getattr(self.tools, "tokenizer", None)
-        owners = [tokenizer, self.encode.processing_class]
-        before = [getattr(owner, "chat_template", None) for owner in owners]
-        names = [name for name in ("response_template", "response_schema") if getattr(reader, name, None)]
-        read_by = {name: getattr(tokenizer, name, None) for name in names}
+        template = self.encode.text.template
+        changed = [(owner, "chat_template", template) for owner in (tokenizer, self.encode.processing_class)]
+        for name in ("response_template", "response_schema"):  # TRL knows it by the model's own template alone
+            if read_by := getattr(reader, name, None):
+                changed.append((tokenizer, name, read_by))
+        before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changed]
         try:
-            for owner in owners:
-                owner.chat_template = self.encode.text.template
-            for name in names:  # TRL knows it by the model's own template alone
-                setattr(tokenizer, name, getattr(reader, name))
+            for change in changed:
+                setattr(*change)
             yield
         finally:
-            for owner, template in zip(owners, before):
-                owner.chat_template = template
-            for name, value in read_by.items():
-                setattr(tokenizer, name, value)
+            for change in before:
+                setattr(*change)
 
     def prompt(
         self, request: ChatRequest, transcript: Transcript, max_length: int | None = None
@@ -151,7 +150,7 @@ class ConversationEncoder:
     ) -> None:
         """Note a completion's ids, as far as `answer` shows them: requests that go on from it begin with them."""
         digest = prefix_digests([*prompt.messages, answer], tools)[-1]
-        transcript.ids[digest] = prompt.ids, completion_ids, transcript.dropped
+        transcript.ids[digest] = prompt.ids, completion_ids
 
     def _build(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
@@ -161,7 +160,7 @@ class ConversationEncoder:
             for known in range(len(messages) - 1, 1, -1):
                 if (earlier := transcript.ids.get(digests[known])) is None:
                     continue
-                asked, answer, _ = earlier
+                asked, answer = earlier
                 ended = bool(answer) and answer[-1] in self.stops
                 if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
                     ids, text = added
@@ -259,11 +258,8 @@ class ConversationEncoder:
             ]
             return self._build(shown, tools, Transcript(), truncated=True)
 
-        low, high = 0, max(len(message["content"]) for message in messages)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if len(build(middle).ids) <= max_length else (low, middle - 1)
-        return build(low)
+        longest = max(len(message["content"]) for message in messages)
+        return build(longest_that_fits(lambda keep: len(build(keep).ids) <= max_length, longest))
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:

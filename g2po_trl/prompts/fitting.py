@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..utils.errors import G2POError
 from .template import PromptTemplate
 
 
@@ -16,7 +17,7 @@ class FittedPrompt(NamedTuple):
     truncated: bool
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(G2POError):
     """The task and the actions alone exceed `max_prompt_length`."""
 
 
@@ -49,13 +50,12 @@ def fit_prompt(
     while shown and len(ids) > max_length:
         shown.pop(0)
         ids, text = build(observation, shown)
-    if len(ids) > max_length:  # the longest head and tail of the observation that fit, by bisection
-        low, high = 0, len(observation)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = len(build(cut_middle(observation, middle), shown)[0]) <= max_length
-            low, high = (middle, high) if fits else (low, middle - 1)
-        ids, text = build(cut_middle(observation, low), shown)
+    if len(ids) > max_length:
+
+        def fits(keep: int) -> bool:
+            return len(build(cut_middle(observation, keep), shown)[0]) <= max_length
+
+        ids, text = build(cut_middle(observation, longest_that_fits(fits, len(observation))), shown)
     if len(ids) > max_length:
         raise PromptTooLongError(
             f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(ids)} tokens, more "
@@ -64,7 +64,17 @@ def fit_prompt(
     return FittedPrompt(ids, text, True)
 
 
+def longest_that_fits(fits: Callable[[int], bool], longest: int) -> int:
+    """Return the highest number of characters that fits, up to `longest`, by bisection; 0 is not tried."""
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
 def cut_middle(text: str, keep: int) -> str:
+    """Return a text of which the first and last `keep` characters together are kept."""
     if keep >= len(text):
         return text
     head = (keep + 1) // 2

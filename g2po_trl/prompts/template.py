@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from ..utils.errors import G2POError
+
 T = TypeVar("T")
 
 
@@ -184,7 +186,7 @@ class PromptTemplate:
             admissible_actions: the actions listed in the prompt.
 
         Raises:
-            ValueError: if `parse_completion` accepts neither.
+            G2POError: if `parse_completion` accepts neither.
         """
         prompt = prompt_end.rstrip()
         thought = (
@@ -193,7 +195,7 @@ class PromptTemplate:
         for text in (action, f"{thought}<action>{action}</action>"):
             if self.read(text, prompt_end, admissible_actions).valid:
                 return text
-        raise ValueError(
+        raise G2POError(
             f"parse_completion of the prompt template accepts {action!r:.200} neither as a completion nor in "
             "<think></think><action>…</action>: return the whole completion, as the prompt asks for it"
         )

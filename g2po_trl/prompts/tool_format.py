@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .chat_template import get_chat_template, get_tokenizer
 from .conversation import Message, plain_calls
@@ -15,29 +15,7 @@ from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
 Tools = list[dict[str, Any]] | None
 
 
-class ToolFormat(Protocol):
-    """Renders tools and tool messages, and reads completions.
-
-    `native`: whether the chat template renders tools.
-    """
-
-    native: bool
-
-    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
-        """Return the messages and tools as the chat template takes them."""
-
-    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
-        """Return the assistant's message in a completion, and whether its tool calls could be read.
-
-        Args:
-            text: the completion, up to where it is shown.
-            ids: its token ids, up to the same place.
-            prompt_ids: token ids of its prompt.
-            tools: the tools of the request.
-        """
-
-
-def make_tool_format(processing_class) -> ToolFormat:
+def make_tool_format(processing_class) -> NativeTools | ProseTools:
     """Return the native format if the chat template renders calls and their results, and its calls can be read.
 
     They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
@@ -59,7 +37,7 @@ def make_tool_format(processing_class) -> ToolFormat:
 
 
 class NativeTools:
-    """Tools through the chat template; completions are read by TRL's `parse_response`.
+    """Tools that the chat template renders (`native`); completions are read by TRL's `parse_response`.
 
     Args:
         tokenizer: has a response template. `None`: calls are read as `<tool_call>{"name": …, …}</tool_call>`.
@@ -72,9 +50,18 @@ class NativeTools:
         self._opening = OPEN_CALL if tokenizer is None else _opening_of_calls(_response_template(tokenizer))
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        """Return the messages and tools as the chat template takes them."""
         return list(messages), tools or None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        """Return the assistant's message in a completion, and whether its tool calls could be read.
+
+        Args:
+            text: the completion, up to where it is shown.
+            ids: its token ids, up to the same place.
+            prompt_ids: token ids of its prompt.
+            tools: the tools of the request.
+        """
         from ..utils.trl_compat import parse_response
 
         if self.tokenizer is None or not ids:
@@ -95,7 +82,7 @@ class NativeTools:
 
 
 class ProseTools:
-    """Tools described in the system message; calls and results as text of assistant and user messages."""
+    """Tools described in the system message; calls and results as text. With the methods of `NativeTools`."""
 
     native = False
 

@@ -36,6 +36,7 @@ from scripted_agents import (
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.adapters import agent as agent_module
+from g2po_trl.environments.adapters import endpoint
 from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
@@ -140,10 +141,8 @@ def test_what_an_agent_may_not_return(value):
 def test_a_request_of_any_length_is_observed():
     """Whether it is too long is for max_prompt_length to say: a failure, and not the pool's error."""
     text = "x" * 1_100_000
-    with agent_pool(lambda task, client: float(ask(client, text).content)) as pool:
-        (seen,) = pool.reset([{}])
-        assert seen.request.messages[0]["content"] == text and len(seen.text) == 1_000_000
-        assert pool.step({0: says("0.5")})[0].reward == 0.5
+    (seen, *_), _ = play(lambda task, client: float(ask_plainly(client, text)), [says("0.5")])
+    assert seen.request.messages[0]["content"] == text and len(seen.text) == 1_000_000
 
 
 def raise_(error, first=None):
@@ -527,18 +526,6 @@ def test_in_the_pool_an_agent_that_asks_otherwise_is_lost_with_its_worker():
         assert lost.kind == "lost" and "answers otherwise than before: 'user: I am" in lost.message
 
 
-def test_in_the_pool_the_program_has_a_bug():
-    def bug(task, client):
-        return undefined_name  # noqa: F821
-
-    with agent_pool(bug) as pool:
-        (failure,) = pool.reset([{}])
-        assert failure.kind == "exception" and "NameError: name 'undefined_name'" in failure.message
-    with agent_pool(lambda task, client: 1.0) as pool:
-        (failure,) = pool.reset([{}])
-        assert failure.kind == "invalid" and "without calling the model" in failure.message
-
-
 def deaf(task, client):
     """Ignores all that would end it."""
     with contextlib.suppress(Exception):
@@ -582,10 +569,9 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "example.org")
-    with agent_pool(stock_clients) as pool:
-        pool.reset([{}])
-        pool.step({0: says("y")})
-        assert pool.step({0: says("z")})[0].reward == 1.0
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr(endpoint, "_endpoint", None)  # as in a new process
+    assert play(stock_clients, [says("y"), says("z")])[1].reward == 1.0
 
 
 def stock_clients(task, client):
