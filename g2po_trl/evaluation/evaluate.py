@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
@@ -35,7 +36,7 @@ from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
-from .chat_models import ChatModel, TokenBudget, load_local, load_vllm
+from .chat_models import ChatModel, TokenBudget
 from .fingerprint import fingerprint_data, fingerprint_weights, without_folders
 from .options import EvaluateOptions, check_is_there
 from .panel_runner import PanelPlayer
@@ -118,14 +119,13 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
     more = {"chat_template_kwargs": options.chat_template_kwargs, "generation_kwargs": options.generation_kwargs}
     if options.base_url:
         return ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
-    if options.engine == "vllm":
-        return load_vllm(options.model, options.batch_size, **more, **options.engine_options)
-    if "structured_outputs" in (options.generation_kwargs or ()):
+    if options.engine == "transformers" and "structured_outputs" in (options.generation_kwargs or ()):
         raise G2POError(
             "generation_kwargs has structured_outputs (in a run: vllm_structured_outputs_regex), which only vLLM "
             "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
         )
-    return load_local(options.model, options.batch_size, **more, **_precision(options), **options.engine_options)
+    more |= {"batch_size": options.batch_size, **_precision(options), **options.engine_options}
+    return ENGINES[options.engine].load(options.model, **more)
 
 
 def _precision(options: EvaluateOptions) -> dict[str, Any]:

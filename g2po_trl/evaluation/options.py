@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
 from ..environments.loading import resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
@@ -17,22 +17,8 @@ from ..utils.masking import masked_names
 from ..utils.options import option
 
 AGENTS = ("direct", "react", "reflexion")
-ENGINES = ("transformers", "vllm")
 ENVIRONMENTS = ("alfworld", "sokoban", "textworld", "webshop", "appworld")
 HISTORIES = ("window", "conversation")
-_WHOLE = ("seeds", "parallel", "limit", "trials", "max_turns", "max_prompt_length", "max_completion_length")
-_WHOLE += ("batch_size", "max_total_tokens")
-# Option -> whether its value is valid, and the remedy.
-_RANGES = {
-    **dict.fromkeys(_WHOLE, (lambda value: value >= 1, "set it to at least 1")),
-    "temperature": (lambda value: value >= 0, "set it to at least 0 (greedy)"),
-    "top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (off)"),
-    "top_k": (lambda value: value >= 0, "set it to 0 (off) or more"),
-    "min_p": (lambda value: 0 <= value <= 1, "set it between 0 (off) and 1"),
-    "repetition_penalty": (lambda value: value > 0, "set it above 0 (1 is off)"),
-    "history_length": (lambda value: value >= 0, "set it to at least 0"),
-    "max_error_rate": (lambda value: 0 <= value <= 1, "set it between 0 and 1"),
-}
 
 
 @dataclass(kw_only=True)
@@ -49,47 +35,50 @@ class EvaluateOptions(Sampling, PoolLimits):
     run: Path | None = option(
         "Training run whose settings are the defaults; default: the model's.", None, group="model"
     )
-    engine: str = option("Engine of a model in this process.", "transformers", choices=ENGINES, group="model")
+    engine: str = option(
+        "Engine of a model in this process.",
+        "transformers",
+        choices=[name for name, row in ENGINES.items() if row.offline],
+        group="model",
+    )
     engine_options: dict[str, Any] = option("Passed to the model's constructor.", {}, group="model")
     precision: dict[str, Any] = option("dtype and autocast of a model in this process.", {}, group="model")
     base_url: str | None = option("URL of a server with OpenAI's protocol, up to /v1.", None, group="model")
     key_variable: str = option("Environment variable with the server's key.", "OPENAI_API_KEY", group="model")
-    parallel: int = option("Concurrent requests to a server.", 16, group="model")
+    parallel: int = option("Concurrent requests to a server.", 16, within="[1, inf)", group="model")
     environment: str | None = option(f"{', '.join(ENVIRONMENTS)}, or FILE.py:Class.", None, group="tasks")
     environment_options: dict[str, Any] = option("Arguments of FILE.py:Class.", {}, group="tasks")
     panel: str | None = option("Evaluation set of the environment or of the run.", None, group="tasks")
     panel_options: dict[str, Any] = option("Passed to the environment's load_panel.", {}, group="tasks")
     tasks: Path | None = option("File with one task per line, as JSON.", None, metavar="FILE", group="tasks")
-    limit: int | None = option("Evaluate only the first N tasks.", None, group="tasks")
+    limit: int | None = option("Evaluate only the first N tasks.", None, within="[1, inf)", group="tasks")
     agent: str = option(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct", group="agent")
-    trials: int = option("Trials per task (reflexion only).", 3, group="agent")
+    trials: int = option("Trials per task (reflexion only).", 3, within="[1, inf)", group="agent")
     prompt: Any = option("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", group="agent")
     chat_template_kwargs: dict[str, Any] | None = option("Passed to the chat template.", None, group="agent")
     history: str | None = option("What prompts show of an episode.", None, choices=HISTORIES, group="agent")
-    max_turns: int | None = option("Turns of an episode.", None, group="agent")
-    history_length: int | None = option("Past steps in a prompt.", None, group="agent")
-    max_prompt_length: int | None = option("Tokens of a prompt; longer ones lose history.", None, group="agent")
-    temperature: float = option("Sampling temperature; 0 is greedy.", 0.4)
+    max_turns: int | None = option("Turns of an episode.", None, within="[1, inf)", group="agent")
+    history_length: int | None = option("Past steps in a prompt.", None, within="[0, inf)", group="agent")
+    max_prompt_length: int | None = option(
+        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", group="agent"
+    )
+    temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option(
         "Further sampling options of the engine.", None, group="Sampling"
     )
-    seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, group="evaluation")
+    seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)", group="evaluation")
     output: Path | None = option("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None, group="evaluation")
     overwrite: bool = option("Delete the earlier evaluation in the output folder.", False, group="evaluation")
-    batch_size: int = option("Concurrent episodes.", 32, group="evaluation")
+    batch_size: int = option("Concurrent episodes.", 32, within="[1, inf)", group="evaluation")
     max_total_tokens: int | None = option(
-        "Stop before the next turn once this many were used.", None, group="evaluation"
+        "Stop before the next turn once this many were used.", None, within="[1, inf)", group="evaluation"
     )
-    max_error_rate: float = option("Exit code 1 above this fraction of environment errors.", 0.1, group="evaluation")
+    max_error_rate: float = option(
+        "Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]", group="evaluation"
+    )
 
     def __post_init__(self):
         super().__post_init__()
-        for name, (is_valid, remedy) in _RANGES.items():
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            whole = name in _WHOLE and not isinstance(value, int)
-            if value is not None and (not is_number or whole or not is_valid(value)):
-                raise G2POError(f"{name} is {value!r}: {remedy}")
         if not all(self.stop_sequences or ()):
             raise G2POError(f"stop_sequences is {self.stop_sequences}: an empty text ends no completion, remove it")
         if reserved := reserved_option(self.generation_kwargs or ()):

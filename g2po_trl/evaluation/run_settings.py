@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,14 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     folder = find_run(options.run or options.model)
     if "temperature" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    defaults = {one.name: None if one.default is MISSING else one.default for one in fields(options)}
     quiet = {"environment", "environment_options", "tasks", "prompt", "precision", "panel_options"}
     quiet |= {one.name for one in fields(PoolLimits)} - {"environment_episode_timeout"}
     taken, instead = [], []
     for name, of_run in settings.items():
         used, flag = getattr(options, name), f"--{name.replace('_', '-')}"
-        if name in quiet or (not used and not of_run and name != "temperature"):
-            continue
-        if used != of_run:
+        if used != of_run and name not in quiet:
             instead.append(f"{flag} {_shown(used)} (the run: {_shown(of_run)})")
-        elif used != defaults[name]:
+        elif name not in quiet and of_run not in (None, {}, []):
             taken.append(f"{flag} {_shown(used)}")
     if "prompt" in settings:
         (taken if options.prompt == settings["prompt"] else instead).append("its prompt")

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from shlex import quote
 from typing import Any
 
+from ...engines.registry import ENGINES
 from ...environments.tasks import read_tasks
 from ...evaluation.options import EvaluateOptions
 from ...evaluation.run_settings import describe_settings, run_settings
@@ -59,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         read_tasks(options.tasks)
     if not options.base_url:
         check_model("model", options.model)
-        if options.engine == "vllm" and find_spec("vllm") is None:
-            raise G2POError(f"engine is vllm: it is not installed: {install_command('vllm')}")
+        extra = ENGINES[options.engine].extra
+        if extra and find_spec(extra) is None:
+            raise G2POError(f"engine is {options.engine}: {extra} is not installed: {install_command(extra)}")
     from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
     if (line := describe_settings(options, of_run)) is not None:
