@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache, partial
 from inspect import Parameter, signature
-from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import G2POError
 
@@ -68,13 +68,13 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
-    kinds = get_args(hint) if type(None) in get_args(hint) or get_origin(hint) not in (list, None) else (hint,)
-    may_be_none, kinds = type(None) in kinds, [kind for kind in kinds if kind is not type(None)]
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    may_be_none, kinds = type(None) in members, [kind for kind in members if kind is not type(None)]
     choices, within = field.metadata.get("choices"), field.metadata["within"]
-    if (value is None and may_be_none) or len(kinds) > 1 or get_origin(kinds[0]) is dict or kinds[0] in (Any, Path):
-        return
     is_list = get_origin(kinds[0]) is list
     kind = get_args(kinds[0])[0] if is_list else kinds[0]
+    if (value is None and may_be_none) or len(kinds) > 1 or kind not in KINDS:
+        return
     parts = value if is_list and isinstance(value, (list, tuple)) else [value]
     fits = isinstance(value, (list, tuple)) or not is_list
     for one in parts if fits else ():
