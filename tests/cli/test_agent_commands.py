@@ -336,7 +336,7 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert "episodes that ended for another reason than their rewards: agent error 3." in said
     write("def agent(task, client):\n    return [ask(client, 'a')]\n")
     code, said, _ = outcome(capsys, *given)
-    assert code == 1 and said.startswith("error     the agent returned ['yes']: return a reward (a number)"), said
+    assert code == 1 and said.startswith("error ") and "['yes']" in said, said
     assert "(3 of 3 failed episodes)" in said
     for arguments, text in (
         (["--base-url", "http://127.0.0.1:9/v1"], "base_url needs the name of a model"),

@@ -91,7 +91,7 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
 def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
     with pytest.raises(G2POError, match=name):
         teach(monkeypatch, "--model", str(tiny_model_dir), *words, *SFT)
-    assert not (game / "runs").exists()
+    assert not (game / "runs/game-start").exists()
 
 
 @pytest.mark.parametrize(
