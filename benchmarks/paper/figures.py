@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.paper import analysis, plots
-from g2po_trl.report.iterations import load_iterations, load_log
 from g2po_trl.report.summary import gamma_of
+from g2po_trl.runs.iterations import load_iterations, load_log
 from g2po_trl.runs.run_json import read_run
 from g2po_trl.utils.json import write_json
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..runs.iterations import Iteration
 from ..runs.summary import before_and_after
 from ..trajectory import Trajectory
 from . import state_key_test as keys
-from .iterations import Iteration
 
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..credit.graph import StateGraph
 from ..credit.values import lambda_values
-from .iterations import Iteration
+from ..runs.iterations import Iteration
 
 LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
 # A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than

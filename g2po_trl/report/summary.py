@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..credit.graph import StateGraph, record
+from ..runs.iterations import Iteration
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
 from . import state_key_test as keys
-from .iterations import Iteration
 
 
 def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dict) -> dict:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..report.iterations import load_iteration, load_log
+from ..runs.iterations import load_iteration, load_log
 from ..runs.run_json import read_run
 from ..utils.errors import G2POError
 from ..utils.json import read_json_lines

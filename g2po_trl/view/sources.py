@@ -27,7 +27,7 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
 
 def version_of(folders: Iterable[str | Path]) -> str:
     """Return a text that changes when a run or an evaluation writes to one of the folders."""
-    names = ("run.json", "log.jsonl", "trainer_state.json", "evaluations.jsonl", "settings.json", "results.json")
+    names = ("run.json", "log.jsonl", "evaluations.jsonl", "settings.json", "results.json")
     marks = []
     for folder in folders:
         paths = [*(Path(folder, name) for name in names), *sorted(Path(folder).glob("trajectories/*.jsonl"))]

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "report": {"utils", "trajectory", "prompts", "rollout", "credit", "runs"},
     "evaluation": RUNS,
     "estimate": {"utils"},
-    "view": RUNS | {"report"},
+    "view": RUNS,
     "cli": RUNS
     | {"experimental", "config", "config_validation", "trainer", "evaluation", "estimate", "report", "view"},
 }

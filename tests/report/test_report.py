@@ -9,9 +9,9 @@ import pytest
 
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
-from g2po_trl.report.iterations import Iteration, load_iterations
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
+from g2po_trl.runs.iterations import Iteration, load_iterations
 
 
 def episode(keys: str, reward: float, task="t", outcome=None) -> Trajectory:

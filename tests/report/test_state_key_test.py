@@ -10,8 +10,8 @@ from g2po_envs.sokoban import SokobanEnvironment, level_rows
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import state_key_test as keys
-from g2po_trl.report.iterations import Iteration
 from g2po_trl.report.state_key_test import LAMBDAS, OFTEN, LeftOutErrors
+from g2po_trl.runs.iterations import Iteration
 
 
 def episode(states, reward: float, task="t", outcome=None) -> Trajectory:

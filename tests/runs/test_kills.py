@@ -22,8 +22,8 @@ from letter_trainer import TASKS, make_letter_trainer
 from transformers import TrainerCallback
 
 from g2po_trl.cli.commands.evaluate import main as evaluate
-from g2po_trl.report.iterations import load_iterations
 from g2po_trl.report.summary import analyse
+from g2po_trl.runs.iterations import load_iterations
 from g2po_trl.runs.ownership import checkpoints_in, step_of, weights_in
 from g2po_trl.runs.run_json import read_run
 from g2po_trl.view.data import Run

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from g2po_trl import PromptTemplate
 from g2po_trl.cli.commands.evaluate import main as evaluate
 from g2po_trl.cli.recipe import starting_point
-from g2po_trl.report.iterations import load_iterations
+from g2po_trl.runs.iterations import load_iterations
 from g2po_trl.runs.output_dir import RunFolder, check_panel_name
 from g2po_trl.runs.ownership import check_free, delete_run, held, lock_folder
 from g2po_trl.runs.run_json import MAY_CHANGE, identity_of, read_run

@@ -38,7 +38,7 @@ def run(tmp_path):
         {"step": n, "episode/success_rate": 0.25 * n, "episode/turns": 2.0, "episode/valid_action_ratio": 1.0,
          "time/generation": 1.0, "time/update": 2.0} for n in (1, 2)
     ]  # fmt: skip
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 2, "log_history": log}))
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     (folder / "evaluations.jsonl").write_text('{"step": 0, "success_rate": 0.1}\n{"step": 2, "success_rate": 0.6}\n')
     settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
     (folder / "run.json").write_text(json.dumps({"trainer": settings}))
@@ -124,7 +124,7 @@ def lost(tmp_path):
     write_jsonl(folder / "trajectories" / "train-000001.jsonl", [*played, *broken])
     nan = float("nan")
     entry = {"step": 1, "episode/success_rate": 0.0, "episode/turns_to_success": nan, "kl": nan, "time/update": nan}
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 1, "log_history": [entry]}))
+    (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
     evaluations = [{"step": 0, "success_rate": 0.0, "turns_to_success": nan}, {"step": 1, "success_rate": nan}]
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
     return folder
@@ -211,7 +211,7 @@ def test_bad_input_is_named(tmp_path, run):
         main([str(run.parent), "--no-open"])
     with pytest.raises(ValueError, match=r"iterations is \[7\]: there are \[1, 2\]"):
         main([str(run), "--no-open", "--iterations", "7"])
-    (run / "trainer_state.json").unlink()
+    (run / "log.jsonl").unlink()
     with pytest.raises(ValueError, match="my-run' holds no evaluation .* and no log to be compared: make one by"):
         main([str(run), str(run), "--no-open"])
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...report import state_key_test as keys
-from ...report.iterations import load_iterations, load_replaced
 from ...report.plain import five_lines
 from ...report.summary import analyse, notes, summary, verdict_on
+from ...runs.iterations import load_iterations, load_replaced
 from ...runs.run_json import read_run
 from ...utils.errors import G2POError
 from ...utils.json import read_json_lines, write_json

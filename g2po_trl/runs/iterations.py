@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,30 +58,10 @@ def load_replaced(run: str | Path) -> list[Trajectory]:
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """Return the logged metrics of each iteration so far.
-
-    Older versions wrote no log.jsonl: those of the newest checkpoint, or of the end of the run. A file that cannot be
-    read is left out, with a warning: a kill or a full disk cut it.
-    """
-    path = Path(run) / "log.jsonl"
-    history = read_json_lines(path) if path.is_file() else _newest_history(run)
-    log = IterationLog()
+    """Return the logged metrics of each iteration so far; none without a log.jsonl."""
+    path, log = Path(run) / "log.jsonl", IterationLog()
+    history = read_json_lines(path) if path.is_file() else []
     return [*(entry for line in history for entry in log.add(line)), *log.close()]
-
-
-def _newest_history(run: str | Path) -> list[dict[str, Any]]:
-    """Return the log history of the newest trainer_state.json."""
-    states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
-    newest: dict[str, Any] = {"global_step": -1, "log_history": []}
-    for path in states:
-        try:
-            state = json.loads(path.read_bytes())
-            newest = state if state["global_step"] > newest["global_step"] else newest
-        except FileNotFoundError:  # an old checkpoint that the run has just deleted
-            continue
-        except (ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"{path} cannot be read ({error}), and is left out", stacklevel=2)
-    return newest["log_history"]
 
 
 def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
