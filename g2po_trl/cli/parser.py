@@ -196,7 +196,8 @@ class Parser(argparse.ArgumentParser):
             return value
         if kind is bool and isinstance(value, str):
             value = _BOOLEANS.get(value.lower(), value)
-        elif kind is list and isinstance(value, list):
+        elif kind is list and isinstance(value, (list, str)):
+            value = [value] if isinstance(value, str) else value  # all-linear of lora_target_modules
             return [self._get_value(action, one) if isinstance(one, str) else one for one in value]
         elif isinstance(value, str):
             try:

@@ -70,7 +70,7 @@ def parse_arguments(
     switches = given | ({"engine"} if "use_vllm" in given else set())
     needs = {name: needed for name, needed in NEEDS.items() if switches.isdisjoint(switches_of(needed))}
     for sentence in without_effect(sorted(given), values, needs):
-        raise SystemExit(f"{sentence}: add it, or leave the option out")
+        raise G2POError(f"{sentence}: add it, or leave the option out")
     check_files_and_packages(values)
     model_args = [one for one in parsed if isinstance(one, ModelConfig)]
     for one in parsed if model_args else ():

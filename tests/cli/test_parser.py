@@ -74,6 +74,8 @@ def test_flags_then_file_then_defaults(tmp_path):
     found, given = read("here", "--max-turns", "5", "--config", str(file), defaults={"max_turns": 6, "engine": "vllm"})
     assert (found.max_turns, found.learning_rate, found.serve, found.task) == (5, 1e-5, True, [{"seed": 1}])
     assert found.engine == "vllm" and given == {"folder", "max_turns", "learning_rate", "serve", "task"}
+    (tmp_path / "text.yaml").write_text("more: alone\n")
+    assert read("here", "--config", str(tmp_path / "text.yaml"))[0].more == ["alone"], "a text is a list of one"
     of_run = {"max_turns": 7, "engine": "vllm"}
     found = read("here", default_config=file, defaults=lambda given: of_run if given["max_turns"] == 4 else {})[0]
     assert (found.max_turns, found.engine) == (4, "vllm")

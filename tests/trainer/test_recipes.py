@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import runpy
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -236,6 +237,33 @@ def test_what_a_recipe_refuses(own, capsys, flags, text):
     with pytest.raises(SystemExit):
         parse_arguments(load_recipe("environment").TYPES, argv=[*own, *flags])
     assert text in capsys.readouterr().err
+
+
+CONFIGURATIONS = [
+    path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name not in ("accelerate", "agents")
+]
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_configuration_is_read(path, own, monkeypatch):
+    """Its keys are fields, of the right types, and each has an effect."""
+    monkeypatch.setattr("g2po_trl.cli.recipe.check_files_and_packages", lambda values: None)
+    monkeypatch.syspath_prepend(str(RECIPES))
+    kind = path.parent.name
+    name = f"teach_{path.stem}" if kind == "teach" else f"train_{kind}{'_ppo' if 'ppo' in path.stem else ''}"
+    name = name if (RECIPES / f"{name}.py").is_file() else "teach_environment"
+    recipe = runpy.run_path(str(RECIPES / f"{name}.py"))
+    flags = [*(own if name == "teach_environment" else own[4:]), "--use_cpu", "true", "--bf16", "false"]
+    *_, args, model = parse_arguments(recipe["TYPES"], argv=[*flags, "--config", str(path)])
+    assert args.output_dir == "out" and args.model_init_kwargs["dtype"] == model.dtype
+
+
+def test_an_option_without_its_condition_is_refused(own):
+    types = load_recipe("environment").TYPES
+    for flags, name in ((["--lora_r", "3"], "lora_r"), (["--vllm_mode", "colocate"], "vllm_mode")):
+        with pytest.raises(ValueError, match=name):
+            parse_arguments(types, argv=[*own, *flags])
+    parse_arguments(types, argv=[*own, "--lora_r", "3", "--use_peft", "false"])  # given as off: a decision
 
 
 def test_the_help_of_a_recipe_has_its_defaults_in_groups(capsys):
