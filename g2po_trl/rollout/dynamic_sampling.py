@@ -9,6 +9,7 @@ from typing import Any
 from ..engines.sampling import derived_seed
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 from .strategy import Rollout, RolloutContext, Row, SynchronousRollout
 
 
@@ -30,7 +31,7 @@ class DynamicSampling(SynchronousRollout):
     @classmethod
     def check(cls, args: Any, max_generation_batches: int = 2) -> None:
         if max_generation_batches < 2:
-            raise ValueError(
+            raise G2POError(
                 f"max_generation_batches (rollout_strategy_kwargs) is {max_generation_batches!r}: set it to 2 or "
                 "more, or use rollout_strategy='synchronous'"
             )

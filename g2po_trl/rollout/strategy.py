@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 from .player import Player
 from .stats import RolloutStats
 
@@ -63,7 +64,7 @@ class RolloutStrategy(Protocol):
             **options: the strategy's options.
 
         Raises:
-            ValueError: for the first such setting.
+            G2POError: for the first such setting.
         """
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
@@ -123,9 +124,9 @@ class RolloutContext:
             return self.player.play(rows, self.sampling, groups, on_turn=on_turn)
 
     def check_whole_groups(self, strategy: str) -> None:
-        """Refuse a batch of this rank that holds parts of groups. Raises `ValueError`, with the remedy."""
+        """Refuse a batch of this rank that holds parts of groups. Raises `G2POError`, with the remedy."""
         if (self.batch_size or 0) % self.group_size:
-            raise ValueError(
+            raise G2POError(
                 f"rollout_strategy is {strategy!r}, and a process plays per_device_train_batch_size x "
                 f"steps_per_generation = {self.batch_size} episodes, which are not whole groups of num_generations="
                 f"{self.group_size}: make it a multiple"

@@ -18,7 +18,7 @@ class EchoServer:
     calls, seeds = 0, {}
 
     def generate(self, prompts, n, generation_kwargs, **options):
-        assert n == 1 and options["temperature"] == 0.5, options
+        assert n == 1 and generation_kwargs["temperature"] == 0.5, generation_kwargs
         assert generation_kwargs["stop_token_ids"] == [7]
         EchoServer.calls += 1
         if "seed" in generation_kwargs:
