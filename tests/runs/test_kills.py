@@ -160,7 +160,7 @@ def check(folder, written, attempt, output):
         assert sum(len(group["trajectories"]) for group in groups) == EPISODES
         assert all(group["stored"] and group["adds_up"] for group in groups)
     if run.numbers:
-        numbers, _ = analyse(load_iterations(folder), None, read_run(folder))
+        numbers = analyse(load_iterations(folder), None, read_run(folder))
         assert len(numbers["iterations"]) == len(run.numbers)
         assert not any(row["unfinished"] for row in numbers["iterations"])
     checkpoints = checkpoints_in(folder)

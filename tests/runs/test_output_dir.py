@@ -362,6 +362,6 @@ def test_one_teaching_at_a_time(tmp_path, monkeypatch):
     flags = ["--output_dir", str(tmp_path / "start"), "--bf16", "false", "--use_cpu", "true"]
     monkeypatch.setattr(sys, "argv", ["teach", *flags])
     lock = lock_folder(tmp_path / "start", "output_dir")
-    with pytest.raises(SystemExit, match="output_dir .* another process is writing"):
+    with pytest.raises(G2POError, match="output_dir .* another process is writing"):
         teach_alfworld.main()
     lock.release()
