@@ -243,7 +243,7 @@ def test_one_process_at_a_time(make_trainer, tmp_path):
 
 def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
-    with pytest.raises(SystemExit, match="output_dir"):
+    with pytest.raises(G2POError, match="output_dir"):
         starting_point(make_config(run))
     with pytest.raises(G2POError, match="--output"):
         evaluate([*own, "--output", str(run), "--overwrite"])
