@@ -481,7 +481,7 @@ def test_a_port_in_use_is_one_line(server, tmp_path):
 
     pytest.importorskip("pyvis")
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
-    with pytest.raises(SystemExit, match=f"port {server.server_port}"):
+    with pytest.raises(G2POError, match=f"port {server.server_port}"):
         view([str(tmp_path), "--serve", "--no-open", "--port", str(server.server_port)])
 
 
