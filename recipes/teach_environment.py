@@ -201,7 +201,7 @@ def choose_source(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], 
         shown = "environment" if script_args.agent is None else "messages, tools"
         raise G2POError(
             f"{name} has no expert: write a function expert({shown}) in the file, which returns the next action; or "
-            "pass --demonstrations FILE (recorded trajectories) or --random_episodes N"
+            "pass --demonstrations FILE (recorded trajectories) or --random-episodes N"
         )
     tasks = list(islice(cycle(rows), script_args.num_episodes or len(rows)))
     if script_args.agent:

@@ -1,10 +1,10 @@
 """Fine-tune a language model on an expert's actions in WebShop, as a start for reinforcement learning.
 
     g2po teach webshop                                  # SmolLM2-135M, two CPU cores or a small GPU
-    g2po teach webshop --model Qwen/Qwen2.5-0.5B-Instruct --use_peft true
+    g2po teach webshop --model Qwen/Qwen2.5-0.5B-Instruct --use-peft true
 
 An expert plays training goals, and the model is trained on single actions in random order until it reaches a success
-rate of `--target_success` on other training goals. Then: g2po train webshop --config smollm2-135m
+rate of `--target-success` on other training goals. Then: g2po train webshop --config smollm2-135m
 
 Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """

@@ -13,7 +13,7 @@
         --config recipes/alfworld/qwen2.5-1.5b.yaml
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one. Exit code 3: the model was trained
+`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one. Exit code 3: the model was trained
 and saved, but not pushed to the Hub.
 """
 

@@ -12,7 +12,7 @@
 Both are named as for `g2po check`: an environment by `module:Class`, `file.py:Class` or an OpenEnv server's address,
 an agent by `file.py` or `file.py:NAME`.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process

@@ -5,7 +5,7 @@
 
 Levels are made by number, so that nothing is downloaded. The grid is the whole state: plays of a level often meet.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process

@@ -2,9 +2,9 @@
 
     g2po train textworld                               # Qwen2.5-1.5B-Instruct, one GPU of 80 GB
 
-TextWorld's generator makes the games, one for each seed; they are kept in --cache_dir.
+TextWorld's generator makes the games, one for each seed; they are kept in --cache-dir.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process

@@ -5,7 +5,7 @@
         --config recipes/webshop/qwen2.5-1.5b.yaml --shop $WEBSHOP_DATA                    # the paper's run
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process

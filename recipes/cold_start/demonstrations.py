@@ -140,7 +140,7 @@ def spoken_after(asked: str, answered: str) -> str:
         return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
     raise G2POError(
         "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
-        f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat_template FILE"
+        f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat-template FILE"
     )
 
 

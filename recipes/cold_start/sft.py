@@ -41,8 +41,8 @@ from g2po_trl.utils.json import write_json
 from g2po_trl.utils.sdpa import without_cudnn_attention
 
 _UNSUPPORTED = {
-    "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use_peft saves memory.",
-    "load_in_8bit": "fine-tuning needs unquantised weights. Remove it; --use_peft saves memory.",
+    "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
+    "load_in_8bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
     "packing": "each sample is a separate row. Remove it.",
     "push_to_hub": "the model is not uploaded. Remove it; use `hf upload` with its folder.",
 }
@@ -182,19 +182,19 @@ def load_base_model(
     if args.world_size > 1:
         raise G2POError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
     if Path(args.output_dir, "run.json").is_file():
-        raise G2POError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
+        raise G2POError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output-dir")
     taught = Path(args.output_dir, "teaching.json")
     if taught.is_file() and json.loads(taught.read_text()).get("reached", True) and not script_args.overwrite:
         raise G2POError(
             f"output_dir is {args.output_dir!r}, which holds a taught model that reached its target: pass --overwrite "
-            "to replace it, or another --output_dir"
+            "to replace it, or another --output-dir"
         )
     left = find_checkpoint("auto", args.output_dir)
     resumes = find_checkpoint(args.resume_from_checkpoint, args.output_dir) is not None
     if left and not resumes and not script_args.overwrite:
         raise G2POError(
             f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
-            "--resume_from_checkpoint auto to go on, --overwrite to begin again, or another --output_dir"
+            "--resume-from-checkpoint auto to go on, --overwrite to begin again, or another --output-dir"
         )
     name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
     return name, AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)

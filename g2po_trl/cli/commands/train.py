@@ -50,7 +50,8 @@ learning    --learning-rate X  --beta X (KL)  --gamma X  --value-lambda X  --ste
             --advantage-estimator {"|".join(ESTIMATORS)}
 episodes    --max-turns N  --history-length N  --max-prompt-length N  --max-completion-length N
             --temperature X  --eval-temperature X  --invalid-action-penalty X
-generation  --use-vllm --vllm-mode colocate|server  --vllm-gpu-memory-utilization X  --vllm-servers URL …
+generation  --engine transformers|vllm|vllm_servers  --engine-kwargs JSON
+            --vllm-mode colocate|server  --vllm-gpu-memory-utilization X
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
