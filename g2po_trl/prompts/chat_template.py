@@ -73,7 +73,8 @@ class ChatTemplate:
         messages = [self._as_text(message) for message in messages]
         late = 1 if any(message["role"] == "user" for message in messages) else 0
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
-            messages = [*messages[:late], *map(_as_user, messages[late:])]
+            rest = [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[late:]]
+            messages = [*messages[:late], *rest]
         if messages[0]["role"] == "system" and not self._accepts_system:
             messages = merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
@@ -161,10 +162,6 @@ class ChatTemplate:
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **options, **self.kwargs
         )
-
-
-def _as_user(message: Message) -> Message:
-    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:

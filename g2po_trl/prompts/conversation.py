@@ -48,17 +48,18 @@ class ChatRequest:
 
     def __post_init__(self) -> None:
         tools, stop = self.tools, self.stop
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise G2POError(f"tools is {show(tools)}; give a list of JSON schemas")
-        if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
-            raise G2POError(f"stop is {show(stop)}; give a list of texts")
-        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
-            raise G2POError(f"max_tokens is {show(self.max_tokens)}; give a positive number")
-        if type(self.task) is not int or self.task < 0:
-            raise G2POError(f"task is {show(self.task)}; give a number of messages")
-        for name in ("shorten", "needs_answer"):
-            if type(getattr(self, name)) is not bool:
-                raise G2POError(f"{name} is {show(getattr(self, name))}; give True or False")
+        are_objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+        are_texts = isinstance(stop, (list, tuple)) and all(isinstance(text, str) and text for text in stop)
+        for name, valid, wanted in (
+            ("tools", tools is None or are_objects, "a list of JSON schemas"),
+            ("stop", are_texts, "a list of texts"),
+            ("max_tokens", self.max_tokens is None or _is_count(self.max_tokens, 1), "a positive number"),
+            ("task", _is_count(self.task, 0), "a number of messages"),
+            ("shorten", type(self.shorten) is bool, "True or False"),
+            ("needs_answer", type(self.needs_answer) is bool, "True or False"),
+        ):
+            if not valid:
+                raise G2POError(f"{name} is {show(getattr(self, name))}; give {wanted}")
         vars(self).update(
             messages=normalize_messages(self.messages),
             tools=_plain(tools, "tools") if tools else None,
@@ -71,6 +72,10 @@ class ChatRequest:
         if self.needs_answer and not calls and not answer["content"].strip():
             return False
         return all(isinstance(call["function"]["arguments"], dict) for call in calls)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 def normalize_messages(messages: Any) -> list[Message]:
@@ -237,13 +242,10 @@ def without_ids(message: Message) -> Message:
     """Return a message without ids of calls and without thoughts."""
     kept = {name: part for name, part in message.items() if name not in ("tool_call_id", "reasoning_content")}
     if "tool_calls" in kept:
-        kept["tool_calls"] = [_with_read_arguments(call["function"]) for call in kept["tool_calls"]]
+        functions = [call["function"] for call in kept["tool_calls"]]
+        # As clients write it, who send the text of arguments; a model may have written JSON within JSON.
+        kept["tool_calls"] = [{**one, "arguments": _read_arguments(one["arguments"])} for one in functions]
     return kept
-
-
-def _with_read_arguments(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as clients write it, who send the text of arguments; a model may have written JSON within JSON."""
-    return {**function, "arguments": _read_arguments(function["arguments"])}
 
 
 def canonical(value: Any) -> bytes:

@@ -18,12 +18,7 @@ T = TypeVar("T")
 
 
 class ParsedCompletion(NamedTuple):
-    """The action in a completion.
-
-    Args:
-        action: the text that the environment plays.
-        valid: whether the completion has the required format.
-    """
+    """The action in a completion, which the environment plays; `valid`: the completion has the required format."""
 
     action: str
     valid: bool
@@ -39,11 +34,7 @@ def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletio
 
     A completion is valid if it has all four tags. If the chat template opens `<think>` itself, the completion need
     not; if the template also closes it (thinking disabled), an action alone is valid. Of an invalid completion, the
-    action is played if there is one, otherwise its last 30 characters.
-
-    Args:
-        completion: the completion.
-        prompt_end: the last characters of the prompt, to see whether the template opened `<think>`.
+    action is played if there is one, otherwise its last 30 characters. `prompt_end` shows what the template opened.
     """
     action, thought = read_after_thought(completion, "action", prompt_end)
     text = completion[-_FALLBACK_CHARACTERS:] if action is None else action
@@ -87,12 +78,8 @@ def parse_as_released(
     """Parse `<think>…</think><action>…</action>` by the rule of the paper's released code.
 
     The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
-    thought. A completion is invalid if a tag is missing or if it contains CJK characters.
-
-    Args:
-        completion: the completion.
-        prompt_end: as in `parse_think_action`.
-        fallback_characters: without an action, this many characters from the end of the completion are played.
+    thought; without one, the last `fallback_characters` are played. A completion is invalid if a tag is missing or if
+    it contains CJK characters.
     """
     text = completion.lower()
     start, end = text.find("<action>"), text.find("</action>")
@@ -167,23 +154,12 @@ class PromptTemplate:
     def read(
         self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
-        """Parse a completion into an action and its validity.
-
-        Args:
-            completion: the completion.
-            prompt_end: the last characters of its prompt.
-            admissible_actions: the actions listed in the prompt.
-        """
+        """Return action and validity of a completion, given the end and the listed actions of its prompt."""
         action, valid = self.parse_completion(completion, prompt_end)
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:
         """Return a well-formed completion with an action: the action itself if it is one, else with an empty thought.
-
-        Args:
-            action: the action, or a whole completion.
-            prompt_end: the last characters of the prompt.
-            admissible_actions: the actions listed in the prompt.
 
         Raises:
             G2POError: if `parse_completion` accepts neither.

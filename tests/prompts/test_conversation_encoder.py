@@ -129,8 +129,7 @@ LATE = {"role": "system", "content": "since then"}
 
 
 @pytest.mark.parametrize(
-    "messages",
-    [[SYSTEM], [USER, ANSWER, SYSTEM], [USER, ANSWER, SYSTEM, USER], [SYSTEM, USER, ANSWER, LATE, USER]],
+    "messages", [[SYSTEM], [USER, ANSWER, SYSTEM], [USER, ANSWER, SYSTEM, USER], [SYSTEM, USER, ANSWER, LATE, USER]]
 )
 def test_system_messages_anywhere_are_shown(family, messages):
     _, tokenizer, encoder = family
@@ -312,10 +311,7 @@ def test_long_first_message_loses_its_middle_in_later_prompts_too(qwen):
         text = tokenizer.decode(prompt.ids)
         assert 90 <= len(prompt.ids) <= 100 and prompt.truncated and "Be brief." in text
         assert "begin" in text and "finish" in text and (number == 0 or f"seen {number - 1}" in text)
-        messages += [
-            {"role": "assistant", "content": f"act {number}"},
-            {"role": "user", "content": f"seen {number}"},
-        ]
+        messages += [{"role": "assistant", "content": f"act {number}"}, {"role": "user", "content": f"seen {number}"}]
 
 
 def test_task_after_an_example_stays(qwen):
