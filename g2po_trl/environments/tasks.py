@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,6 @@ from .validation import check_task_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-logger = logging.getLogger(__name__)
 
 # The one column of a `tasks_dataset`, and the format that decodes it.
 COLUMN, FORMAT = "g2po_task", "g2po_tasks"
@@ -207,32 +203,18 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
                     f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
                     "cannot be told apart: store a number or the path of a file, and load it in reset"
                 )
-            if name in panels and isinstance(value, (bytes, date)):  # as a file of JSON lines
-                logger.warning(
-                    "%s dataset: %s is %s, which g2po evaluate will pass to reset as a text: store a text or a number",
-                    *(name, column, show(value)),
-                )
 
 
 def _check_kind(name: str, dataset: Any) -> None:
-    """Refuse what is not a `Dataset` with rows; the message says how to make one of it."""
-    from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
+    """Refuse what is not a `Dataset` with rows."""
+    from datasets import Dataset  # slow to import, and not needed to read a tasks file
 
-    if isinstance(dataset, Dataset):
-        if len(dataset):
-            return
-        problem = "has no rows: pass a Dataset with one row per task"
-    elif isinstance(dataset, IterableDataset):
-        problem = "is an IterableDataset, but tasks are repeated in groups: pass Dataset.from_list(list(rows))"
-    elif isinstance(dataset, Mapping):
-        problem = f"has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]"
-    elif isinstance(dataset, (list, tuple)):
-        problem = f"is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)"
-    elif dataset is None:
-        problem = "is None: pass a Dataset with one row per task, e.g. tasks_dataset([{'seed': i} for i in range(99)])"
-    else:
-        problem = f"is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
-    raise G2POError(f"{name} {problem}")
+    if not isinstance(dataset, Dataset) or not len(dataset):
+        problem = "without rows" if isinstance(dataset, Dataset) else ""
+        raise G2POError(
+            f"{name} is {type(dataset).__name__} {problem}: pass a Dataset with one row per task, e.g. "
+            "tasks_dataset([{'seed': i} for i in range(99)]) of a list, or one split of a dictionary of them"
+        )
 
 
 def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:

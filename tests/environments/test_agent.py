@@ -235,29 +235,18 @@ def test_a_pipe_to_a_process_that_the_model_ended():
         assert re.match("agent error: (BrokenPipeError|ConnectionResetError)", end.info["failure_reason"]), end.info
 
 
-def test_exceptions_in_a_circle():
+def test_groups_name_what_is_inside_also_in_a_circle():
     """crewai raises an exception again while it handles the next one."""
 
     def agent(task, client):
         ask(client, "x")
         first, second = ValueError("first"), ValueError("second")
         first.__context__, second.__context__ = second, first
-        raise ExceptionGroup("both", [first, second]) from first
+        raise ExceptionGroup("both", [first, ExceptionGroup("inner", [second])]) from first
 
     _, end = play(agent, [says("y")])
     assert end.info["failure_reason"] == "agent error: ValueError: first; ValueError: second"
-
-
-def test_groups_name_what_is_inside():
-    def agent(task, client):
-        ask(client, "x")
-        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [KeyError("city")])])
-
-    _, end = play(agent, [says("y")])
-    assert end.info["failure_reason"] == "agent error: KeyError: 'city'"
-    with EnvironmentPool(
-        partial(AgentEnvironment, raise_(ExceptionGroup("a", [KeyError("b")])), 3), PoolLimits(1)
-    ) as pool:
+    with agent_pool(raise_(ExceptionGroup("a", [KeyError("b")]))) as pool:
         assert "\nKeyError: 'b'\n" in pool.reset([{}])[0].message
 
 
@@ -310,21 +299,17 @@ def late(agent, seconds=1.0, **task):
         environment.close()
 
 
-@pytest.mark.parametrize("then", ["raises", "wraps", "returns 0", "returns 1"])
-def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(then):
-    with pytest.raises(EnvironmentContractError, match="^the agent gave up a request before the model's answer and r"):
-        late(impatient, then=then)
-
-
-def test_a_request_that_is_given_up_on_an_open_connection():
-    with pytest.raises(EnvironmentContractError, match="the agent gave up a request"):
-        late(careless_of_its_connection)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_async_request_that_was_given_up(stream):
-    with pytest.raises(EnvironmentContractError, match="gave up a request .* and raised TimeoutError: the model"):
-        late(waiting, stream=stream)
+@pytest.mark.parametrize(
+    ("agent", "task"),
+    [
+        *((impatient, {"then": then}) for then in ("raises", "wraps", "returns 0", "returns 1")),
+        *((waiting, {"stream": stream}) for stream in (False, True)),
+        (careless_of_its_connection, {}),
+    ],
+)
+def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(agent, task):
+    with pytest.raises(EnvironmentContractError, match="gave up a request before the model's answer and r"):
+        late(agent, **task)
 
 
 def test_a_time_limit_beside_another_answer_that_the_agent_stumbles_over():
@@ -468,10 +453,6 @@ def test_state_keys_of_ones_own():
         AgentEnvironment("me", 5)
     with pytest.raises(ValueError, match="max_turns is 0: set it to 1 or more"):
         AgentEnvironment(stubborn, 0)
-
-
-def test_a_text_that_is_no_chat_response_is_its_content():
-    assert play(lambda task, client: ask(client, "x").content == "look", ["look"])[1].reward == 1
 
 
 def agent_pool(agent, max_turns=20, **limits):

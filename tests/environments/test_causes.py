@@ -62,11 +62,6 @@ def slow_service(port):
     urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=0.05)
 
 
-async def slow_connection(port):
-    reader, _ = await asyncio.open_connection("127.0.0.1", port)
-    await asyncio.wait_for(reader.read(), 0.05)
-
-
 def hanging_up():
     """The service closes the connection; writing to it is a broken pipe, too."""
     ours, theirs = socket.socketpair()

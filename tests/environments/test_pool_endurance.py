@@ -65,10 +65,7 @@ def play(number, batch=100, seed=0):
     """Plays that many episodes; gives how each ended, by what was to happen to it."""
     rng = random.Random(seed)
     outcomes = Counter()
-    with EnvironmentPool(
-        Pathological,
-        PoolLimits(2, 1.0, 1.0, environment_worker_resets=40),
-    ) as pool:
+    with EnvironmentPool(Pathological, PoolLimits(2, 1.0, 1.0, environment_worker_resets=40)) as pool:
         for _ in range(number // batch):
             tasks = []
             for _ in range(batch):

@@ -20,11 +20,8 @@ from g2po_trl.environments.pool import worker
 
 @pytest.fixture
 def pool():
-    with EnvironmentPool(
-        Reporter,
-        PoolLimits(2, 10, 2, max_observation_characters=1000),
-    ) as p:
-        yield p
+    with EnvironmentPool(Reporter, PoolLimits(2, 10, 2)) as pool:
+        yield pool
 
 
 def alive(pid):
@@ -98,6 +95,8 @@ def test_an_episode_that_ended_before_its_worker_died_is_complete():
         pool.reset([{"number": i} for i in range(3)])
         results = pool.step({0: "truncate", 1: f"signal {signal.SIGKILL:d}"})
         assert results[0].truncated and results[1].kind == "crash"
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
 
 
 def test_what_a_hanging_environment_started_ends_with_it(tmp_path):

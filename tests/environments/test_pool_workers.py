@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 from toy_environments import KeyDoorEnvironment
@@ -133,23 +132,6 @@ def test_groups_are_cut_into_equal_parts():
     assert place_groups([0] * 8, [0] * 8) == list(range(8)) and place_groups([0] * 3, [0] * 8) == [0, 1, 2]
     assert place_groups([0, 1] * 4, [0] * 4) == [0, 2, 0, 2, 1, 3, 1, 3]
     assert place_groups([0, 0], [3, 1, 3]) == [1, 1] and place_groups([], [0, 0]) == []
-
-
-class Slow(KeyDoorEnvironment):
-    def step(self, action):
-        time.sleep(0.2)
-        return super().step(action)
-
-
-@pytest.mark.slow
-def test_a_group_of_slow_steps_uses_all_workers():
-    """Eight steps of 0.2 s take 1.6 s in one worker."""
-    with EnvironmentPool(Slow, PoolLimits(8)) as pool:
-        pool.reset([{}] * 8, groups=[0] * 8)
-        clock = time.perf_counter()
-        for _ in range(3):
-            pool.step(dict.fromkeys(range(8), "go kitchen"))
-        assert (time.perf_counter() - clock) / 3 < 0.5
 
 
 def test_a_slow_worker_is_no_reason_for_other_results():

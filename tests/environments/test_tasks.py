@@ -3,13 +3,12 @@
 import json
 import math
 import pickle
-from datetime import date
 
 import programs
 import pytest
 from datasets import Dataset, DatasetDict
 
-from g2po_trl import StepResult, TextEnvironment, tasks_dataset
+from g2po_trl import G2POError, StepResult, TextEnvironment, tasks_dataset
 from g2po_trl.environments.tasks import check_datasets, own_columns, read_tasks, task_id_of, tasks_hash
 
 ROWS = [
@@ -84,9 +83,9 @@ class Strict(TextEnvironment):
 
 def test_each_row_is_checked():
     check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "level": 3}]), None)
-    with pytest.raises(ValueError, match="train dataset, row 2: Strict.reset does not take levle"):
+    with pytest.raises(ValueError, match="train dataset, row 2: Strict.reset .*levle"):
         check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "levle": 3}]), None)
-    with pytest.raises(ValueError, match="held dataset, row 1: Strict.reset needs seed"):
+    with pytest.raises(ValueError, match="held dataset, row 1: Strict.reset .*seed"):
         check_datasets(Strict, tasks_dataset([{"seed": 1}]), {"held": tasks_dataset([{"level": 1}])})
 
 
@@ -95,36 +94,27 @@ class Anything(TextEnvironment):
         return "a room"
 
 
+ONE = Dataset.from_dict({"seed": [1]})
+
+
 @pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (None, r"is None: .* tasks_dataset\(\[\{'seed': i\}"),
-        ([{"seed": 1}], r"is a list of 1 rows: pass tasks_dataset\(rows\)"),
-        (DatasetDict({"all": Dataset.from_dict({"seed": [1]})}), r"has the splits all: pass one of them"),
-        (Dataset.from_dict({"seed": [1]}).to_iterable_dataset(), "is an IterableDataset"),
-        (Dataset.from_dict({"seed": []}), "has no rows"),
-        (Dataset.from_dict({"seed": [1]}).to_pandas(), "is a DataFrame: .* Dataset.from_pandas"),
-    ],
+    "dataset",
+    [None, [{"seed": 1}], DatasetDict({"all": ONE}), ONE.to_iterable_dataset(), ONE.select([]), ONE.to_pandas()],
 )
-def test_what_is_no_dataset_is_refused_with_the_way_to_make_one(dataset, message):
-    with pytest.raises(ValueError, match=f"^train_dataset {message}"):
+def test_what_is_no_dataset_is_refused(dataset):
+    with pytest.raises(G2POError, match="^train_dataset"):
         check_datasets(Anything, dataset, None)
     if dataset is not None and not isinstance(dataset, DatasetDict):  # `None` is no panel, a dictionary several
-        with pytest.raises(ValueError, match=f"^eval_dataset {message}"):
-            check_datasets(Anything, tasks_dataset([{"seed": 1}]), dataset)
+        with pytest.raises(G2POError, match="^eval_dataset"):
+            check_datasets(Anything, ONE, dataset)
 
 
-def test_columns_that_no_task_can_have_are_refused(caplog):
+def test_columns_that_no_task_can_have_are_refused():
     pictures = Dataset.from_dict({"picture": [1, 2]}).with_transform(lambda batch: {"picture": [object()]})
     with pytest.raises(ValueError, match="train dataset: picture is <object .* another text each time"):
         check_datasets(Anything, pictures, None)
-    with pytest.raises(ValueError, match="Anything.reset cannot take a column self"):
+    with pytest.raises(ValueError, match="Anything.reset .*self"):
         check_datasets(Anything, Dataset.from_dict({"self": [1]}), None)
-    dated = Dataset.from_dict({"seed": [1], "day": [date(2026, 1, 1)]})
-    check_datasets(Anything, dated, None)
-    assert not caplog.records, "workers get it as it is"
-    check_datasets(Anything, dated, dated)
-    assert "eval dataset: day is datetime.date(2026, 1, 1), which g2po evaluate will pass" in caplog.text
 
 
 def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
@@ -142,7 +132,7 @@ def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
         return {told(eval(line)) for line in (tmp_path / "played.txt").read_text().splitlines()}
 
     everything = set(map(told, ROWS))
-    assert played("train", "game.py", "--model", str(tiny_model_dir), *flags.split()) == everything
+    assert played("train", "game.py:Game", "--model", str(tiny_model_dir), *flags.split()) == everything
     (tmp_path / "rest.jsonl").write_text("\n".join(lines[3:]) + "\n", encoding="utf-8")
     check = ["check", "game.py", "--episodes", "1"]
     assert played(*check) | played(*check, "--tasks", "rest.jsonl") == everything, "it plays the first five"

@@ -97,18 +97,15 @@ def test_games_in_turn_do_not_disturb_each_other_or_the_generator():
 @pytest.mark.parametrize(
     "env_id, message",
     [
-        (
-            "TicTacToe-v0",
-            r"not a single-player game \(.* has to be 2, .*write a TextEnvironment whose step plays",
-        ),
-        ("MarketEntryGame-v0", "not a single-player game: choose"),
-        ("Chess-v7", "'Chess-v7', which TextArena cannot make: .* not found"),
+        ("TicTacToe-v0", "single-player"),
+        ("MarketEntryGame-v0", "single-player"),
+        ("Chess-v7", "cannot make"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_a_remedy(env_id, message):
     with pytest.raises(ValueError, match=message):
         TextArenaEnvironment(env_id).reset(seed=1)
-    with pytest.raises(ValueError, match="state_key is 'board': choose one of observation, history"):
+    with pytest.raises(ValueError, match="state_key"):
         TextArenaEnvironment(env_id, state_key="board")
 
 

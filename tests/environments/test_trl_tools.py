@@ -242,24 +242,6 @@ class SafeWithItsPrompt(Safe):
     prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
 
 
-def test_it_trains_unchanged(tmp_path, tiny_model_dir):
-    trainer = G2POTrainer(
-        str(tiny_model_dir),
-        make_config(tmp_path / "out", max_steps=2, max_turns=2, max_prompt_length=None),
-        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
-        environment_factory=SafeWithItsPrompt,
-    )
-    trainer.train()
-    trainer.close()
-    played = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / "train-000001.jsonl").open()]
-    assert {t["outcome"] for t in played} == {"success", "failure"} and {len(t["steps"]) for t in played} == {2}
-    for trajectory in played:
-        turned = "".join(str(json.loads(s["action"][11:-12])["arguments"]["digit"]) for s in trajectory["steps"])
-        assert trajectory["steps"][1]["observation"] in ("click", "clack")
-        assert trajectory["reward"] in (0.0, 10.0) and len(turned) == 2
-    assert {t["reward"] for t in played} == {0.0, 10.0}, "chance opens one in four"
-
-
 @pytest.mark.parametrize("max_turns", [9, 4])
 def test_several_calls_and_chance_are_played_again(max_turns):
     """Also those that the last turn ends; and failed calls change nothing."""

@@ -82,9 +82,9 @@ def test_columns():
     check_task_columns(Good, ["start"])
     check_task_columns(partial(Good, size=2), ["hint", "start"])
     check_task_columns(lambda: Good(), ["anything"])
-    with pytest.raises(ValueError, match="Good.reset needs start, the columns are hint: add"):
+    with pytest.raises(ValueError, match="Good.reset .*start"):
         check_task_columns(Good, ["hint"])
-    with pytest.raises(ValueError, match="Good.reset needs start, the task has no columns: add"):
+    with pytest.raises(ValueError, match="Good.reset .*start"):
         check_task_columns(Good, [])
-    with pytest.raises(ValueError, match="does not take colour"):
+    with pytest.raises(ValueError, match="Good.reset .*colour"):
         check_task_columns(Good, ["start", "colour"])

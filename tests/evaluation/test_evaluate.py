@@ -428,7 +428,7 @@ def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
     (game / "empty.jsonl").write_text("\n")
     base = ["--model", "m", "--base-url", server.url]
     for tasks, message in (
-        ("wrong.jsonl", r"task 2 of .*Game: Game.reset needs number, the columns are numbr"),
+        ("wrong.jsonl", r"task 2 of .*Game: Game.reset .*numbr"),
         ("half.jsonl", r"half.jsonl, line 2, is not valid JSON"),
         ("empty.jsonl", r"has no tasks"),
         ("nowhere.jsonl", r"nowhere.jsonl', which cannot be read"),

@@ -10,21 +10,7 @@ An agent runs in a thread of its worker, from `reset` to its end. Each of its re
 observation, the model's response the action that answers it, and what the agent returns the reward of the last step.
 Requests that arrive together are answered one after the other, in their order of arrival.
 
-How an episode ends:
-
-| The agent | outcome |
-| --- | --- |
-| returns a reward | success or failure |
-| raises after its first request | failure, "agent error: TypeError: …": the model's completions led there |
-| raises before its first request; an exception of its environment (`causes`), also wrapped, at any time | error |
-| has given up a request before the answer, by a time limit of its own | error |
-| returns without a request, or something that is no reward | error |
-| raises after a request beyond the last turn was refused (HTTP 404, code `turn_limit`) | truncated, reward 0 |
-| does not go on | time-out of the pool, which ends the worker |
-
-An agent that catches the refusal and returns a reward gets it. Requests that cannot be read are refused as well, and
-are no steps; see `dialects`.
-
+`docs/agents.md` says how an episode ends. Requests that cannot be read are refused and are no steps; see `dialects`.
 An agent whose episode is over cannot reach the next one: its requests are refused. If it runs on all the same, its
 worker process is replaced between two jobs: the worker's other episodes are replayed, and none is lost.
 
@@ -71,14 +57,9 @@ _FIELDS = ("reward", "success", "info")
 
 @dataclasses.dataclass(frozen=True)
 class AgentClient:
-    """What an agent gets to reach the model: address, key and name, as any library for OpenAI's protocol takes them.
+    """What an agent gets to reach the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocol.
 
-    Args:
-        base_url: URL up to `/v1`, included.
-        api_key: the episode's key. It is unknown after the episode.
-        model: the model's name.
-        session: the episode's session at the endpoint.
-        max_turns: calls that an episode may make: the trainer's `max_turns`.
+    The key is unknown after the episode, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -88,11 +69,7 @@ class AgentClient:
     max_turns: int
 
     def openai(self, **options: Any) -> Any:
-        """Return an `openai.OpenAI` client without a time limit. `options` are passed to it.
-
-        Raises:
-            ImportError: if openai is not installed.
-        """
+        """Return an `openai.OpenAI` client without a time limit. `options` are passed to it."""
         return self._client("OpenAI", "DefaultHttpxClient", options)
 
     def async_openai(self, **options: Any) -> Any:
@@ -207,7 +184,6 @@ class AgentEnvironment(TextEnvironment):
             self._session.answer(event, self._turn_limit())
 
     def close(self) -> None:
-        """End the agent."""
         self._abandon()
 
     def _end_episode(self) -> None:
@@ -320,7 +296,7 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
 
 def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
     """Return whether an agent cancelled requests since another answer made it raise, and reached no time limit."""
-    if error is None or is_of_time(error) or any(call.is_overdue() for call in lost):
+    if error is None or is_of_time(error) or any(time.monotonic() >= call.ends for call in lost):
         return False
     return isinstance(error, BaseExceptionGroup) or all(call.beside_another for call in lost)
 

@@ -1,9 +1,8 @@
-"""Helpers shared by the adapters: optional imports, isolated randomness, info and state keys."""
+"""Helpers shared by the adapters: optional imports, isolated randomness and info."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import random
 from collections.abc import Iterator, Mapping
@@ -66,19 +65,3 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
         if is_number or (isinstance(value, (str, bool)) and not is_score(name)):
             facts[name] = value
     return facts
-
-
-class HistoryKey:
-    """State key from all actions and observations of an episode, for games with partial observations."""
-
-    def __init__(self, first: str):
-        self._digest = hashlib.blake2b(first.encode("utf-8", "replace"), digest_size=8)
-        self._steps = 0
-
-    def add(self, action: str, seen: str) -> None:
-        self._steps += 1
-        self._digest.update(f"\0{action}\0{seen}".encode("utf-8", "replace"))
-
-    @property
-    def key(self) -> str:
-        return f"{self._steps} steps {self._digest.hexdigest()}"

@@ -51,7 +51,6 @@ class Endpoint:
         threading.Thread(target=self._server.serve_forever, daemon=True, name="endpoint").start()
 
     def open_session(self) -> Session:
-        """Return a new session."""
         session = Session()
         self._sessions[session.key] = session
         return session
@@ -148,7 +147,7 @@ class _Connection(socketserver.BaseRequestHandler):
         except (h11.RemoteProtocolError, TimeoutError, RefusedRequestError) as error:
             refusal = _refusal(error)
             if self._session is not None:
-                self._session.refuse(refusal)
+                self._session.refused.append(str(refusal))
             self._send(refusal)
             self._discard_rest()
             return
@@ -192,7 +191,7 @@ class _Connection(socketserver.BaseRequestHandler):
         self._is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         digest, limit = hashlib.blake2b(body, digest_size=16).digest(), headers.get("x-stainless-read-timeout")
         name = headers.get("idempotency-key")
-        return Call(self._dialect.parse(body), digest, name, self.request, _seconds(limit))
+        return Call(self._dialect.parse(body), digest, name, [self.request], time.monotonic() + _seconds(limit))
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         """Return the whole body of a request, decompressed."""

@@ -158,35 +158,28 @@ class GymnasiumEnvironment(TextEnvironment):
 
     def _named_actions(self, names: Sequence[str] | None) -> list[str] | None:
         space = self.env.action_space
-        if not isinstance(space, self.gymnasium.spaces.Discrete):
-            if names is not None:
-                raise G2POError(f"action_names is {list(names)}: only Discrete spaces take it, this is {space}")
-            return None
+        number = int(space.n) if isinstance(space, self.gymnasium.spaces.Discrete) else 0
         if names is None:
-            return [str(number) for number in range(int(space.start), int(space.start + space.n))]
-        if len(names) != space.n:
-            raise G2POError(f"action_names is {list(names)}: name all {space.n} actions of {self.env_id}")
+            return [str(int(space.start) + place) for place in range(number)] or None
+        if len(names) != number:
+            raise G2POError(f"action_names is {list(names)}: name all actions of a Discrete space, this is {space}")
         return list(names)
 
     def _check_spaces(self) -> None:
-        spaces, mine = self.gymnasium.spaces, type(self)
-        seen, done = self.env.observation_space, self.env.action_space
-        draws = self.env.render_mode == "ansi"
-        if not isinstance(seen, spaces.Text) and not draws and mine.read_observation is _BASE.read_observation:
-            modes = self.env.metadata.get("render_modes", [])
-            remedy = 'pass make_options={"render_mode": "ansi"}, or ' if "ansi" in modes else ""
-            raise G2POError(
-                f"observation_space of {self.env_id} is {show(seen)}, which is not text: {remedy}derive from "
-                "GymnasiumEnvironment and override read_observation"
-            )
-        if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:
-            raise G2POError(
-                f"action_space of {self.env_id} is {show(done)}, which has no text form: derive from "
-                "GymnasiumEnvironment and override read_action"
-            )
-
-
-_BASE = GymnasiumEnvironment
+        """Refuse a space without a text form, unless the class of the environment gives it one."""
+        spaces, env = self.gymnasium.spaces, self.env
+        fine = {
+            "observation": isinstance(env.observation_space, spaces.Text) or env.render_mode == "ansi",
+            "action": isinstance(env.action_space, (spaces.Text, spaces.Discrete)),
+        }
+        for name, has_text in fine.items():
+            method = f"read_{name}"
+            if not has_text and getattr(type(self), method) is getattr(GymnasiumEnvironment, method):
+                remedy = 'pass make_options={"render_mode": "ansi"}, or ' if name == "observation" else ""
+                raise G2POError(
+                    f"{name}_space of {self.env_id} is {show(getattr(env, f'{name}_space'))}, which has no text form: "
+                    f"{remedy}derive from GymnasiumEnvironment and override {method}"
+                )
 
 
 def _colours_as_tags(drawn: str) -> str:

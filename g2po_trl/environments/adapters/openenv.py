@@ -102,7 +102,6 @@ class RemoteEnvironment(TextEnvironment):
         read_observation: turns the fields of the server's observation into an `Observation`. By default a task that
             changes during an episode is shown in the text.
         timeout: seconds to wait for a response.
-        connect_timeout: seconds to wait for a connection.
 
     Raises:
         G2POError: if `base_urls` is empty.
@@ -115,14 +114,13 @@ class RemoteEnvironment(TextEnvironment):
         make_action: Callable[[str], dict[str, Any]] | None = None,
         read_observation: Callable[[Mapping[str, Any]], Observation] = read_observation,
         timeout: float = 60.0,
-        connect_timeout: float = 10.0,
     ):
         if isinstance(base_urls, str) or not base_urls:
             raise G2POError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
         self.base_urls = list(base_urls)
         self.make_action = make_action or (lambda action: {"text": action})
         self.read_observation = read_observation
-        self.timeout, self.connect_timeout = timeout, connect_timeout
+        self.timeout = timeout
         self._client: Any = None
         self._url: str | None = None
         self._avoid: set[str] = set()  # servers that failed last
@@ -201,9 +199,7 @@ class RemoteEnvironment(TextEnvironment):
         order = self.base_urls[start:] + self.base_urls[:start]
         self._url = min(order, key=lambda url: (url in self._avoid, _SESSIONS[url]))
         _SESSIONS[self._url] += 1
-        self._client = GenericEnvClient(
-            self._url, connect_timeout_s=self.connect_timeout, message_timeout_s=self.timeout
-        ).sync()
+        self._client = GenericEnvClient(self._url, message_timeout_s=self.timeout).sync()
         self._client.connect()
 
     def _drop(self, failed: bool) -> None:
@@ -238,15 +234,20 @@ def make_app(
         environment_factory: as passed to the trainer.
         max_sessions: maximum number of concurrent sessions; the server rejects more.
         environment_variables: see `EnvironmentPool`.
-        max_turns: the trainer's `max_turns`; required for tool-based classes, and only for them.
+        max_turns: the trainer's `max_turns`; required for tool-based classes, others ignore it.
         host: the address it will listen on. A loopback address accepts requests under its own names only. `None`:
             unknown.
 
     Raises:
-        G2POError: if one of the variables is not set, or `max_turns` does not fit the environment.
+        G2POError: if one of the variables is not set, or `max_turns` is missing.
     """
     withheld_variables(environment_variables)
-    environment_factory = _as_text_environment(environment_factory, max_turns)
+    if is_tool_environment(environment_factory) and (max_turns is None or max_turns < 1):
+        raise G2POError(
+            f"max_turns is {max_turns}: {factory_name(environment_factory)} is a tool-based class, which returns its "
+            "reward in the last turn; pass the trainer's max_turns"
+        )
+    environment_factory = text_environment_factory(environment_factory, max_turns)
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, State
@@ -330,22 +331,6 @@ class RejectBrowserRequests:
         else:
             await send({"type": "http.response.start", "status": 403, "headers": []})
             await send({"type": "http.response.body", "body": b"not for web pages"})
-
-
-def _as_text_environment(environment_factory: Callable[[], Any], max_turns: int | None) -> Callable:
-    """Return a factory of `TextEnvironment`s; tool-based classes need `max_turns` to return their reward."""
-    name, is_tool_based = factory_name(environment_factory), is_tool_environment(environment_factory)
-    if is_tool_based and (max_turns is None or max_turns < 1):
-        raise G2POError(
-            f"max_turns is {max_turns}: {name} is a tool-based class, which returns its reward in the last turn; "
-            "pass the trainer's max_turns"
-        )
-    if not is_tool_based and max_turns is not None:
-        raise G2POError(
-            f"max_turns is {max_turns}: only tool-based classes use it, and {name} is not one (the trainer ends its "
-            "episodes): remove it"
-        )
-    return text_environment_factory(environment_factory, max_turns) if is_tool_based else environment_factory
 
 
 def _or_raise(result):

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...prompts.conversation import ChatResponse
@@ -39,40 +39,23 @@ class AgentEnd:
     error: BaseException | None = None
 
 
+@dataclass(eq=False)
 class Call:
-    """A request in its session.
+    """A request in its session, with the digest of its body."""
 
-    Args:
-        request: what the client asks.
-        digest: of the body.
-        name: the client's name of the request (`Idempotency-Key`), if it gave one.
-        connection: the client's.
-        limit: seconds that the client waits for an answer, if it says so, as `openai` does.
-    """
-
-    def __init__(
-        self,
-        request: AgentRequest,
-        digest: bytes,
-        name: str | None,
-        connection: socket.socket,
-        limit: float = math.inf,
-    ):
-        self.request, self.digest, self.name = request, digest, name
-        self.connections = [connection]
-        self.ends = time.monotonic() + limit
-        self.delivered = False
-        self.beside_another = False  # which was answered while this one waited
-        self.answer: Completion | RefusedRequestError | None = None
-        self.answered = threading.Event()
+    request: AgentRequest
+    digest: bytes
+    name: str | None  # the client's, of the request (`Idempotency-Key`)
+    connections: list[socket.socket]  # of clients that wait for the answer
+    ends: float = math.inf  # when the client gives it up, if it says so, as `openai` does
+    delivered: bool = False
+    beside_another: bool = False  # which was answered while this one waited
+    answer: Completion | RefusedRequestError | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
 
     def is_lost(self) -> bool:
         """Return whether all clients that waited for the answer have gone without it."""
         return not self.delivered and all(map(is_closed, self.connections))
-
-    def is_overdue(self) -> bool:
-        """Return whether the client's time limit has passed."""
-        return time.monotonic() >= self.ends
 
     def is_repeated_by(self, other: Call, said: bool) -> bool:
         """Return whether another call is the same request again. `said`: its client says that it repeats one."""
@@ -113,10 +96,6 @@ class Session:
         self._events.put(call)
         return call
 
-    def refuse(self, error: RefusedRequestError) -> None:
-        """Record a request that cannot be read."""
-        self.refused.append(str(error))
-
     def next(self) -> Call | AgentEnd:
         """Wait for the next request whose client is there, or for the end of the agent."""
         while True:
@@ -131,7 +110,6 @@ class Session:
                 self._answer(event, episode_ended())
 
     def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:
-        """Answer a request."""
         with self._lock:
             if isinstance(response, RefusedRequestError):
                 self._answer(call, response)

@@ -8,12 +8,13 @@ which prompts repeat, and the trainer's `history_length` decides how many earlie
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...utils.errors import G2POError
 from ..contract import Observation, StepResult, TextEnvironment
-from .common import HistoryKey, PrivateRandomState, import_extra
+from .common import PrivateRandomState, import_extra
 
 _VARIANTS = ("-raw", "-train")  # the same game in other wrappers
 STATE_KEYS = ("observation", "history")
@@ -32,7 +33,6 @@ class TextArenaEnvironment(TextEnvironment):
         state_key: `"observation"`: the board, or the new text in games without one. `"history"`: all actions and
             answers so far, for games whose answers do not determine the state (Wordle, Mastermind, GuessTheNumber).
         actions: the admissible actions, if they are the same in all states of the game; prompts list them.
-        brackets: put an action without square brackets into them, as TextArena's own wrapper does.
 
     Raises:
         ImportError: if textarena is not installed.
@@ -45,31 +45,25 @@ class TextArenaEnvironment(TextEnvironment):
         make_options: Mapping[str, Any] | None = None,
         state_key: str = "observation",
         actions: Sequence[str] | None = None,
-        brackets: bool = True,
     ):
         if state_key not in STATE_KEYS:
             raise G2POError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
         self.textarena = import_extra("textarena")
         for variant in _VARIANTS:
             env_id = env_id.removesuffix(variant)
-        self.env_id, self.brackets = env_id, brackets
+        self.env_id = env_id
         self.actions = None if actions is None else list(actions)
         self.keys_by_history = state_key == "history"
         self.randomness = PrivateRandomState()
         try:
             with self.randomness.active(0):
                 self.game = self.textarena.make(f"{env_id}-raw", **(make_options or {}))
-        except LookupError as error:  # NLTK's message has many lines
+        except (LookupError, SyntaxError, ValueError) as error:  # word lists, a newer Python's syntax, no such game
+            why = " ".join(str(error).split())[:300]
             raise G2POError(
-                f"{env_id} needs NLTK's word lists, which are not installed: python -m nltk.downloader words "
-                "averaged_perceptron_tagger_eng"
+                f"env_id is {env_id!r}, which TextArena cannot make: {why}; choose another game, or get word lists "
+                "by python -m nltk.downloader words averaged_perceptron_tagger_eng"
             ) from error
-        except SyntaxError as error:
-            raise G2POError(
-                f"{env_id} cannot be read by this Python ({error}): try 3.12, or choose another game"
-            ) from error
-        except ValueError as error:
-            raise G2POError(f"env_id is {env_id!r}, which TextArena cannot make: {error}") from error
         self._playing = False
 
     def reset(self, seed: int = 0, task_id: Any = None, task_type: Any = None) -> Observation:
@@ -78,34 +72,34 @@ class TextArenaEnvironment(TextEnvironment):
         Raises:
             G2POError: if the game has several players.
         """
-        failed: Exception | None = None
         with self.randomness.active(seed):
             try:
                 self.game.reset(num_players=1, seed=seed)
+                if not isinstance(self.game.state, self.textarena.SinglePlayerState):
+                    raise ValueError("it has several players")
             except (AssertionError, ValueError, AttributeError) as error:
-                failed = error
-            if failed is not None or not isinstance(self.game.state, self.textarena.SinglePlayerState):
                 raise G2POError(
-                    f"env_id is {self.env_id!r}, which is not a single-player game{f' ({failed})' if failed else ''}: "
-                    "choose a single-player game, or write a TextEnvironment whose step plays the other players"
-                ) from failed
+                    f"env_id is {self.env_id!r}, which is not a single-player game ({error}): choose another one, or "
+                    "write a TextEnvironment whose step plays the other players"
+                ) from error
             rules, text, key = self._new_messages()
         text = text or "The game begins."  # some games show only their rules
-        self.history = HistoryKey(text)
+        self._digest, self._steps = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8), 0
         self._playing = True
-        return Observation(text, self.history.key if self.keys_by_history else key, self.actions, task=rules)
+        return Observation(text, self._key(key), self.actions, task=rules)
 
     def step(self, action: str) -> StepResult:
-        """Play a move. Illegal moves also go to the game, which handles them."""
+        """Play a move, in square brackets, as TextArena's own wrapper. The game handles illegal moves."""
         if not self._playing:
             raise RuntimeError("no episode is running: call reset before step")
-        if self.brackets and "[" not in action and "]" not in action:
+        if "[" not in action and "]" not in action:
             action = f"[{action}]"
         with self.randomness.active():
             done, _ = self.game.step(action)
             _, text, key = self._new_messages()
-        self.history.add(action, text)
-        key = self.history.key if self.keys_by_history else key
+        self._digest.update(f"\0{action}\0{text}".encode("utf-8", "replace"))
+        self._steps += 1
+        key = self._key(key)
         if not done:
             return StepResult(Observation(text, key, self.actions))
         self._playing = False
@@ -118,6 +112,9 @@ class TextArenaEnvironment(TextEnvironment):
         if facts[0]["invalid_move"]:
             info |= {"success": False, "failure_reason": f"invalid_move: {reason}"}
         return StepResult(Observation(f"{text}\n{reason}".strip(), key), reward, terminated=True, info=info)
+
+    def _key(self, board: str | None) -> str | None:
+        return f"{self._steps} steps {self._digest.hexdigest()}" if self.keys_by_history else board
 
     def _new_messages(self) -> tuple[str, str, str | None]:
         """Return the rules, all other messages since the last call, and the board."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from ...prompts.conversation import Message
 from ...utils.errors import G2POError
+from ...utils.show import show
 from ..contract import TextEnvironment
 from ..validation import unwrap_factory
 
 NOT_TOOLS = ("reset", "get_reward", "close")
-_OF_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric")  # arguments that workers do not have
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
 
 
@@ -103,8 +103,7 @@ def with_rewards(
     """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
 
     Raises:
-        G2POError: for a `TextEnvironment`, a reward model, or a function with arguments that only `GRPOTrainer` has.
-        G2POError: if `reward_weights` are not one number per function.
+        G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
     """
     functions, tools = _as_list(reward_funcs), _as_list(tools)
     if reward_weights is not None and len(reward_weights) != len(functions):
@@ -120,8 +119,12 @@ def with_rewards(
         raise G2POError(
             f"G2POTrainer does not accept {name} with {made.__name__}: its own steps return rewards. Remove it"
         )
-    for name, function in named_functions(functions).items():
-        _check_function(name, function)
+    for function in functions:
+        if isinstance(function, str) or not callable(function) or hasattr(function, "forward"):
+            raise G2POError(
+                f"reward_funcs has {show(function)}, a reward model, and rewards are computed in environment workers: "
+                "pass a function that calls a server instead"
+            )
     keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
     return functools.partial(TRLEnvironment, environment_factory, **{k: v for k, v in keywords.items() if v})
 
@@ -137,19 +140,20 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
 
 
 def check_reward_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Refuse (`G2POError`) a reward function with a parameter that no column of the dataset fills."""
+    """Refuse (`G2POError`) a reward function that cannot be called with these columns of the dataset."""
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
     arguments = _arguments(environment_factory)
     known = {"prompts", "completions", *(name for name in columns if name not in _NOT_COLUMNS)}
     known |= set() if arguments["environment_factory"] is None else {"environments"}
     for name, function in named_functions(arguments.get("reward_funcs", ())).items():
-        missing = [one for one in _required(function) if one not in known]
-        if missing:
+        try:
+            inspect.signature(function).bind(**dict.fromkeys(known))
+        except TypeError as error:
             raise G2POError(
-                f"reward_funcs: {name} needs {', '.join(missing)}, and it is called with {', '.join(sorted(known))}: "
-                "add the column to the dataset"
-            )
+                f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers ({error}): add "
+                "the column to the dataset, give the argument a default, or add **kwargs"
+            ) from error
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
@@ -172,30 +176,6 @@ def _arguments(environment_factory: functools.partial) -> dict[str, Any]:
 
 def _as_list(given: Any) -> list:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _check_function(name: str, function: Any) -> None:
-    if isinstance(function, str) or not callable(function) or hasattr(function, "forward"):
-        shown = repr(function) if isinstance(function, str) else type(function).__name__
-        raise G2POError(
-            f"reward_funcs has {shown}, a reward model, and rewards are computed in environment workers: pass a "
-            "function that calls a server instead"
-        )
-    unknown = [one for one in _required(function) if one in _OF_TRAINER]
-    if unknown:
-        raise G2POError(
-            f"reward_funcs: {name} takes {', '.join(unknown)}, which environment workers do not have: remove it, or "
-            f"give it a default"
-        )
-
-
-def _required(function: Callable) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [
-        one.name
-        for one in parameters
-        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]
 
 
 def _only_reward(name: str, returned: Any) -> float | None:

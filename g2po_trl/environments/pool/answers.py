@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ...prompts.conversation import ChatRequest
 from ..contract import Observation, StepResult
@@ -28,25 +28,14 @@ class InvalidAnswerError(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A worker's answer to a job.
-
-    Args:
-        job: the number of the job.
-        digest: of the result, see `worker.digest`; `None` for a failure.
-        result: `(kind, message)` of a failure; `None`: a replay with the expected digest.
-    """
+    """A worker's answer to the job of this number."""
 
     job: int
-    digest: str | None
-    result: Observation | StepResult | tuple[str, str] | None
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not valid JSON")
+    digest: str | None  # see `worker.digest`; `None` for a failure
+    result: Observation | StepResult | tuple[str, str] | None  # kind and message; `None`: replayed as expected
 
 
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
-_from_text = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 def encode(answer: Answer) -> bytes:
@@ -69,7 +58,7 @@ def encode(answer: Answer) -> bytes:
 def decode(message: bytes) -> Answer:
     """Return the answer in bytes from an untrusted process. Raises `InvalidAnswerError` for all other bytes."""
     try:
-        job, digest, result = _from_text(message.decode(*_CODE))
+        job, digest, result = json.loads(message.decode(*_CODE))
         if type(job) is not int or not isinstance(digest, (str, type(None))):
             raise ValueError("the job or the digest is invalid")
         return Answer(job, digest, _result(result))

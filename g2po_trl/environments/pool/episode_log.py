@@ -26,33 +26,20 @@ class EnvironmentFailure:
 
 @dataclass
 class PooledEpisode:
-    """A running episode.
+    """A running episode."""
 
-    Args:
-        number: unique in the pool, also among ended episodes.
-        pickled: the task as it is sent.
-        retry_group: failed resets of equal tasks are counted per retry group.
-        worker: the worker that plays it. `None`: it must be replayed in another one.
-        action: the pending action. `None`: the reset is pending, or nothing.
-        actions, digests: the actions so far, and the digests of the answers, starting with the reset's.
-        reassignments, lost_workers, timeouts: workers lost since the last answer: while running no job, in total, and
-            by a time limit.
-        reassignment_reason: how the last worker was lost.
-    """
-
-    number: int
+    number: int  # unique in the pool, also among ended episodes
     slot: int
     task: Mapping[str, Any]
-    pickled: bytes
-    retry_group: Hashable
-    worker: WorkerProcess | None = None
-    action: str | None = None
+    pickled: bytes  # the task as it is sent
+    retry_group: Hashable  # per which failed resets of equal tasks are counted
+    worker: WorkerProcess | None = None  # `None`: it must be replayed in another one
+    action: str | None = None  # `None`: the reset is pending, or nothing
     actions: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    reassignments: int = 0
-    lost_workers: int = 0
-    timeouts: int = 0
-    reassignment_reason: str = ""
+    digests: list[str] = field(default_factory=list)  # of the answers, starting with the reset's
+    reassignments: int = 0  # workers lost since the last answer, while running no job
+    timeouts: int = 0  # and by a time limit
+    reassignment_reason: str = ""  # how the last worker was lost
 
     def replay_jobs(self, limits: PoolLimits) -> list[Job]:
         """Return the jobs that replay the episode, with the expected digests."""
@@ -74,17 +61,15 @@ class PooledEpisode:
         self.digests.append(digest)
         if job.command != "reset":
             self.actions.append(self.action)
-        self.reassignments = self.lost_workers = self.timeouts = 0
+        self.reassignments = self.timeouts = 0
         self.action, self.reassignment_reason = None, ""
         return replayed
 
     def failure(self, kind: str, message: str) -> EnvironmentFailure:
-        """Return the failure that ends the episode, with its task."""
         text = f"{_shortened(message, 8_000)}\nslot {self.slot}, task {_shortened(repr(self.task), 1_000)}"
         return EnvironmentFailure(kind, text.encode("utf-8", "backslashreplace").decode())
 
     def replay_failure(self, message: str) -> EnvironmentFailure:
-        """Return the failure of a replay."""
         return self.failure("lost", f"{self.reassignment_reason}. Played again, {message}")
 
 

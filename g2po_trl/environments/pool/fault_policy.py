@@ -11,8 +11,7 @@ from .episode_log import PooledEpisode
 from .limits import PoolLimits
 from .worker_process import Job, WorkerProcess
 
-MAX_LOST_WORKERS = 20  # per answer; then the episode is given up
-MAX_TIMEOUTS = 3  # among them by a time limit
+MAX_TIMEOUTS = 3  # of workers, per answer; then the episode is given up
 MAX_LOST_RESETS = 2  # of equal tasks in a retry group; then the other episodes of the task are not tried
 
 
@@ -69,18 +68,12 @@ class FailedResets:
 
 
 def why_give_up(episode: PooledEpisode, failure: WorkerFailure) -> str | None:
-    """Count a worker failure caused by another job; return why the episode is given up, or `None`.
-
-    An empty text is a reason without further explanation.
-    """
-    episode.lost_workers += 1
+    """Count a worker failure caused by another job; return why to give the episode up ("": it says all), or `None`."""
     episode.timeouts += failure.kind == "timeout"
     episode.reassignments += failure.job is None
     if failure.job is None and (episode.reassignments > 1 or (failure.kind == "timeout" and not failure.loaded)):
         return ""
-    if episode.lost_workers >= MAX_LOST_WORKERS or episode.timeouts >= MAX_TIMEOUTS:
-        return "given up after several lost workers: "
-    return None
+    return "given up after several time-outs: " if episode.timeouts >= MAX_TIMEOUTS else None
 
 
 def is_old(limits: PoolLimits, worker: WorkerProcess, live: int, draining: int) -> bool:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Sequence
 
 
 def least_busy(load: Sequence[int], number: int) -> list[int]:
     """Return workers for `number` episodes, each the least busy at its turn. `load`: running episodes of each."""
-    queue = [(episodes, worker) for worker, episodes in enumerate(load)]
-    heapq.heapify(queue)
-    homes = []
+    load, homes = list(load), []
     for _ in range(number):
-        episodes, worker = queue[0]
-        homes.append(worker)
-        heapq.heapreplace(queue, (episodes + 1, worker))
+        homes.append(load.index(min(load)))
+        load[homes[-1]] += 1
     return homes
 
 

@@ -98,10 +98,7 @@ class EnvironmentPool:
     def reset(
         self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
     ) -> list[Observation | EnvironmentFailure]:
-        """End all episodes and open one per task; episode i is in slot i.
-
-        Arguments and errors as of `begin`. Returns the first observation of each episode, or its failure.
-        """
+        """End all episodes, open one per task (the i-th in slot i), and return first observations or failures."""
         prepared, groups = self._prepared(tasks, groups)
         self.end()
         return list(self.collect(self._scheduler.begin(prepared, groups, [None] * len(prepared))).values())
@@ -119,8 +116,7 @@ class EnvironmentPool:
     ) -> list[int]:
         """Open an episode per task in addition to running ones, without waiting; return their slots.
 
-        `receive` returns their first observations. A slot is free once the last answer of its episode was received, or
-        `end` was called.
+        `receive` returns their first observations. A slot is free once its episode's last answer was received.
 
         Args:
             tasks: keyword arguments of `reset`, one mapping per episode.
@@ -129,9 +125,6 @@ class EnvironmentPool:
             retry_group: after two resets of a task in a retry group ended their workers, other episodes of that task
                 and retry group fail. `None`: each group is a retry group.
 
-        Returns:
-            The slot of each episode.
-
         Raises:
             G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
@@ -139,10 +132,7 @@ class EnvironmentPool:
         return self._scheduler.begin(prepared, names, names if retry_group is None else [retry_group] * len(prepared))
 
     def send(self, actions: Mapping[int, str]) -> None:
-        """Send actions to running episodes, without waiting. `receive` returns the results.
-
-        Args:
-            actions: slot -> action.
+        """Send actions, by slot, to running episodes, without waiting. `receive` returns the results.
 
         Raises:
             G2POError: if a slot has no running episode, or its answer is pending. Nothing is sent then.
@@ -158,29 +148,17 @@ class EnvironmentPool:
         self._scheduler.send(actions)
 
     def receive(self, timeout: float | None = 0.0) -> dict[int, Observation | StepResult | EnvironmentFailure]:
-        """Return all answers that have arrived: first observations, results and failures.
+        """Return all answers that have arrived, by slot: first observations, results and failures.
 
-        Time limits run continuously, but are enforced only here: call it about every second. If an
-        exception such as Ctrl-C interrupts the call, all episodes end.
-
-        Args:
-            timeout: seconds to wait for the first answer. `None`: wait while one is pending.
-
-        Returns:
-            slot -> answer, in order of arrival. Empty after the timeout, or if nothing is pending.
+        It waits `timeout` seconds for the first one (`None`: while one is pending). Time limits run continuously, but
+        are enforced only here: call it about every second. An exception such as Ctrl-C in the call ends all episodes.
         """
         self._check_open()
         self._scheduler.wait(timeout)
         return self._scheduler.collect()
 
     def collect(self, slots: Sequence[int]) -> dict[int, Observation | StepResult | EnvironmentFailure]:
-        """Wait for the answers of these slots and return them; other answers stay.
-
-        Args:
-            slots: slots whose answer is pending or not received yet.
-
-        Returns:
-            slot -> answer, in the order of `slots`.
+        """Wait for the answers of these slots and return them in this order; other answers stay.
 
         Raises:
             G2POError: if a slot has no pending answer.

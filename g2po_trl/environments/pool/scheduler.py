@@ -28,14 +28,7 @@ Received = Observation | StepResult | EnvironmentFailure
 
 
 class WorkerScheduler:
-    """Scheduler of running episodes on worker processes.
-
-    Args:
-        setup: the pickled environment factory and its limits, sent to each worker.
-        withheld: names of environment variables that workers do not get.
-        limits: number and limits of workers.
-        name: the environment's name, for messages.
-    """
+    """Scheduler of running episodes on worker processes, which get `setup`, the pickled factory and its limits."""
 
     def __init__(self, setup: bytes, withheld: Sequence[str], limits: PoolLimits, name: str):
         self.setup, self.withheld, self.limits, self.name = setup, withheld, limits, name
@@ -77,7 +70,6 @@ class WorkerScheduler:
             return [episode.slot for episode in episodes]
 
     def send(self, actions: Mapping[int, str]) -> None:
-        """Send actions to running episodes without a pending answer."""
         with self._dropping_pending_on_error():
             for slot, action in actions.items():
                 self.episodes[slot].action = action
@@ -85,7 +77,6 @@ class WorkerScheduler:
             self._submit([self.episodes[slot] for slot in actions])
 
     def end(self, slots: Iterable[int]) -> None:
-        """End running episodes and drop their answers."""
         workers = set()
         for slot in slots:
             self.answers.pop(slot, None)
@@ -127,7 +118,6 @@ class WorkerScheduler:
         return worker
 
     def _load(self) -> list[int]:
-        """Return the number of running episodes of each worker."""
         load = Counter(episode.worker for episode in self.episodes.values())
         return [load[worker] if worker is not None else 0 for worker in self.workers]
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
-
-
-def make_scratch() -> str:
-    """Return a new folder."""
-    return tempfile.mkdtemp(prefix="g2po-worker-")
 
 
 def clear(folders: Sequence[str]) -> None:

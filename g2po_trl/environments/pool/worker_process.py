@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ import psutil
 from ...utils.errors import G2POError
 from .answers import Answer, InvalidAnswerError, decode
 from .channel import CHUNK_BYTES, Channel
-from .scratch import clear, make_scratch
+from .scratch import clear
 
 # sys.path is an argument, since every Python that an environment starts would inherit PYTHONPATH.
 _PROGRAM = (
@@ -34,25 +35,15 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Job:
-    """One reset or step.
+    """One reset or step of an episode."""
 
-    Args:
-        episode: unique number of the episode.
-        slot: slot of the episode.
-        command: `"reset"` or `"step"`.
-        argument: the pickled task of a reset, or the action of a step.
-        expected: the digest of its answer if it is a replay, else `None`.
-        limit: time limit in seconds.
-        number: repeated in the answer; unguessable, so that other code in the worker cannot forge an answer.
-    """
-
-    episode: int
+    episode: int  # its unique number
     slot: int
-    command: str
-    argument: Any
-    expected: str | None
-    limit: float
-    number: int = field(default_factory=lambda: secrets.randbits(62))
+    command: str  # "reset" or "step"
+    argument: Any  # the pickled task of a reset, or the action of a step
+    expected: str | None  # the digest of its answer if it is a replay
+    limit: float  # seconds
+    number: int = field(default_factory=lambda: secrets.randbits(62))  # in the answer; so none can be forged
 
 
 def pickled(value: Any) -> bytes:
@@ -71,17 +62,12 @@ class WorkerProcess:
     Jobs can be sent at any time. The time limit of the running job starts when the previous answer is read. Any
     traffic resets the deadline, so a slow poller does not time out a healthy worker.
 
-    Args:
-        setup: the first message.
-        withheld: names of environment variables that the process does not get.
-        load_limit: seconds for importing the environment.
-
-    Raises:
-        OSError: if the process cannot be started.
+    `setup` is the first message, `withheld` names environment variables that the process does not get, and
+    `load_limit` is in seconds, for importing the environment.
     """
 
     def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
-        self.scratch = make_scratch()  # removed when the worker ends
+        self.scratch = tempfile.mkdtemp(prefix="g2po-worker-")  # removed when the worker ends
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(clear, [self.scratch])
             ours, theirs = socket.socketpair()
@@ -209,9 +195,7 @@ class WorkerProcess:
     def end(self, patience: float = 0.0, wait: float = 0.1) -> int | None:
         """Close the channel and end the process, its children and its files; return its exit status if it has ended.
 
-        Args:
-            patience: seconds for the process to end by itself before it is killed.
-            wait: seconds to wait here; the rest happens in a thread.
+        It has `patience` seconds to end by itself. `wait` seconds are waited here; the rest happens in a thread.
         """
         if self._ending is None:
             self.channel.close()

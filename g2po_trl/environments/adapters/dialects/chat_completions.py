@@ -7,7 +7,7 @@ cannot be given is refused. The JSON schema of an answer is written into the sys
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ def parse(body: bytes) -> AgentRequest:
         chat = replace(chat, messages=_asking_for(schema, chat.messages))
     options = data.get("stream_options")
     include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    return AgentRequest(chat, tuple(_ignored(data)), bool(data.get("stream")), include_usage)
+    return AgentRequest(chat, _ignored(data), bool(data.get("stream")), include_usage)
 
 
 def _tools(tools: Any) -> Any:
@@ -103,24 +103,19 @@ def _max_tokens(data: Mapping[str, Any]) -> Any:
     return min(given, default=None, key=lambda value: value if type(value) is int else 0)
 
 
-def _ignored(data: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in sorted(data.items()):
-        if name == "model":
-            ignored = value != MODEL
-        elif name == "tool_choice":  # a call cannot be promised
-            ignored = value not in ("auto", "none")
-        elif name == "parallel_tool_calls":
-            ignored = value is False
-        elif name == "response_format":
-            ignored = value == {"type": "json_object"}
-        else:
-            ignored = name not in _READ and name not in _WITHOUT_EFFECT and name not in _REFUSED
-        if ignored:
-            yield name
+def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that the trainer decides otherwise: unknown ones, and values of these that are not given."""
+    given = {
+        "model": data.get("model") == MODEL,
+        "tool_choice": data.get("tool_choice") in ("auto", "none"),  # a call cannot be promised
+        "parallel_tool_calls": data.get("parallel_tool_calls") is not False,
+        "response_format": data.get("response_format") != {"type": "json_object"},
+    }
+    known = {*_READ, *_WITHOUT_EFFECT, *_REFUSED}
+    return tuple(name for name in sorted(data) if not given.get(name, name in known))
 
 
 def answer(completion: Completion) -> bytes:
-    """Return a completion as the body of a response."""
     return to_body(_written(completion))
 
 
@@ -146,7 +141,6 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
 
 
 def error(refusal: RefusedRequestError) -> bytes:
-    """Return the body of an error."""
     message, kind = str(refusal), "invalid_request_error"
     return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
 

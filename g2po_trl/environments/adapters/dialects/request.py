@@ -28,19 +28,12 @@ class RefusedRequestError(ValueError):
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """A request of an agent.
-
-    Args:
-        chat: what the model is asked.
-        ignored: names of fields that the trainer decides otherwise.
-        stream: the response is sent as events.
-        include_usage: the last event reports the number of tokens.
-    """
+    """A request of an agent."""
 
     chat: ChatRequest
-    ignored: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
+    ignored: tuple[str, ...] = ()  # names of fields that the trainer decides otherwise
+    stream: bool = False  # the response is sent as events
+    include_usage: bool = False  # the last event reports the number of tokens
 
 
 @dataclass(frozen=True)
@@ -67,5 +60,4 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def to_body(data: Any) -> bytes:
-    """Return JSON data as a body."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
