@@ -70,10 +70,10 @@ class ConversationEncoder:
         self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
         self.tools = make_tool_format(processing_class)
         self.encode, self.replaced = encode, False
-        own = self._continued_kinds()
-        if len(own) < len(self._kinds()) and (template := _training_template(processing_class)) is not None:
+        own = self._continues()
+        if not all(own) and (template := _training_template(processing_class)) is not None:
             self.encode, self.replaced = ChatEncoder(processing_class, kwargs, template), True
-            if len(self._continued_kinds()) <= len(own):
+            if sum(self._continues()) <= sum(own):
                 self.encode, self.replaced = encode, False
         if self.replaced:
             logger.warning(
@@ -219,18 +219,14 @@ class ConversationEncoder:
     ) -> str:
         return self.encode.text(*self.tools.render(messages, tools), add_generation_prompt)
 
-    def _kinds(self) -> dict[str, tuple[Message, list[Message]]]:
-        """Return an assistant's message and what follows it, for each kind of turn."""
-        kinds = {"user": ({"role": "assistant", "content": "dummy"}, [_USER])}
+    def _continues(self) -> list[bool]:
+        """Return for each kind of turn, text and calls, whether the template can be continued after it."""
+        turns: list[tuple[Message, list[Message]]] = [({"role": "assistant", "content": "dummy"}, [_USER])]
         if self.tools.native:
             call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
-            answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-            kinds["tool"] = (answer, [{"role": "tool", "name": "dummy", "content": "dummy"}])
-        return kinds
-
-    def _continued_kinds(self) -> list[str]:
-        """Return the kinds of turns after which the template can be continued."""
-        return [name for name, turn in self._kinds().items() if self._continuation(*turn, ended=True) is not None]
+            answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+            turns.append((answer, [{"role": "tool", "name": "dummy", "content": "dummy"}]))
+        return [self._continuation(*turn, ended=True) is not None for turn in turns]
 
     @cached_property
     def _renders_one_call(self) -> bool:

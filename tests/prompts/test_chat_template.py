@@ -166,18 +166,6 @@ def test_what_a_template_cannot_do_is_said_before_any_work(tokenizers):
         ChatTemplate(tokenizer)(CONVERSATION)
 
 
-def test_tags_are_read_where_they_are_special_tokens():
-    """Some tokenizers have <think> among their special tokens, which texts are usually decoded without."""
-    tokenizer = build_tokenizer()
-    completion = "<think>go</think><action>take key</action><|im_end|>"
-    plain = ChatEncoder(tokenizer)
-    assert plain.decode(tokenizer(completion)["input_ids"]) == "<think>go</think><action>take key</action>"
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<|pause|>"]})
-    encode = ChatEncoder(tokenizer)
-    ids = tokenizer(completion.replace("go", "go<|pause|>"))["input_ids"]
-    assert encode.decode(ids) == "<think>go<|pause|></think><action>take key</action>", "as it was written"
-
-
 # -- processors -------------------------------------------------------------------------------------------------------
 
 

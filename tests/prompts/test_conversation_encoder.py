@@ -369,16 +369,6 @@ def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     assert read[0] == read[1]
 
 
-def test_long_last_message_loses_its_middle(qwen):
-    tokenizer, encoder = qwen
-    request = ChatRequest([TASK[0], {"role": "user", "content": "begin " + "x " * 500 + " finish"}], shorten=True)
-    prompt = encoder.prompt(request, Transcript(), 60)
-    text = tokenizer.decode(prompt.ids)
-    assert 55 <= len(prompt.ids) <= 60 and prompt.truncated and "begin" in text and "finish" in text
-    with pytest.raises(PromptTooLongError):
-        encoder.prompt(request, Transcript(), 5)
-
-
 def test_prose_describes_tools_and_writes_calls_and_results_as_text():
     messages = [
         TASK[1],
