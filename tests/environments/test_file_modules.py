@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+import datasets  # noqa: F401  (imported here, since it cannot be imported twice)
 import pytest
 
 from g2po_trl.environments.loading import load

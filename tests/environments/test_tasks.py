@@ -136,7 +136,7 @@ def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
     (tmp_path / "rest.jsonl").write_text("\n".join(lines[3:]) + "\n", encoding="utf-8")
     check = ["check", "game.py", "--episodes", "1"]
     assert played(*check) | played(*check, "--tasks", "rest.jsonl") == everything, "it plays the first five"
-    evaluate = ["evaluate", "--model", "run", "--num-environment-workers", "1", "--max-tokens", "2"]
+    evaluate = ["evaluate", "--model", "run", "--num-environment-workers", "1", "--max-completion-length", "2"]
     assert played(*evaluate) == set(map(told, ROWS[-2:])), "the panel, from the run's folder"
     own = ["--environment", f"{tmp_path}/game.py:Game", "--tasks", "tasks.jsonl", "--output", "all"]
     assert played(*evaluate, *own) == everything
