@@ -1,14 +1,13 @@
 """The commands with `--agent`: what each finds in a file, reports and refuses, and a folder of `g2po init --agent`."""
 
-import http.server
 import json
 import re
 import subprocess
 import sys
-import threading
 
 import programs
 import pytest
+from chat_server import chat_completion, chat_server
 from run_g2po import outcome
 
 from g2po_trl.cli.commands.init import FILES
@@ -125,119 +124,114 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
 
 
 PORT = (  # as one that is fixed, of this file alone
-    "import socket\nserver = socket.socket(socket.AF_UNIX)\ndef bind():\n"
+    "\nimport socket\nserver = socket.socket(socket.AF_UNIX)\ndef bind():\n"
     "    server.getsockname() or server.bind(chr(0) + __file__[-80:])\n"
 )
-FINDINGS = {
-    "returns without a call": (
-        "def agent(task, client): return 1.0",
-        "error",
-        "the agent returned 1.0 without calling the model",
-    ),
-    "raises before its first call": (
-        "def agent(task, client):\n    return task['nothing']",
-        "error",
-        "the agent raised KeyError: 'nothing', agent.py, line 14 (8 of 8 failed episodes)",
-    ),
-    "returns no reward": (
-        "def agent(task, client): return [ask(client, 'a') != '']",
-        "error",
-        "the agent returned [True] (the reward is [True]): return a reward (a number)",
-    ),
-    "raises after it": (
-        "def agent(task, client):\n    return int(ask(client, 'a')) + int(ask(client, 'b'))",
-        "warning",
-        "raises ValueError: invalid literal for int() with base 10: 'yes', agent.py, line 14 in ",
-    ),
-    "a group before its first call": (
-        "def agent(task, client): raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])",
-        "error",
-        "the agent raised FileNotFoundError: no my-server, agent.py, line 13 (8 of 8 failed episodes)",
-    ),
-    "a group after it": (
-        "def agent(task, client):\n    ask(client, 'a')\n    raise ExceptionGroup('tasks', [KeyError('city')])",
-        "error",
-        "raises KeyError: 'city', agent.py, line 15 in 8 of 8 episodes",
-    ),
-    "has a fixed port": (
-        PORT + "def agent(task, client):\n    bind()\n    return ask(client, 'a') == ask(client, 'b')",
-        "error",
-        "(agent error: OSError: [Errno 98] Address already in use), and went on before",
-    ),
-    "has a fixed port after its first call": (
-        PORT
-        + "def agent(task, client):\n    said = ask(client, 'a')\n    bind()\n    return said == ask(client, 'b')",
-        "error",
-        "(agent error: OSError: [Errno 98] Address already in use), and went on before",
-    ),
-    "asks once": (
-        "def agent(task, client): return ask(client, 'a') == 'yes'",
-        "warning",
-        "calls the model once per episode",
-    ),
-    "asks for ever": (
-        "def agent(task, client):\n    while True:\n        ask(client, 'a')",
-        "warning",
-        "asks for more than 4 calls in 8 of 8 episodes",
-    ),
-    "tells the time": (
-        "def agent(task, client):\n    ask(client, 'a')\n    return ask(client, str(time.time_ns())) == 'yes'",
-        "warning",
-        "do not lead to the same states in another process: before step 2",
-    ),
-    "draws its first message": (
-        "def agent(task, client):\n    ask(client, str(os.getpid()))\n    return ask(client, 'b') == 'yes'",
-        "error",
-        "do not lead to the same states in another process: before step 1",
-    ),
-    "never the same state": (
-        "n = [0]\ndef agent(task, client):\n    for _ in range(3):\n        n[0] += 1\n        ask(client, str(n))\n"
-        "    return 1.0",
-        "warning",
-        "Pass a state_key, a function of a request's messages",
-    ),
-    "is refused": (
-        "def agent(task, client):\n    try:\n        ask(client, 'a', n=2)\n    except OSError:\n        pass\n"
-        "    return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'",
-        "warning",
-        "requests that are refused in 8 of 8 episodes: n is 2: one completion is made",
-    ),
-    "sets what the trainer decides": (
-        "def agent(task, client): return ask(client, 'a', temperature=1) == ask(client, 'b')",
-        "ok",
-        "sets temperature, which has no effect",
-    ),
-    "says little": (
-        "def agent(task, client):\n    messages = [{'role': 'user', 'content': 'Write.'}]\n    for _ in range(4):\n"
-        "        messages.append({'role': 'assistant', 'content': ask(client, messages)})\n"
-        "        messages.append({'role': 'user', 'content': 'Saved.'})\n    return 1.0",
-        "warning",
-        "the short text 'user: Saved.' is one state in ",
-    ),
-    "has a time limit": (
-        "def agent(task, client):\n    said = ask(client, 'a')\n    connection = http.client.HTTPConnection("
-        "*client.base_url[7:-3].split(':'), timeout=1e-6)\n    try:\n        connection.request('POST', "
-        "'/v1/chat/completions', json.dumps({'messages': [{'role': 'user', 'content': 'b'}]}), "
-        "{'Authorization': f'Bearer {client.api_key}'})\n        connection.getresponse()\n    except OSError:\n"
-        "        connection.close()\n    return 0.0",
-        "error",
-        "the agent gave up a request before the model's answer and returned 0.0: ",
-    ),
-    "sends long messages": (
-        "def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')",
-        "warning",
-        "an observation or a request has 9002 characters, about 2250 tokens",
-    ),
-}
+# What `check` says of an agent, and the agent.
+FINDINGS = r"""
+error: the agent returned 1.0 without calling the model
+def agent(task, client): return 1.0
+
+error: the agent raised KeyError: 'nothing', agent.py, line 14 (8 of 8 failed episodes)
+def agent(task, client):
+    return task['nothing']
+
+error: the agent returned [True] (the reward is [True]): return a reward (a number)
+def agent(task, client): return [ask(client, 'a') != '']
+
+warning: raises ValueError: invalid literal for int() with base 10: 'yes', agent.py, line 14 in
+def agent(task, client):
+    return int(ask(client, 'a')) + int(ask(client, 'b'))
+
+error: the agent raised FileNotFoundError: no my-server, agent.py, line 13 (8 of 8 failed episodes)
+def agent(task, client): raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])
+
+error: raises KeyError: 'city', agent.py, line 15 in 8 of 8 episodes
+def agent(task, client):
+    ask(client, 'a')
+    raise ExceptionGroup('tasks', [KeyError('city')])
+
+error: (agent error: OSError: [Errno 98] Address already in use), and went on before
+def agent(task, client):
+    bind()
+    return ask(client, 'a') == ask(client, 'b')
+
+error: (agent error: OSError: [Errno 98] Address already in use), and went on before
+def agent(task, client):
+    said = ask(client, 'a')
+    bind()
+    return said == ask(client, 'b')
+
+warning: calls the model once per episode
+def agent(task, client): return ask(client, 'a') == 'yes'
+
+warning: asks for more than 4 calls in 8 of 8 episodes
+def agent(task, client):
+    while True:
+        ask(client, 'a')
+
+warning: do not lead to the same states in another process: before step 2
+def agent(task, client):
+    ask(client, 'a')
+    return ask(client, str(time.time_ns())) == 'yes'
+
+error: do not lead to the same states in another process: before step 1
+def agent(task, client):
+    ask(client, str(os.getpid()))
+    return ask(client, 'b') == 'yes'
+
+warning: Pass a state_key, a function of a request's messages
+n = [0]
+def agent(task, client):
+    for _ in range(3):
+        n[0] += 1
+        ask(client, str(n))
+    return 1.0
+
+warning: requests that are refused in 8 of 8 episodes: n is 2: one completion is made
+def agent(task, client):
+    try:
+        ask(client, 'a', n=2)
+    except OSError:
+        pass
+    return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
+
+ok: sets temperature, which has no effect
+def agent(task, client): return ask(client, 'a', temperature=1) == ask(client, 'b')
+
+warning: the short text 'user: Saved.' is one state in
+def agent(task, client):
+    messages = [{'role': 'user', 'content': 'Write.'}]
+    for _ in range(4):
+        messages.append({'role': 'assistant', 'content': ask(client, messages)})
+        messages.append({'role': 'user', 'content': 'Saved.'})
+    return 1.0
+
+error: the agent gave up a request before the model's answer and returned 0.0:
+def agent(task, client):
+    said = ask(client, 'a')
+    connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
+    try:
+        body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
+        headers = {'Authorization': f'Bearer {client.api_key}'}
+        connection.request('POST', '/v1/chat/completions', body, headers)
+        connection.getresponse()
+    except OSError:
+        connection.close()
+    return 0.0
+
+warning: an observation or a request has 9002 characters, about 2250 tokens
+def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')
+"""
 
 
-@pytest.mark.parametrize("case", FINDINGS)
-def test_check_reports(case, write, capsys):
-    body, level, text = FINDINGS[case]
-    write(body)
-    code, said, errors = outcome(
-        capsys, "check", "--agent", "agent.py", "--max-turns", "4", "--environment-step-timeout", "20"
-    )
+@pytest.mark.parametrize("finding", FINDINGS.strip().split("\n\n"), ids=lambda finding: finding.partition("\n")[0])
+def test_check_reports(finding, write, capsys):
+    said, _, body = finding.partition("\n")
+    level, _, text = said.partition(": ")
+    write(body + PORT * ("bind()" in body))
+    command = ["check", "--agent", "agent.py", "--max-turns", "4", "--environment-step-timeout", "20"]
+    code, said, errors = outcome(capsys, *command)
     (line,) = [line for line in said.splitlines() if text in line] or [said + errors]
     assert line.split()[0] == level and code == (level == "error"), said
 
@@ -259,29 +253,9 @@ def test_responses_and_state_keys_of_ones_own(write, capsys):
 
 @pytest.fixture
 def server():
-    """A server with OpenAI's protocol that always says "yes". `server.asked`: the bodies of its requests."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "yes"}}
-            usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-            about = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
-            content = json.dumps({**about, "choices": [choice]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        served.asked = []
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield served
-        served.shutdown()
+    """A server that always says "yes", cut off."""
+    with chat_server(lambda body, headers: (200, chat_completion("yes", "length"))) as server:
+        yield server
 
 
 TWICE = (
@@ -308,7 +282,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     assert said.endswith(f"Next: g2po train --agent agent.py --model {tiny_model_dir}\n")
 
     pytest.importorskip("openai")
-    address = f"http://127.0.0.1:{server.server_port}/v1"
+    address = server.url
     code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", address)
     assert code == 0 and all(line in said for line in found), said + errors
     assert (
@@ -327,7 +301,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
 
 def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     pytest.importorskip("openai")
-    given = ["check", "--model", "m", "--base-url", f"http://127.0.0.1:{server.server_port}/v1", "--episodes", "3"]
+    given = ["check", "--model", "m", "--base-url", server.url, "--episodes", "3"]
     write("def agent(task, client):\n    ask(client, 'a')\n    raise KeyError(ask(client, 'b'))\n")
     code, said, errors = outcome(capsys, *given)
     assert code == 1 and "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes" in said, (

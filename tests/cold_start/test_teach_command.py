@@ -166,13 +166,6 @@ def test_an_agent_beside(tmp_path, monkeypatch):
     assert resolve(read([]))[1] == resolve(read(["--agent", "agent.py"]))[1] == expected
 
 
-@pytest.mark.parametrize("words", [[], ["chess"], ["chess.py"], ["alfworld", "--agent", "agent.py"]])
-def test_what_is_no_target(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="alfworld|no file 'chess.py'"):
-        resolve(read(words))
-
-
 def test_prompts_are_as_training_makes_them_by_default():
     from g2po_trl import G2POConfig
 

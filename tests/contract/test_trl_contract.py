@@ -204,15 +204,7 @@ def test_the_fused_lm_head_scores_what_the_body_hands_on():
 
 def test_attributes_the_trainer_uses():
     source = inspect.getsource(GRPOTrainer)
-    ours = (
-        "_metrics",
-        "eos_token_ids",
-        "beta",
-        "ref_model",
-        "num_iterations",
-        "aux_loss_enabled",
-        "use_vllm",
-    )
+    ours = ("_metrics", "eos_token_ids", "beta", "ref_model", "num_iterations", "aux_loss_enabled", "use_vllm")
     corrections = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_min", "clip_max")]
     for attribute in (*ours, *corrections):
         assert f"self.{attribute} " in source or f"self.{attribute}:" in source, attribute

@@ -1,5 +1,6 @@
 """Credit needs numpy and xxhash alone; lists in, one number a step out, and from steps to tokens."""
 
+import json
 import subprocess
 import sys
 from functools import partial
@@ -38,17 +39,23 @@ from g2po_trl import StateGraph, Step, Trajectory, g2po
 paths = {"success": ["hall", "kitchen"], "failure": ["hall", "cellar"]}
 group = [Trajectory("t", [Step(room, "go") for room in paths[end]], 10.0 * (end == "success"), end) for end in paths]
 print(g2po(StateGraph.from_groups([group], gamma=0.5), scale_by_std=False).tolist())
+from g2po_trl.cli import main
+
+main(["credit", sys.argv[1]])
 loaded = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
-print(sorted(loaded & {"torch", "transformers", "trl", "datasets", "accelerate", "scipy", "numpy", "xxhash"}))
+print(sorted(loaded - {"g2po_trl", "__main__"} - {name for name in loaded if name.startswith("_")}))
 """
 
 
-def test_credit_runs_where_nothing_but_numpy_and_xxhash_can_be_imported():
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60
-    )
+def test_credit_runs_where_nothing_but_numpy_and_xxhash_can_be_imported(tmp_path):
+    """And `g2po credit`, whole."""
+    asks = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "I go."}]
+    (tmp_path / "log.jsonl").write_text(json.dumps({"task_id": "t", "reward": 1, "messages": asks}))
+    command, root = [sys.executable, "-c", ALONE, tmp_path / "log.jsonl"], Path(__file__).parents[2]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == [str(BY_HAND), "['numpy', 'xxhash']"]
+    assert run.stdout.splitlines()[0] == str(BY_HAND) and run.stdout.splitlines()[-1] == "['numpy', 'xxhash']"
+    assert (tmp_path / "log-credit" / "credit.jsonl").is_file()
 
 
 def test_step_advantages_are_those_of_the_graph_in_any_order():

@@ -123,9 +123,7 @@ def test_logged_runs_are_credited_by_the_key_of_the_page(load, tmp_path, monkeyp
     # GiGPO: A_EP by rewards 3, 0, 0, and in "Home, tab 1", which two runs saw, by returns 2.7075 and 0.
     episode = [2 / 3**0.5, 2 / 3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]
     np.testing.assert_allclose(
-        [float(words[3]) for words in printed],
-        np.add(episode, [2**-0.5, 0, 0, 0, -(2**-0.5)]),
-        rtol=1e-5,
+        [float(words[3]) for words in printed], np.add(episode, [2**-0.5, 0, 0, 0, -(2**-0.5)]), rtol=1e-5
     )
 
 

@@ -19,12 +19,6 @@ def trajectory(task="put a clean mug on the desk – ✓", outcome="success") ->
     return Trajectory(task, steps, 10.0, outcome, "You win.", info={"turns": 2})
 
 
-def test_a_step_is_told_apart_by_its_observation_unless_it_has_a_key():
-    assert Step("text", "go").key == "text"
-    assert Step("text", "go", state_key="key").key == "key"
-    assert Step("text", "go", state_key="").key == ""
-
-
 @pytest.mark.parametrize("outcome", ["success", "failure", "truncated", "error", "lost"])
 def test_success_is_one_of_five_outcomes_and_two_do_not_count(outcome):
     one = trajectory(outcome=outcome)
@@ -88,9 +82,7 @@ def test_a_bad_line_is_named(tmp_path, bad):
 def test_unknown_fields_are_named():
     data = json.loads(json.dumps(trajectory().to_dict()))
     data["colour"], data["steps"][1]["smell"] = "red", "sweet"
-    with pytest.raises(
-        ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]: .* rename the fields"
-    ):
+    with pytest.raises(ValueError, match="colour.*steps.smell"):
         Trajectory.from_dict(data)
 
 

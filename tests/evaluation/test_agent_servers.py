@@ -1,11 +1,9 @@
 """Odd answers of servers with OpenAI's protocol: a completion all the same, or a line that says why there is none."""
 
-import http.server
-import json
-import threading
 from dataclasses import replace
 
 import pytest
+from chat_server import chat_completion, chat_server
 
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import ChatCompletion, TokenBudget
@@ -18,36 +16,14 @@ ACTION = "<action>go</action>"
 THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}
 
 
-def completion(message, finish_reason="stop", **more):
-    about = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
-    return {**about, "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}], **more}
-
-
 @pytest.fixture
 def ask():
     """`ask(body, status, content_type)`: a server's completion if it answers so. `ask.requests`: what it was asked."""
     pytest.importorskip("openai")
-    answers, requests = {}, []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(answers["status"])
-            self.send_header("Content-Type", answers["type"])
-            self.send_header("Content-Length", str(len(answers["body"])))
-            self.end_headers()
-            self.wfile.write(answers["body"])
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def asked(body, status=200, content_type="application/json", stop=(), **options):
-        body = body if isinstance(body, str) else json.dumps(body)
-        answers.update(status=status, type=content_type, body=body.encode())
-        chat = ServerChat(f"http://127.0.0.1:{server.server_port}/v1", "m", retries=0, **options)
+        server.answer, server.answer_headers = lambda *request: (status, body), {"Content-Type": content_type}
+        chat = ServerChat(server.url, "m", retries=0, **options)
         try:
             request = ChatRequest([{"role": "user", "content": "?"}], stop=stop)
             (generated,) = chat.generate([request], Sampling(), [0])
@@ -55,9 +31,9 @@ def ask():
             chat.close()
         return replace(generated, message=None)
 
-    asked.requests = requests
-    yield asked
-    server.shutdown()
+    with chat_server(None) as server:
+        asked.requests = server.asked
+        yield asked
 
 
 @pytest.mark.parametrize(
@@ -66,8 +42,8 @@ def ask():
         ("<html>Welcome</html>", 200, "text/html", "without a chat completion .*Welcome.*up to /v1"),
         ("<html>Welcome</html>", 200, "application/json", "the server at http"),
         ({"error": {"message": "no credit"}}, 200, "application/json", "without a chat completion .*no credit"),
-        (completion({}) | {"choices": []}, 200, "application/json", "without a chat completion"),
-        (completion(None), 200, "application/json", "without a chat completion"),
+        (chat_completion({}) | {"choices": []}, 200, "application/json", "without a chat completion"),
+        (chat_completion(None), 200, "application/json", "without a chat completion"),
         ({"error": {"message": "overloaded"}}, 500, "application/json", "the server at http.*overloaded"),
         ("<html>Bad gateway</html>", 502, "text/html", "the server at http.*502|Bad gateway"),
     ],
@@ -88,26 +64,26 @@ def test_no_completion_is_one_line(ask, body, status, content_type, told):
     ],
 )  # fmt: skip
 def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, message):
-    text = ask(completion({"role": "assistant", **message})).text
+    text = ask(chat_completion({"role": "assistant", **message})).text
     assert text == f"<think>so</think>{ACTION}" and parse_think_action(text) == ("go", True)
 
 
 def test_words_that_end_a_completion_do_not_end_a_thought(ask):
     message = {"role": "assistant", "content": "a STOP b", "reasoning_content": "not to STOP yet"}
-    assert ask(completion(message), stop=("STOP",)).text == "<think>not to STOP yet</think>a "
+    assert ask(chat_completion(message), stop=("STOP",)).text == "<think>not to STOP yet</think>a "
 
 
 def test_what_is_missing_is_nothing(ask):
     for content in (None, [], ""):
-        assert ask(completion({"role": "assistant", "content": content})) == ChatCompletion("")
+        assert ask(chat_completion({"role": "assistant", "content": content}, usage=None)) == ChatCompletion("")
     usage = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": 9}
-    assert ask(completion({"role": "assistant", "content": "x"}, usage=usage)) == ChatCompletion("x")
-    assert ask(completion({"role": "assistant", "content": "x"}, None)).complete
-    assert not ask(completion({"role": "assistant", "content": "x"}, "length")).complete
+    assert ask(chat_completion("x", usage=usage)) == ChatCompletion("x")
+    assert ask(chat_completion("x", None)).complete
+    assert not ask(chat_completion("x", "length")).complete
 
 
 def test_generation_kwargs_are_fields_of_the_request(ask):
-    ask(completion({"role": "assistant", "content": "x"}), generation_kwargs={"typical_p": 0.9})
+    ask(chat_completion("x"), generation_kwargs={"typical_p": 0.9})
     assert ask.requests[0]["typical_p"] == 0.9 and "typical_p" not in ask.requests[0].get("extra_body", {})
 
 

@@ -1,16 +1,15 @@
 """Prompted agents: what they ask and read; real servers, a scripted model, a real tiny one; killed and resumed."""
 
-import http.server
 import json
 import shutil
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 
 import programs
 import pytest
+from chat_server import chat_completion, chat_server
 
 from g2po_trl import Observation, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
@@ -145,78 +144,52 @@ def test_options(tmp_path, capsys):
 KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-completion-length", "8"]
 
 
-class Stumbling(http.server.BaseHTTPRequestHandler):
-    """OpenAI's protocol: the first requests are refused, then every completion is "Action: take key" or the like."""
-
-    refusals = [429, 500, 503]  # noqa: RUF012
-    asked = []  # noqa: RUF012
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.refusals:
-            self.send_response(self.refusals.pop())
-            self.send_header("Retry-After", "0")
-            self.end_headers()
-            return
-        self.asked.append((body, self.headers["Authorization"]))
-        turn = sum(m["role"] == "assistant" for m in body["messages"])
-        action = ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"][turn % 6]
-        message = {"role": "assistant", "content": f"Thought: so\nAction: {action}"}
-        answer = json.dumps(
-            {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
-            }
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def stumbling():
+    """A server that refuses the first requests, then says "Action: take key" or the like."""
     pytest.importorskip("openai")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stumbling)
-    Stumbling.refusals, Stumbling.asked = [429, 500, 503], []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+    refusals = [429, 500, 503]
+
+    def answer(body, headers):
+        if refusals:
+            server.answer_headers = {"Retry-After": "0"}
+            server.asked.pop()
+            return refusals.pop(), {}
+        server.keys.add(headers["Authorization"])
+        turn = sum(m["role"] == "assistant" for m in body["messages"])
+        action = ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"][turn % 6]
+        return 200, chat_completion(f"Thought: so\nAction: {action}")
+
+    with chat_server(answer) as server:
+        server.keys = set()
+        yield server
 
 
 def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MY_KEY", "secret-123")
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"key_room": "garden"}\n' * 3)
-    flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling]
+    flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling.url]
     flags += ["--key-variable", "MY_KEY", "--output", str(tmp_path / "out"), "--batch-size", "1", "--seeds", "1"]
     with pytest.raises(G2POError, match="max_total_tokens"):
         main([*flags, "--max-total-tokens", "100"])  # of 180 that are needed: ten a step, six steps an episode
     path = tmp_path / "out" / "trajectories" / "react-0.jsonl"
-    assert len(list(read_jsonl(path))) == 1 and len(Stumbling.asked) == 10
-    body, key = Stumbling.asked[0]
-    assert key == "Bearer secret-123"
+    assert len(list(read_jsonl(path))) == 1 and len(stumbling.asked) == 10
+    body = stumbling.asked[0]
+    assert stumbling.keys == {"Bearer secret-123"}
     assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
     assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
 
     with pytest.raises(G2POError, match="max_total_tokens"):
         main([*flags, "--max-total-tokens", "100"])
-    assert len(Stumbling.asked) == 10, "what was used before counts"
+    assert len(stumbling.asked) == 10, "what was used before counts"
     main([*flags, "--max-total-tokens", "1000"])
-    assert len(Stumbling.asked) == 10 + 12, "the finished episode was not played again"
+    assert len(stumbling.asked) == 10 + 12, "the finished episode was not played again"
     assert json.loads((tmp_path / "out" / "results.json").read_text())["tokens"] == {"read": 154, "written": 66}
     played = list(read_jsonl(path))
     assert [t.info["panel_index"] for t in played] == [0, 1, 2] and all(t.success for t in played)
     assert played[0].info["prompt_tokens"] == 42 and played[0].info["completion_tokens"] == 18
-    seeds = [body["seed"] for body, _ in Stumbling.asked]
+    seeds = [body["seed"] for body in stumbling.asked]
     assert len(set(seeds[:6])) == 6 and seeds[6:10] == seeds[10:14], "the same question has the same seed"
     assert "100.0" in capsys.readouterr().out
     with pytest.raises(G2POError, match=r"temperature 0\.4 -> 0\.5"):
@@ -323,30 +296,6 @@ def test_a_real_tiny_model_plays(games, tmp_path, agent, capsys):
     (row,) = results["seeds"]
     assert 0 <= row["All"] <= 100 and row["errors"] == 0 and row["tokens"] > 0
     assert (row["valid"] == 100) == (agent == "direct"), "it was taught the direct form alone"
-
-
-def test_an_adapter_is_evaluated(games, tmp_path):
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from g2po_envs.alfworld.tiny import tiny_model_path
-
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_path()), LoraConfig(r=4))
-    model.save_pretrained(tmp_path / "same")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(generator=torch.Generator().manual_seed(0))
-    model.save_pretrained(tmp_path / "other")
-    AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(tmp_path / "other")
-    actions = {}
-    for name in (str(tiny_model_path()), str(tmp_path / "same"), str(tmp_path / "other")):
-        output = tmp_path / f"out-{Path(name).name}"
-        main(flags_for(games, output, "--model", name, "--max-completion-length", "24", "--limit", "3"))
-        trajectories = read_jsonl(output / "trajectories" / "direct-0.jsonl")
-        actions[Path(name).name] = [[step.action for step in t.steps] for t in trajectories]
-    assert actions["tiny_model"] == actions["same"] != actions["other"]
 
 
 def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):

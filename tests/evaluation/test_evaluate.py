@@ -1,16 +1,15 @@
 """Numbers of an evaluation belong to what gave them; what fails stays in the denominator; commands do not crash."""
 
-import http.server
 import json
 import math
 import shutil
 import signal
 import socket
 import sys
-import threading
 
 import programs
 import pytest
+from chat_server import chat_completion, chat_server
 from letter_trainer import TASKS
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
@@ -66,40 +65,6 @@ def strict(path):
     return json.loads(path.read_text(), parse_constant=refuse)
 
 
-class Chat(http.server.BaseHTTPRequestHandler):
-    """OpenAI's protocol: says "win", but game 1 is too long for it; wants `max_completion_tokens` or another key."""
-
-    asked = []  # noqa: RUF012
-    newer, key, tells_usage = False, None, True
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        if self.key and self.headers["Authorization"] != f"Bearer {self.key}":
-            return self.answer(401, {"error": {"message": "Incorrect API key provided"}})
-        if self.newer and "max_tokens" in body:
-            told = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
-            return self.answer(400, {"error": {"message": told}})
-        if "Game 1" in body["messages"][-1]["content"]:
-            return self.answer(400, {"error": {"message": "x", "code": "context_length_exceeded"}})
-        message = {"role": "assistant", "content": "<think></think><action>win</action>"}
-        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10} if self.tells_usage else None
-        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-        self.answer(200, {**about, "choices": choices, "usage": usage})
-
-    def answer(self, status, data):
-        content = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def game(tmp_path):
     sys.modules.pop("game", None)  # another test's
@@ -109,14 +74,24 @@ def game(tmp_path):
 
 
 @pytest.fixture
-def server(game):
+def server():
+    """Says "win", but game 1 is too long for it; wants `max_completion_tokens` or another key where a test says so."""
     pytest.importorskip("openai")
-    chat = type("OneChat", (Chat,), {"asked": []})
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), chat)
-    made.chat, made.url = chat, f"http://127.0.0.1:{made.server_port}/v1"
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
+
+    def answer(body, headers):
+        if server.key and headers["Authorization"] != f"Bearer {server.key}":
+            return 401, {"error": {"message": "Incorrect API key provided"}}
+        if server.newer and "max_tokens" in body:
+            told = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return 400, {"error": {"message": told}}
+        if "Game 1" in body["messages"][-1]["content"]:
+            return 400, {"error": {"message": "x", "code": "context_length_exceeded"}}
+        won = chat_completion("<think></think><action>win</action>")
+        return 200, won if server.tells_usage else {**won, "usage": None}
+
+    with chat_server(answer) as server:
+        server.newer, server.key, server.tells_usage = False, None, True
+        yield server
 
 
 def flags(game, *more, tasks="tasks.jsonl"):
@@ -183,14 +158,14 @@ def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
 
 
 def test_newer_servers_get_the_field_they_want(game, server):
-    server.chat.newer = True
+    server.newer = True
     main(served(game, server, "--max-completion-length", 9, "--parallel", 1))
-    fields = ["max_tokens" if "max_tokens" in body else body["max_completion_tokens"] for body in server.chat.asked]
+    fields = ["max_tokens" if "max_tokens" in body else body["max_completion_tokens"] for body in server.asked]
     assert fields == ["max_tokens", 9, 9, 9, 9]
 
 
 def test_tokens_that_a_server_does_not_report_are_not_0(game, server, capsys):
-    server.chat.tells_usage = False
+    server.tells_usage = False
     with pytest.raises(G2POError, match="max_total_tokens"):
         main(served(game, server, "--max-total-tokens", 1))
     main(served(game, server))
@@ -435,10 +410,10 @@ def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
     ):
         with pytest.raises(ValueError, match=message):
             main(flags(game, *base, tasks=tasks))
-    assert server.chat.asked == [], "all of it is said before a model is asked"
+    assert server.asked == [], "all of it is said before a model is asked"
     with pytest.raises(ValueError, match="config.json"):
         main([*flags(game), "--model", str(game)])
-    server.chat.key = "right"
+    server.key = "right"
     with pytest.raises(G2POError, match="OPENAI_API_KEY"):
         main(served(game, server))
     with pytest.raises(G2POError, match="no answer from http://127.0.0.1:9/v1"):

@@ -1,12 +1,11 @@
 """`g2po evaluate` plays conversations, tools and agents as the trainer does, and asks servers in their protocol."""
 
-import http.server
 import json
 import shutil
 import sys
-import threading
 
 import pytest
+from chat_server import chat_completion, chat_server
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import make_config
@@ -119,41 +118,21 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         assert settings["environment_options"]["agent"] == {"import": "letters_of_this_test.py:letters"}
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """OpenAI's protocol: turns the dial to 1 and to 2, then speaks; without tools it says "a" and more."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        message = {"role": "assistant", "content": "Done." if body.get("tools") else "a key"}
-        if body.get("tools") and turn < 2:
-            function = {"name": "turn", "arguments": json.dumps({"digit": turn + 1})}
-            calls = [{"id": f"theirs_{turn}", "type": "function", "function": function}]
-            message = {"role": "assistant", "content": None, "tool_calls": calls}
-        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-        content = json.dumps({**about, "choices": choices, "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server():
+    """Turns the dial to 1 and to 2, then speaks; without tools it says "a" and more."""
     pytest.importorskip("openai")
-    handler = type("OneServer", (Server,), {"asked": []})
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    made.asked, made.url = handler.asked, f"http://127.0.0.1:{made.server_port}/v1"
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
+
+    def answer(body, headers):
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        if not body.get("tools") or turn == 2:
+            return 200, chat_completion("Done." if body.get("tools") else "a key")
+        function = {"name": "turn", "arguments": json.dumps({"digit": turn + 1})}
+        calls = [{"id": f"theirs_{turn}", "type": "function", "function": function}]
+        return 200, chat_completion({"role": "assistant", "content": None, "tool_calls": calls})
+
+    with chat_server(answer) as server:
+        yield server
 
 
 def served(server, tmp_path, rows, *more):
@@ -214,10 +193,7 @@ def test_prompting_agents_refuse_requests(server, agent, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ["--agent", "reac"],
-            "agent is 'reac': choose direct, react, reflexion",
-        ),
+        (["--agent", "reac"], "agent is 'reac': choose direct, react, reflexion"),
         (["--agent", "nowhere.py"], "there is no file 'nowhere.py'"),
         (["--agent", "{agent}:other"], "has no other: it contains letters"),
         (["--agent", "{agent}", "--environment", "alfworld"], "an agent brings its own; remove one"),

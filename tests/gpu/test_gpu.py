@@ -17,10 +17,7 @@ from benchmarks.speed.phases import make_shape, random_model
 from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
 from g2po_trl.utils.sdpa import without_cudnn_attention
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 DEVICE = "cuda"
 PACKED = [("sdpa", "packed"), ("sdpa", "shared"), ("flex_attention", "packed"), ("flex_attention", "shared")]
 

@@ -1,18 +1,8 @@
-"""Walk the matrix of adapters: what trains, what is compared with, what an engine gets, and what is saved.
-
-    python tests/helpers/adapter_matrix.py [--whole]
-
-prints for each kind of adapter: its cells (all pairs of values, or all), how many train, how many are refused before
-any work, and what is wrong.
-"""
+"""Walk the matrix of adapters: what trains, what is compared with, what an engine gets, and what is saved."""
 
 import itertools
-import logging
 import random
-import sys
 import tempfile
-import warnings
-from collections import Counter
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
@@ -269,37 +259,3 @@ def tokenizer_of(folder: str):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
-
-
-def table(outcomes: dict[Cell, Outcome]) -> str:
-    """Return a table: a row a kind."""
-    lines = ["| adapter | cells | trained | refused | wrong |", "|---|---|---|---|---|"]
-    for kind in dict.fromkeys(cell.kind for cell in outcomes):
-        own = [outcome for cell, outcome in outcomes.items() if cell.kind == kind]
-        refused, wrong = sum(one.refused is not None for one in own), [one.wrong for one in own if one.wrong]
-        reasons = Counter(reason.partition(":")[0] for reasons in wrong for reason in reasons)
-        said = "; ".join(f"{reason} {number}" for reason, number in reasons.most_common())
-        right = len(own) - refused - len(wrong)
-        lines.append(f"| {kind} | {len(own)} | {right} | {refused} | {len(wrong)}{f' ({said})' if said else ''} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from conftest import build_tokenizer
-
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    outcomes = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        build_tokenizer().save_pretrained(f"{scratch}/tokenizer")
-        for number, cell in enumerate(all_cells() if "--whole" in sys.argv else pairs()):
-            outcomes[cell] = outcome = walk(cell, f"{scratch}/tokenizer", Path(scratch, str(number)))
-            said = outcome.refused or "; ".join(outcome.wrong) or f"{outcome.trains} train, engine {outcome.engine}"
-            print(f"{cell}: {said[:150]}", file=sys.stderr, flush=True)
-    print(table(outcomes))
-
-
-if __name__ == "__main__":
-    main()

@@ -55,11 +55,7 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 96, "activation_sparsity_pattern": None},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
-    "inkling2_loop_text": {
-        "n_layers_per_attn_res_block": 1,
-        "loop_layer_index_start": 1,
-        "loop_layer_index_end": 3,
-    },
+    "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},

@@ -56,6 +56,8 @@ _VISION = {
     "patch_size": 14,
 }
 
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -101,9 +103,7 @@ FAMILIES = {
     "Qwen3": Family("qwen3"),
     "Qwen3 MoE": Family("qwen3_moe", {**_EXPERTS, "num_experts": 4}),
     "Qwen3-Next": Family(
-        "qwen3_next",
-        {**_EXPERTS, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 32},
-        layout="padded",
+        "qwen3_next", {**_EXPERTS, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 32}, layout="padded"
     ),
     "Qwen3.5": Family("qwen3_5_text", _LINEAR, layout="padded"),
     "Qwen3.5 MoE": Family(
@@ -113,43 +113,18 @@ FAMILIES = {
     ),
     "Qwen3.5, images": Family(
         "qwen3_5",
-        {
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-            }
-        },
+        {"vision_config": _QWEN_VISION},
         text=_LINEAR,
         layout="padded",
     ),
     "Qwen2.5-VL": Family(
         "qwen2_5_vl",
-        {
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-            }
-        },
+        {"vision_config": _QWEN_VISION},
         text={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
     ),
     "Qwen3-VL": Family(
         "qwen3_vl",
-        {
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-                "deepstack_visual_indexes": [0],
-            }
-        },
+        {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}},
         text={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
     ),
     "Llama 3": Family("llama"),

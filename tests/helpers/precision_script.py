@@ -23,11 +23,7 @@ from g2po_trl import G2POTrainer, Step, Trajectory
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
 
-PRECISIONS = {
-    "float32": (torch.float32, False),
-    "autocast": (torch.float32, True),
-    "weights": (torch.bfloat16, False),
-}
+PRECISIONS = {"float32": (torch.float32, False), "autocast": (torch.float32, True), "weights": (torch.bfloat16, False)}
 
 
 def recorded(number: int) -> Trajectory:

@@ -233,33 +233,6 @@ class Waiting(TextEnvironment):
         return StepResult(Observation(f"{self.number} {self.steps}"), terminated=self.steps == 3)
 
 
-class Gated(Countdown):
-    """Once somebody has put `ended` into the folder, short games go on when `asked` is there too; long ones wait for
-    `ended` after ten steps."""
-
-    def __init__(self, folder):
-        self.folder = Path(folder)
-
-    def step(self, action):
-        has_ended = (self.folder / "ended").exists()
-        if self.turns <= 10 and has_ended:
-            self._wait("asked")
-        if self.turns - self.left == 10 and not has_ended:
-            self._wait("ended")
-        return super().step(action)
-
-    def reset(self, turns, **task):
-        self.turns = turns
-        return super().reset(turns, **task)
-
-    def _wait(self, sign):
-        deadline = time.monotonic() + 30
-        while not (self.folder / sign).exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no {sign}")
-            time.sleep(0.01)
-
-
 class Dying(Countdown):
     def step(self, action):
         if self.reward == 13.0:

@@ -5,7 +5,6 @@ table of benchmarks/results/precision/README.md.
 """
 
 import functools
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -14,13 +13,10 @@ import numpy as np
 import programs
 import pytest
 import torch
+from deepspeed_marks import needs_deepspeed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "precision_script.py"
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed here; `make test-deepspeed` brings its own",
-)
 
 
 @pytest.fixture(scope="module")

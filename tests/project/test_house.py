@@ -73,31 +73,6 @@ def test_folders_are_small():
     assert of_folder[PACKAGE] <= MOST_MODULES_AT_THE_TOP
 
 
-def test_imports_for_types_strings_and_circles_are_seen(house, tmp_path, monkeypatch):
-    monkeypatch.setattr(house, "PACKAGE", tmp_path / "g2po_trl")
-    files = {
-        "rollout/player.py": "from typing import TYPE_CHECKING\nfrom .loop import play\nfrom .. import trajectory\n"
-        "if TYPE_CHECKING:\n    from ..credit.graph import StateGraph\n"
-        "def card():\n    from ..runs.model_card import card\n",
-        "rollout/loop.py": "from .player import Player\n",
-        "environments/tools.py": "PROMPT = 'g2po_trl.prompts.template:DEFAULT_PROMPT'\n",
-        "trajectory.py": "",
-        "credit/graph.py": "import numpy\n",
-        "runs/model_card.py": "",
-        "prompts/template.py": "",
-    }
-    for name, text in files.items():
-        path = tmp_path / "g2po_trl" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    between = house.between_rooms()
-    assert {room: set(others) for room, others in between.items()} == {
-        "rollout": {"trajectory", "credit", "runs"},
-        "environments": {"prompts"},
-    }
-    assert list(house.circles()) == [["rollout.loop", "rollout.player"]]
-
-
 def test_two_classes_are_trls_trainers():
     trainers = [
         line for path in PACKAGE.rglob("*.py") for line in re.findall(r"^class .*Trainer\):", path.read_text(), re.M)

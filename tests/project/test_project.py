@@ -60,14 +60,3 @@ sys.meta_path.insert(0, Torch())
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert run.stderr.strip().endswith("passive"), run.stderr[-300:]
-
-
-def test_no_marks_of_an_unfinished_merge():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    marks = ("<" * 7 + " ", ">" * 7 + " ")
-    for name in listed.stdout.split():
-        path = ROOT / name
-        if path.suffix in (".md", ".py", ".yaml", ".cfg", ".toml") and path.is_file():
-            assert not any(line.startswith(marks) for line in path.read_text(encoding="utf-8").splitlines()), name

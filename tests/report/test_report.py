@@ -4,23 +4,14 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import programs
 import pytest
+from letter_graphs import episode
 
-from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
+from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 from g2po_trl.runs.iterations import Iteration, load_iterations
-
-
-def episode(keys: str, reward: float, task="t", outcome=None) -> Trajectory:
-    outcome = outcome or ("success" if reward else "failure")
-    return Trajectory(task, [Step(key, "go") for key in keys], reward, outcome)
-
-
-def graph_of(*episodes, gamma=0.5):
-    return StateGraph.from_groups([list(episodes)], gamma)
 
 
 @pytest.fixture
@@ -172,8 +163,3 @@ def test_other_files_are_no_iterations(tmp_path):
         write_jsonl(folder / f"{name}.jsonl", [episode("abc", 0.0, name)])
     (iteration,) = load_iterations(tmp_path)
     assert [group[0].task_id for group in iteration.groups] == ["train-000001-rank0", "train-000001-rank1"]
-
-
-def test_the_command_says_what_is_missing(tmp_path):
-    command = programs.run("-m", "g2po_trl", "report", tmp_path)
-    assert command.returncode == 1 and "no trajectories/train" in command.stderr and "Traceback" not in command.stderr

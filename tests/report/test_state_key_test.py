@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from letter_graphs import episode
 
 from g2po_envs.sokoban import SokobanEnvironment, level_rows
 from g2po_trl import Step, Trajectory, write_jsonl
@@ -12,11 +13,6 @@ from g2po_trl.cli.commands.report import main
 from g2po_trl.report import state_key_test as keys
 from g2po_trl.report.state_key_test import LAMBDAS, OFTEN, LeftOutErrors
 from g2po_trl.runs.iterations import Iteration
-
-
-def episode(states, reward: float, task="t", outcome=None) -> Trajectory:
-    outcome = outcome or ("success" if reward else "failure")
-    return Trajectory(task, [Step(state, "go") for state in states], reward, outcome)
 
 
 def examined(*iterations, gamma=0.5):
@@ -167,22 +163,6 @@ def test_what_is_not_told_apart_is_not_advised():
     zero = [14, 9, 12, 9, 11, 10, 10, 10, 10]  # more, by one standard error
     best = examined_errors(errors_of({1.0: [10] * 9, 0.9: [11] * 9, 0.8: [11] * 9, 0.5: [12] * 9, 0.0: zero}))
     assert best["value_lambda"] == 1
-
-
-def test_wrong_keys_of_real_episodes_are_found():
-    """Who wins is told at first alone: five floors later the key hides it."""
-    rng = random.Random(0)
-
-    def wrong(task: str) -> Trajectory:
-        lucky = rng.random() < 0.5
-        rooms = ["luck" if lucky else "none", *(f"room {rng.randrange(2)} of floor {floor}" for floor in range(5))]
-        # Each room's name is the action that leads there, so that actions do not tell.
-        actions = [*rooms[1:], "win" if lucky else "lose"]
-        steps = [Step(room, action) for room, action in zip(rooms, actions)]
-        return Trajectory(task, steps, 10.0 * lucky, "success" if lucky else "failure")
-
-    groups = [[wrong(f"t{number}") for _ in range(24)] for number in range(20)]
-    assert "hide something" in keys.in_short(examined(groups, gamma=0.95))[0]
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

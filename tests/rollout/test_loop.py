@@ -49,18 +49,6 @@ def play_watched(pool, actor, tasks, groups=None):
     return trajectories, stats, ended, progress
 
 
-def test_the_script_answers_in_another_order_each_time(encode):
-    orders = set()
-    for order in range(3):
-        engine, answered = make_actor(encode, order=order).engine, []
-        for key in range(4):
-            engine.submit(key, [key], None)
-        while engine.asked:
-            answered += engine.poll(0)
-        orders.add(tuple(answered))
-    assert len(orders) == 3
-
-
 @pytest.mark.parametrize("turns", [(1, 3, 2, 9, 4), (2,), (1, 1), ()])
 def test_the_same_episodes_as_in_turns(encode, turns):
     tasks, groups = [{"turns": n} for n in turns], [number // 2 for number in range(len(turns))]

@@ -101,7 +101,7 @@ def test_who_says_what_success_is(play):
             {"turns": 1, "reward": 1.0, "truncates": True},
             {"turns": 1, "reward": 0.5, "success": False, "failure_reason": "own loop: 100 s"},
             {"turns": 1, "reward": 0.0, "failure_reason": "own loop: 100 s", "truncates": True},
-        ],
+        ]
     )
     assert [t.outcome for t in trajectories] == [
         *("failure", "success", "failure", "success", "truncated", "failure", "truncated")

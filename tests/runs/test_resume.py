@@ -15,7 +15,7 @@ from datasets import Dataset
 from letter_trainer import TASKS
 from safetensors.torch import load_file
 
-from g2po_trl.runs.checkpoint import STAGING, RunState, check_same_run, find_checkpoint
+from g2po_trl.runs.checkpoint import STAGING, RunState, find_checkpoint
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 
@@ -171,25 +171,11 @@ def test_which_checkpoint(tmp_path):
         RunState({}).restore(tmp_path / "checkpoint-9", {})
 
 
-def test_another_run_is_not_continued(tmp_path):
-    check_same_run({"seed": 0, "tasks": 8}, {"seed": 0, "tasks": 8}, tmp_path)
-    with pytest.raises(ValueError, match="seed was 0 and is 1; tasks was 8 and is 9"):
-        check_same_run({"seed": 0, "tasks": 8}, {"seed": 1, "tasks": 9}, tmp_path)
-
-
 def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
     make_trainer(max_steps=1, save_strategy="steps").train()
     other = Dataset.from_list([{"seed": seed} for seed in range(8, 16)])
     with pytest.raises(ValueError, match="training tasks"):
         make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="seed was 0 and is 1"):
-        make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")
-    with pytest.raises(
-        ValueError, match=r"learning_rate was .* and is 0.5; advantage_estimator was 'g2po' and is 'grpo'"
-    ):
-        make_trainer(learning_rate=0.5, advantage_estimator="grpo", max_steps=2, save_strategy="steps").train(
-            resume_from_checkpoint="latest"
-        )
     assert (tmp_path / "out" / "checkpoint-1").is_dir()
     for path in (tmp_path / "out" / "checkpoint-1").glob("rng_state*.pth"):  # as save_only_model leaves it
         path.unlink()

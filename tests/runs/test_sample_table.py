@@ -28,9 +28,9 @@ def test_rows_and_transcripts():
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_log_trajectories_every_without_a_logger_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"log_trajectories_every is 2: report_to is .*trackio, wandb, tensorboard"):
+    with pytest.raises(ValueError, match="log_trajectories_every"):
         make_config(tmp_path, log_trajectories_every=2)
-    with pytest.raises(ValueError, match="num_trajectories_logged is -1"):
+    with pytest.raises(ValueError, match="num_trajectories_logged"):
         make_config(tmp_path, num_trajectories_logged=-1)
 
 

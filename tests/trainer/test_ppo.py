@@ -190,19 +190,14 @@ def test_error_trajectories_teach_the_critic_nothing(make_ppo):
 
 
 @pytest.mark.parametrize(
-    "options, match",
+    "options",
     [
-        ({"gae_lambda": 1.5}, "gae_lambda is 1.5"),
-        ({"critic_learning_rate": 0.0}, "critic_learning_rate is 0.0"),
-        ({"critic_epochs": 0}, "critic_epochs is 0"),
-        ({"value_clip_range": 0.0}, "value_clip_range is 0.0"),
-        ({"advantage_estimator": "g2po"}, "advantage_estimator is 'g2po'"),
-        ({"step_advantage_weight": 0.5}, "step_advantage_weight is 0.5"),
-        ({"state_key": "similar"}, "state_key"),
+        *({"gae_lambda": 1.5}, {"critic_learning_rate": 0.0}, {"critic_epochs": 0}, {"value_clip_range": 0.0}),
+        *({"advantage_estimator": "g2po"}, {"step_advantage_weight": 0.5}, {"state_key": "similar"}),
     ],
 )
-def test_bad_options_are_refused(options, match, tmp_path):
-    with pytest.raises(ValueError, match=match):
+def test_bad_options_are_refused(options, tmp_path):
+    with pytest.raises(ValueError, match=next(iter(options))):
         PPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
@@ -231,7 +226,7 @@ def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     model.config._name_or_path = model.name_or_path = ""
-    with pytest.raises(ValueError, match="critic_model_name_or_path is None"):
+    with pytest.raises(ValueError, match="critic_model_name_or_path"):
         PPOTrainer(
             model,
             PPOConfig(str(tmp_path), **{**OPTIONS, "beta": 0.0}),

@@ -23,7 +23,7 @@ from letter_environment import (
 from letter_trainer import TASKS, flat_gradient, flat_weights, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POError, G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
@@ -130,8 +130,8 @@ def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer, t
     assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
-def test_train_with_every_loss_type_moves_weights(make_trainer, loss_type):
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "luspo", "vespo"])  # every gradient: above
+def test_training_twice_on_a_rollout_moves_weights(make_trainer, loss_type):
     level = "sequence" if loss_type == "luspo" else "token"
     trainer = make_trainer(
         loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
@@ -165,29 +165,12 @@ def test_train_with_every_loss_type_moves_weights(make_trainer, loss_type):
         ),
     ],
 )
-def test_advantage_estimator_by_name_is_its_function(make_trainer, tmp_path, options, name, expected):
-    trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
+def test_advantage_estimator_by_name_is_its_function(make_trainer, options, name, expected):
+    trainer = make_trainer(LongLetterEnvironment, **options)
     groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
     graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
     assert np.array_equal(trainer.credit.estimator(graph), expected(graph, invalid_action_penalty=0.1))
-    trainer.train()
-    trainer.create_model_card()
-    assert f"Advantages: `{name}`" in (tmp_path / "out" / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("advantage_estimator", "grpo"),
-        ("estimator_kwargs", {"edge_centric": False}),
-        ("step_advantage_weight", 0.5),
-        ("invalid_action_penalty", 0.0),
-        ("scale_rewards", "none"),
-    ],
-)
-def test_advantage_fn_with_options_of_estimators_is_refused(make_trainer, option, value):
-    with pytest.raises(ValueError, match=option):
-        make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), **{option: value})
+    assert trainer.estimator_name == name
 
 
 def test_train_with_zero_advantages_and_no_kl_keeps_weights(make_trainer):
@@ -294,7 +277,12 @@ def test_save_model_writes_weights_that_load_and_a_card(make_trainer, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), flat_weights(trainer))
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "LetterEnvironment" in card and "2606.22995" in card and "| learning_rate | 0.001 |" in card
+    assert (
+        "LetterEnvironment" in card
+        and "Advantages: `g2po`" in card
+        and "2606.22995" in card
+        and "| learning_rate | 0.001 |" in card
+    )
     assert "success: all" in card, "what the evaluations before and after gave"
 
 
@@ -320,12 +308,6 @@ def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
         assert entry["update/step_samples"] == sum(len(t.steps) for t in finished)
 
 
-def test_trainer_whose_environment_raises_names_the_error(make_trainer):
-    class_of_error = RaisingEnvironment
-    with pytest.raises(ValueError, match="the door is stuck"):
-        make_trainer(class_of_error)
-
-
 def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer, tmp_path):
     """Of eight tasks four have a goal that is too long; the other four train."""
     options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
@@ -339,26 +321,48 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer,
     written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert written["failure_reasons"] == {"prompt too long": 4}
     trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
-    with pytest.raises(
-        RuntimeError, match=r"50% of the trajectories ended before their first step.*raise max_prompt_l"
-    ):
+    with pytest.raises(RuntimeError, match="max_prompt_length"):
         trainer.train()
 
 
-@pytest.mark.parametrize("environment", [NoneEnvironment, NumberEnvironment, NanRewardEnvironment])
-def test_trainer_with_a_broken_environment_is_refused(make_trainer, environment):
-    with pytest.raises(ValueError, match=environment.__name__):
-        make_trainer(environment)
+FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}
 
 
-def test_dataset_without_the_columns_of_reset_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="seed"):
-        make_trainer(dataset=Dataset.from_list([{"house": 1}]))
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *(
+            ({"environment": made}, made.__name__)
+            for made in (NoneEnvironment, NumberEnvironment, NanRewardEnvironment)
+        ),
+        ({"environment": RaisingEnvironment}, "the door is stuck"),
+        ({"environment": LetterEnvironment()}, "environment_factory"),
+        ({"environment": {"a": LetterEnvironment}}, "environment_factory"),
+        ({"environment": None}, "environment_factory"),
+        ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
+        ({"dataset": Dataset.from_list([{"seed": 1}])}, "train_dataset"),
+        ({"reward_weights": [2.0]}, "reward_weights"),
+        ({**FIXED, "advantage_estimator": "grpo"}, "advantage_estimator"),
+        ({**FIXED, "estimator_kwargs": {"edge_centric": False}}, "estimator_kwargs"),
+        ({**FIXED, "step_advantage_weight": 0.5}, "step_advantage_weight"),
+        ({**FIXED, "invalid_action_penalty": 0.0}, "invalid_action_penalty"),
+        ({**FIXED, "scale_rewards": "none"}, "scale_rewards"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_together_is_refused_by_its_name(make_trainer, options, named):
+    with pytest.raises(ValueError, match=named):
+        make_trainer(**options)
 
 
-def test_dataset_of_fewer_tasks_than_groups_is_refused(make_trainer):
-    with pytest.raises(ValueError, match=r"train_dataset has 1 row\(s\), and a rollout plays 2 groups"):
-        make_trainer(dataset=Dataset.from_list([{"seed": 1}]))
+@pytest.mark.parametrize(
+    ("arguments", "error"), [({"reward_funcs": len}, ValueError), ({"rollout_func": len}, TypeError)]
+)
+def test_arguments_of_trls_trainer_without_meaning_are_refused(tmp_path, tiny_model_dir, arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        G2POTrainer(
+            str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, **arguments
+        )
 
 
 def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir, tmp_path):
@@ -410,27 +414,8 @@ def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
 
 def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
-    with pytest.raises(ValueError, match=r"advantage_fn returned shape \(3,\)"):
+    with pytest.raises(ValueError, match="advantage_fn"):
         trainer.train()
-
-
-def test_trainer_without_environment_or_with_reward_funcs_is_refused(make_trainer, tmp_path, tiny_model_dir):
-    with pytest.raises(G2POError, match="reward_funcs with LetterEnvironment"):
-        G2POTrainer(
-            str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, reward_funcs=len
-        )
-    for options in ({}, {"reward_funcs": len}):
-        with pytest.raises(ValueError, match="environment_factory is None"):
-            G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, **options)
-    with pytest.raises(ValueError, match="environment_factory"):
-        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory={"a": LetterEnvironment})
-    with pytest.raises(ValueError, match="reward_weights is .* there are 0 reward_funcs"):
-        config = make_config(tmp_path, reward_weights=[2.0])
-        G2POTrainer(str(tiny_model_dir), config, TASKS, environment_factory=LetterEnvironment)
-    with pytest.raises(TypeError, match="does not accept rollout_func: pass an agent"):
-        G2POTrainer(
-            str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, rollout_func=len
-        )
 
 
 def test_train_and_evaluate_print_a_line_each(make_trainer, capsys):
@@ -451,8 +436,3 @@ def test_train_called_again_begins_with_a_rollout_and_keeps_its_optimizer(make_t
     assert trainer.iteration.step == 1 and not trainer.iteration.is_complete
     trainer.train()
     assert trainer.iteration.step == 5 and len(list(Path(trainer.args.output_dir, "trajectories").glob("*"))) == 2
-
-
-def test_environment_factory_that_is_an_object_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="environment_factory"):
-        make_trainer(LetterEnvironment())

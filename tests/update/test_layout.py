@@ -20,7 +20,7 @@ from benchmarks.gpu.work import synthetic_trajectories
 from g2po_trl.trainer_build import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out, make_packs, most_tokens, row_width
+from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out, make_packs
 from g2po_trl.utils.trl_compat import fused_log_probs
 
 
@@ -192,22 +192,15 @@ def test_padding_moves_no_position(make_family_trainer):
             assert torch.allclose(found[row], wanted.gather(1, ids[0, prompt:, None])[:, 0], atol=1e-5)
 
 
-def test_flash_attention_takes_packed_rows(make_trainer, caplog, monkeypatch):
-    """In one row without a mask: `tests/invariants/test_architectures.py` looks at the numbers. Not run on a GPU."""
+@pytest.mark.parametrize(("attention", "kind"), [("flash_attention_2", "packed"), ("paged|mine", "padded")])
+def test_attention_without_masks_has_another_layout(make_trainer, caplog, monkeypatch, attention, kind):
+    """Flash attention: in one row; `tests/invariants/test_architectures.py` looks at the numbers. Not run on a GPU."""
     trainer = make_trainer(LongLetterEnvironment)
-    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "flash_attention_2")
+    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", attention)
     with caplog.at_level(logging.WARNING):
         trainer.update = make_update(trainer)
-    assert trainer.update.layout.kind == "packed"
-    assert "token_layout is 'shared' and 'packed' is used: attn_implementation is 'flash_attention_2'" in caplog.text
-
-
-def test_attention_that_takes_no_mask_is_padded_and_it_is_said(make_trainer, caplog, monkeypatch):
-    trainer = make_trainer(LongLetterEnvironment)
-    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "paged|mine")
-    with caplog.at_level(logging.WARNING):
-        trainer.update = make_update(trainer)
-    assert trainer.update.layout.kind == "padded" and "attn_implementation is 'paged|mine'" in caplog.text
+    assert trainer.update.layout.kind == kind
+    assert f"'{kind}' is used: attn_implementation is '{attention}'" in caplog.text
 
 
 def test_rows_of_one_sequence_need_no_mask():
@@ -260,17 +253,6 @@ def test_rows_on_cuda(make_trainer, monkeypatch, name):
         assert metrics["update/forwarded_tokens"] == forwarded
         tokens = (1 - metrics["update/repeated_token_fraction"]) * sum(map(sum, batch.lengths(range(len(batch)))))
         assert metrics["update/padding_fraction"] == pytest.approx(1 - tokens / forwarded)
-
-
-def test_widths_of_rows():
-    for multiple in (1, 8, 16, 24, 32, 64, 96, 128, 192):
-        widths = [row_width(tokens, multiple) for tokens in range(1, 700)]
-        assert all(width >= tokens and width % multiple == 0 for tokens, width in enumerate(widths, 1))
-        assert widths == sorted(widths) and 64 not in {width % 128 for width in widths}
-        for places in range(2 * multiple, 700):
-            most = most_tokens(places, multiple)
-            assert row_width(most, multiple) <= places < row_width(most + 1, multiple)
-    assert row_width(64, None) == most_tokens(64, None) == 64
 
 
 def test_eager_attention_gets_shorter_rows():

@@ -36,11 +36,7 @@ def gradients(trainer, micro_batches, monkeypatch, moves_on):
 
 @pytest.mark.parametrize(
     ("mode", "loss_type", "layout"),
-    [
-        ("token_truncate", "dapo", "shared"),
-        ("sequence_mask", "grpo", "padded"),
-        ("token_truncate", "vespo", "shared"),
-    ],
+    [("token_truncate", "dapo", "shared"), ("sequence_mask", "grpo", "padded"), ("token_truncate", "vespo", "shared")],
 )
 def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypatch, mode, loss_type, layout):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, loss_type=loss_type, token_layout=layout)

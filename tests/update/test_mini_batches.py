@@ -231,13 +231,3 @@ def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):
     trainer.train()
     (entry,) = log_of(trainer)
     assert len(rewards) == 1 and rewards == [[entry["episode/reward"]]] and entry["time/update"] < 100
-
-
-def test_step_samples_of_another_loss_are_not_continued(make_trainer):
-    common = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1}
-    trainer = make_trainer(max_steps=2, loss_type="grpo", **common)
-    trainer.train()
-    other = make_trainer(max_steps=3, loss_type="dapo", **common)
-    for step in (1, 2):
-        with pytest.raises(ValueError, match="loss_type was 'grpo' and is 'dapo'"):
-            other.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / f"checkpoint-{step}"))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from html.parser import HTMLParser
 
 import pytest
@@ -13,7 +12,6 @@ from g2po_trl.cli.commands.view import main
 from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Evaluation, Run, Sources, open_folder, write_page
 from g2po_trl.view.page import InlinePage
-from g2po_trl.view.server import make_server
 
 SENTENCES = {
     "one": "Put a cup on the desk.",
@@ -260,17 +258,11 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
     assert browser.find_element(By.ID, "runs").is_displayed(), "their success alone"
 
 
-@pytest.mark.parametrize("served", [False, True])
-def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, served):
+def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     from selenium.webdriver.common.by import By
 
     pytest.importorskip("pyvis")
-    if served:
-        server = make_server(Sources(Run(trained)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        opened(browser, server.address)
-    else:
-        opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
+    opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
     assert texts(browser, "#groups button") == ["1: 1/2 Wash it."]
     assert "value_lambda" not in texts(browser, "#settings")[0]
     assert "Trained with gigpo." in texts(browser, "#used")[0] and "λ" not in texts(browser, "#used")[0]
@@ -297,8 +289,6 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, se
     browser.get("about:blank")
     opened(browser, link)
     assert "Task three" in texts(browser, "#episodes")[0], "a link opens the episode"
-    if served:
-        server.shutdown()
 
 
 def test_names_of_files_are_texts_in_the_page(trained):
