@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -94,13 +95,20 @@ def tiny_model_dir(tmp_path_factory):
 
 @pytest.fixture
 def make_trainer(tmp_path, tiny_model_dir):
-    """`letter_trainer.make_letter_trainer` with the tiny model and output in tmp_path/out; closes what it made."""
+    """`letter_trainer.make_letter_trainer` with the tiny model, its tokenizer, and output in tmp_path/out.
+
+    Closes what it made.
+    """
     from letter_trainer import make_letter_trainer
+    from transformers import AutoTokenizer
 
     made = []
 
-    def make(*args, model=None, **kwargs):
-        made.append(make_letter_trainer(model or tiny_model_dir, tmp_path / "out", *args, **kwargs))
+    def make(*args, model=None, output="out", **kwargs):
+        if model is not None and not isinstance(model, (str, Path)) and kwargs.get("processing_class") is None:
+            kwargs["processing_class"] = AutoTokenizer.from_pretrained(tiny_model_dir)
+        model = tiny_model_dir if model is None else model
+        made.append(make_letter_trainer(model, tmp_path / output, *args, **kwargs))
         return made[-1]
 
     yield make

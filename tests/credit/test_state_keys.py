@@ -273,18 +273,9 @@ def test_a_key_that_is_no_text_is_refused(make_trainer):
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"state_key": "similar:1.5"}, "state_key"),
-        ({"state_key": "similar", "key_function": str}, "state_key"),
-        ({"state_key_ignores": ["colour"]}, "state_key_ignores"),
-        ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key"),
-    ],
-)
-def test_bad_options_are_refused(options, match, make_trainer):
-    with pytest.raises(ValueError, match=match):
-        make_trainer(**options)
+def test_two_keys_are_refused(make_trainer):
+    with pytest.raises(ValueError, match="state_key"):
+        make_trainer(state_key="similar", key_function=str)
 
 
 def test_the_trainers_key_is_a_function(make_trainer):

@@ -10,7 +10,6 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from letter_environment import LongLetterEnvironment
-from letter_trainer import make_config
 from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Dying, Slow
 
@@ -350,23 +349,6 @@ def test_a_policy_that_moves_on_is_corrected(make_trainer):
     assert aged and all(entry["sampling/importance_sampling_ratio/max"] <= 1.5 for entry in entries)
     assert max(entry["sampling/sampling_logp_difference/max"] for entry in aged) > 1e-3
     assert min(entry["sampling/effective_sample_size"] for entry in aged) < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rollout_strategy_kwargs": {"max_off_policy_steps": 3}}, "max_off_policy_steps"),
-        ({"rollout_strategy_kwargs": {"ahead": 1}}, "ahead"),
-        ({"top_p": 0.9}, "top_p"),
-        (
-            {"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"},
-            "vllm_importance_sampling_mode",
-        ),
-    ],
-)
-def test_partial_rollouts_refuse_what_they_exclude(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, rollout_strategy="partial_rollouts", **options)
 
 
 def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(encode):

@@ -17,7 +17,6 @@ import pytest
 import torch
 from conftest import build_tokenizer
 
-from g2po_trl import G2POConfig, G2POError
 from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.weight_folder import WeightFolder
@@ -499,29 +498,6 @@ def test_an_abandoned_request_closes_its_connection():
             assert not request.done() and request.cancel()
             while connection.recv(65536):  # the rest of the request, then the end
                 pass
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "servers"),
-        ({"servers": []}, "servers"),
-        ({"servers": ["10.0.0.2:8000"]}, "servers"),
-        ({"servers": ["http://user@host:1"]}, "servers"),
-        ({"servers": ["http://a:1", "http://A:1/"]}, "servers"),
-        ({"servers": ["http://a:99999"]}, "servers"),
-        ({"servers": [8000]}, "servers"),
-        ({"servers": ["http://a:1"], "use_vllm": True}, "use_vllm"),
-        ({"servers": ["http://a:1"], "top_p": 0.9}, "top_p"),
-        ({"servers": ["http://a:1"], "request_timeout": 0}, "request_timeout"),
-        ({"servers": ["http://a:1"], "weight_folder": "w"}, "weight_folder"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_bad_values_of_the_engine_are_refused(tmp_path, options, words):
-    fields = {name: options.pop(name) for name in ("use_vllm", "top_p") if name in options}
-    with pytest.raises(G2POError, match=words):
-        G2POConfig(str(tmp_path), bf16=False, use_cpu=True, engine="vllm_servers", engine_kwargs={**options}, **fields)
 
 
 def test_versions_of_weights_are_complete_or_not_there(tmp_path):

@@ -1,5 +1,7 @@
 """The real trainer on a tiny model and the letter game, with the options every test of it shares."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from datasets import Dataset
@@ -26,6 +28,8 @@ OPTIONS = {
     "seed": 0,
 }
 
+ARGUMENTS = ("eval_dataset", "peft_config", "quantization_config", "processing_class", "optimizers", "callbacks")
+
 
 def make_config(output_dir, config_class=G2POConfig, **options):
     return config_class(str(output_dir), **{**OPTIONS, **options})
@@ -38,25 +42,22 @@ def make_letter_trainer(
     advantage_fn=None,
     key_function=None,
     dataset=TASKS,
-    eval_dataset=None,
-    peft_config=None,
-    quantization_config=None,
-    processing_class=None,
     **options,
 ):
-    """`options` are fields of `G2POConfig`; `key_function` is the trainer's `state_key`."""
+    """`model`: a folder or an object; `key_function`: the trainer's `state_key`.
+
+    `options` are the other arguments of `G2POTrainer`, and fields of `G2POConfig`.
+    """
+    others = {name: options.pop(name) for name in ARGUMENTS if name in options}
     return G2POTrainer(
-        model=str(model),
-        args=make_config(output_dir, **options),
-        train_dataset=dataset,
-        eval_dataset=eval_dataset,
+        str(model) if isinstance(model, (str, Path)) else model,
+        make_config(output_dir, **options),
+        dataset,
         environment_factory=environment,
         prompt_template=LETTER_PROMPT,
         advantage_fn=advantage_fn,
         state_key=key_function,
-        peft_config=peft_config,
-        quantization_config=quantization_config,
-        processing_class=processing_class,
+        **others,
     )
 
 

@@ -105,10 +105,3 @@ def test_training(make_trainer, tmp_path, budget):
     replaced = list(read_jsonl(folder / "replaced-000001.jsonl"))
     assert len(list(read_jsonl(folder / "train-000001.jsonl"))) == first and len(replaced) == first * (budget - 1)
     assert entry["episode/success_rate"] == 1
-
-
-@pytest.mark.parametrize("budget, message", [(1, "is 1: set it to 2 or more"), (2.5, "set it to a whole number")])
-def test_budgets_without_effect_are_refused(make_trainer, budget, message):
-    options = {"rollout_strategy": "dynamic_sampling", "rollout_strategy_kwargs": {"max_generation_batches": budget}}
-    with pytest.raises(ValueError, match=message):
-        make_trainer(Countdown, **options)

@@ -26,14 +26,6 @@ def test_rows_and_transcripts():
     assert rows_of([won, died], 7, 1) == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
 
 
-@pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_log_trajectories_every_without_a_logger_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="log_trajectories_every"):
-        make_config(tmp_path, log_trajectories_every=2)
-    with pytest.raises(ValueError, match="num_trajectories_logged"):
-        make_config(tmp_path, num_trajectories_logged=-1)
-
-
 @pytest.mark.parametrize(("report_to", "every"), [("none", 0), ("tensorboard", 10), (["mlflow", "trackio"], 10)])
 def test_a_tracker_with_tables_gets_them_without_another_option(tmp_path, report_to, every):
     assert make_config(tmp_path, report_to=report_to).log_trajectories_every == every

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from adapter_matrix import Cell, Outcome, all_cells, few, logits, pairs, walk
-from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, make_config
+from letter_trainer import TASKS
 from peft import LoraConfig, PeftMixedModel, PeftModel, PrefixTuningConfig, get_peft_model, inject_adapter_in_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POTrainer
 from g2po_trl.evaluation.chat_models import load_local
 from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.evaluation.fingerprint import fingerprint_weights
@@ -46,23 +44,11 @@ def test_all_adapters_are_one_policy(cell, tmp_path, tiny_model_dir):
 
 
 @pytest.fixture
-def make(tmp_path, tiny_model_dir):
-    made = []
+def make(make_trainer):
+    def make(model, **options):
+        return make_trainer(model=model, **{"beta": 0.1, "learning_rate": 0.05, **options})
 
-    def trainer(model, output="out", evals=None, **options):
-        if "peft_config" not in options and not isinstance(model, str):
-            tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-        else:
-            tokenizer = None
-        arguments = {"peft_config": options.pop("peft_config", None), "processing_class": tokenizer}
-        config = make_config(tmp_path / output, **{"beta": 0.1, "learning_rate": 0.05, **options})
-        common = {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT}
-        made.append(G2POTrainer(model, config, TASKS, evals, **common, **arguments))
-        return made[-1]
-
-    yield trainer
-    for one in made:
-        one.close()
+    return make
 
 
 @pytest.fixture
@@ -78,7 +64,7 @@ def test_the_best_model_is_found_and_evaluated_whatever_its_adapter_is_called(ma
     model = get_peft_model(base(), LORA, adapter_name="policy")
     trainer = make(
         model,
-        evals=TASKS.select(range(2)),
+        eval_dataset=TASKS.select(range(2)),
         **{"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3},
         **{"load_best_model_at_end": True, "metric_for_best_model": "turns", "save_total_limit": 5},
     )

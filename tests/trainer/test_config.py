@@ -49,6 +49,8 @@ def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
 SERVED = {"use_vllm": True, "max_prompt_length": 100, "max_completion_length": 20}
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 12}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}
+AHEAD, DYNAMIC = {"rollout_strategy": "partial_rollouts"}, {"rollout_strategy": "dynamic_sampling"}
+REMOTE = {"engine": "vllm_servers"}
 BAD = [  # options, and the field that the message is about
     *(({field: value}, field) for field, values in {
         "num_generations": [1],
@@ -99,7 +101,30 @@ BAD = [  # options, and the field that the message is about
         "load_best_model_at_end": [True],  # without evaluations
         "accelerator_config": [{"split_batches": True}, {"dispatch_batches": True}],
     }.items() for value in values),
-    ({"rollout_strategy": "dynamic_sampling", "rollout_strategy_kwargs": {1: 2}}, "rollout_strategy_kwargs"),
+    ({**DYNAMIC, "rollout_strategy_kwargs": {1: 2}}, "rollout_strategy_kwargs"),
+    *(({**DYNAMIC, "rollout_strategy_kwargs": {"max_generation_batches": wrong}}, "max_generation_batches")
+      for wrong in (1, 2.5)),
+    ({**AHEAD, "rollout_strategy_kwargs": {"max_off_policy_steps": 3}}, "max_off_policy_steps"),
+    ({**AHEAD, "rollout_strategy_kwargs": {"ahead": 1}}, "ahead"),
+    ({**AHEAD, "top_p": 0.9}, "top_p"),
+    ({**AHEAD, "loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, "sequence_mask"),
+    ({**REMOTE}, "servers"),
+    *(({**REMOTE, "engine_kwargs": {"servers": wrong}}, "servers") for wrong in (
+        *([], [8000], ["10.0.0.2:8000"], ["http://user@host:1"], ["http://a:1", "http://A:1/"], ["http://a:99999"]),
+    )),
+    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"], "request_timeout": 0}}, "request_timeout"),
+    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"], "weight_folder": "w"}}, "weight_folder"),
+    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"]}, "top_p": 0.9}, "top_p"),
+    ({"mini_batch_size": 0}, "mini_batch_size"),
+    ({"mini_batch_size": 64, "steps_per_generation": 2}, "steps_per_generation"),
+    ({"mini_batch_size": 64, "generation_batch_size": 32}, "steps_per_generation"),
+    ({"mini_batch_size": 64, "gradient_accumulation_steps": 2}, "steps_per_generation"),
+    ({"mini_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_generation": 1}, "mini_batch_size"),
+    ({"log_trajectories_every": 2}, "log_trajectories_every"),  # no tracker has tables
+    ({"num_trajectories_logged": -1}, "num_trajectories_logged"),
+    ({"state_key": "similar:1.5"}, "state_key"),
+    ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key"),
+    ({"state_key_ignores": ["colour"]}, "state_key_ignores"),
     ({"per_device_train_batch_size": 6, "num_generations": 4}, "num_generations"),  # no whole groups
     ({"advantage_estimator": "grpo", "step_advantage_weight": 0.5}, "step_advantage_weight"),
     ({"advantage_estimator": "gigpo", "value_lambda": 0.5}, "value_lambda"),
@@ -231,8 +256,8 @@ def test_value_lambda_is_a_number(tmp_path, given, value):
     [
         ({}, 3.0),
         ({"rollout_strategy": "partial_rollouts"}, 1.0),
-        ({"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_mode": "token_mask"}, 3.0),
-        ({"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
+        ({**AHEAD, "vllm_importance_sampling_mode": "token_mask"}, 3.0),
+        ({**AHEAD, "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
         ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5}, None),
     ],
 )

@@ -20,22 +20,6 @@ PANEL = TASKS.select(range(2))
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
 
 
-def make_from_object(model_dir, output, model=None, optimizer=None, callbacks=None, **options):
-    """Return a trainer of a model object, with an optimizer or callbacks of the test's own."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir) if model is None else model
-    return G2POTrainer(
-        model,
-        make_config(output, **options),
-        train_dataset=TASKS,
-        eval_dataset=PANEL,
-        environment_factory=LetterEnvironment,
-        prompt_template=LETTER_PROMPT,
-        processing_class=AutoTokenizer.from_pretrained(model_dir),
-        optimizers=(None if optimizer is None else optimizer(model.parameters()), None),
-        callbacks=callbacks,
-    )
-
-
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
@@ -113,13 +97,13 @@ def test_an_optimizer_with_a_mode_evaluates_and_saves_other_weights_than_it_trai
     assert torch.equal(flat_weights(trainer), played["evaluation"][2]), "after training: what was evaluated"
 
 
-def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(tiny_model_dir, tmp_path):
+def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(make_trainer, tiny_model_dir, tmp_path):
     options = {"beta": 0.0, "lr_scheduler_type": "constant", **CHECKPOINTS}
 
     def run(max_steps):
-        trainer = make_from_object(
-            tiny_model_dir, tmp_path / "out", optimizer=Averaging, max_steps=max_steps, **options
-        )
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+        optimizers = (Averaging(model.parameters()), None)
+        trainer = make_trainer(model=model, optimizers=optimizers, max_steps=max_steps, **options)
         trainer.train(resume_from_checkpoint="auto")
         trainer.close()
         return trainer
@@ -168,13 +152,11 @@ def test_a_reference_that_moves_is_in_the_checkpoint(make_trainer, tmp_path):
         resumed.train(resume_from_checkpoint=True)
 
 
-def test_another_reference_than_the_runs_is_told(tiny_model_dir, tmp_path, caplog):
+def test_another_reference_than_the_runs_is_told(make_trainer, tiny_model_dir, caplog):
     def run(model, max_steps):
-        trainer = make_from_object(tiny_model_dir, tmp_path / "out", model, max_steps=max_steps, **CHECKPOINTS)
-        try:
-            trainer.train(resume_from_checkpoint="auto")
-        finally:
-            trainer.close()
+        trainer = make_trainer(model=model, max_steps=max_steps, **CHECKPOINTS)
+        trainer.train(resume_from_checkpoint="auto")
+        trainer.close()
 
     config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
     torch.manual_seed(0)
@@ -244,10 +226,10 @@ def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
     assert trainer.lr_scheduler.mode == mode and trainer.lr_scheduler.last_epoch == 2
 
 
-def test_early_stopping_needs_evaluations_and_a_metric(tiny_model_dir, tmp_path):
+def test_early_stopping_needs_evaluations_and_a_metric(make_trainer):
     for options, message in (({}, "metric_for_best_model"), ({"metric_for_best_model": "reward"}, "eval_strategy")):
         with pytest.raises(ValueError, match=message):
-            make_from_object(tiny_model_dir, tmp_path / "out", callbacks=[EarlyStoppingCallback()], **options)
+            make_trainer(eval_dataset=PANEL, callbacks=[EarlyStoppingCallback()], **options)
 
 
 # -- datasets with a format -------------------------------------------------------------------------------------------

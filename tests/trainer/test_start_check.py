@@ -6,44 +6,25 @@ import shutil
 
 import pytest
 import torch
-from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, make_config, make_letter_trainer
+from letter_trainer import make_letter_trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor
 
-from g2po_trl import G2POTrainer, Trajectory
+from g2po_trl import Trajectory
 from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
 from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
 
 
 @pytest.fixture
-def make(tiny_model_dir, tmp_path):
-    """A function that makes a trainer of a model object (default: the tiny one) and closes it afterwards."""
-    made = []
+def make(make_trainer, tiny_model_dir):
+    """`make_trainer` of a model object (default: the tiny one), for one step."""
 
     def make(model=None, tokenizer=None, folder="out", **options):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(tiny_model_dir)
         model = AutoModelForCausalLM.from_pretrained(tiny_model_dir) if model is None else model
-        others = {name: options.pop(name) for name in ("optimizers", "peft_config") if name in options}
-        args = make_config(tmp_path / folder, **{"max_steps": 1, **options})
-        made.append(
-            G2POTrainer(
-                model,
-                args,
-                TASKS,
-                None,
-                LetterEnvironment,
-                prompt_template=LETTER_PROMPT,
-                processing_class=tokenizer,
-                **others,
-            )
-        )
-        return made[-1]
+        return make_trainer(model=model, processing_class=tokenizer, output=folder, **{"max_steps": 1, **options})
 
-    yield make
-    for trainer in made:
-        trainer.close()
+    return make
 
 
 def logged(trainer, name):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -132,21 +131,6 @@ def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
     monkeypatch.setattr(trainer.critic, "fit", lambda *args: given.append(args[5]) or fit(*args))
     trainer.train()
     assert given == [log_of(trainer)[0]["update/optimizer_steps"]] and given[0] > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mini_batch_size": 0}, "mini_batch_size is 0: set it to 1 or more"),
-        ({"steps_per_generation": 2}, "steps_per_generation is 2: mini_batch_size=64"),
-        ({"generation_batch_size": 32}, "steps_per_generation is 4: mini_batch_size=64"),
-        ({"gradient_accumulation_steps": 2}, "steps_per_generation is 2"),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, "gradient_accumulation_steps is 2"),
-    ],
-)
-def test_what_sets_the_number_of_mini_batches_too_is_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make_config(tmp_path, **{"mini_batch_size": 64, **options})
 
 
 def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
