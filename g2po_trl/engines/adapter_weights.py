@@ -91,6 +91,11 @@ def check_mergeable(model: PeftModel) -> None:
 
     One layer of each kind is compared with its merged weight. All ranks call it before weights are sharded.
     """
+    if getattr(model, "is_quantized", False):
+        raise G2POError(
+            "the model is quantized to 4 or 8 bits: every weight sync would merge the adapter into rounded weights "
+            "and round again. Use LoRA on bfloat16 weights, or engine='transformers'"
+        )
     config = model.active_peft_config
     kind = getattr(config.peft_type, "value", config.peft_type)
     if getattr(config, "layer_replication", None):

@@ -16,7 +16,6 @@ from accelerate.utils import gather_object, is_peft_model, set_seed
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
-from ..utils.errors import G2POError
 from ..utils.options import require
 from ..utils.trl_compat import gather_params_of
 from .base import Completion, EngineParts
@@ -101,11 +100,6 @@ class VLLMEngine(RequestEngine):
                 serve it.
         """
         args, model = parts.args, parts.model()
-        if getattr(model, "is_quantized", False):
-            raise G2POError(
-                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
-                "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or engine='transformers'"
-            )
         options = args.generation_kwargs
         return cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
 
