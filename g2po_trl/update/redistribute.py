@@ -1,6 +1,6 @@
 """Transfer of step samples from the rank that played them to the rank that trains them.
 
-All ranks receive the lengths and advantages of all samples and the hashes of `prefix_order`, and make the same plan.
+All ranks receive the lengths and advantages of all samples and their order (`prefix_order`), and make the same plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_mini_batches_over_ranks(
     `gather` returns the objects of all ranks, by rank; `device` is that of the tensors that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
-    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
+    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), gather), rng)
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]

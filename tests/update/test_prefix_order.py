@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2po_trl.update import prefix_order as ordering
 from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.packing import RowLength, common_prefix
-from g2po_trl.update.prefix_order import Ordering, order_over_ranks
+from g2po_trl.update.prefix_order import Ordering, SortedSequences, order_over_ranks
 from g2po_trl.update.redistribute import make_mini_batches_over_ranks
 
 
@@ -48,7 +47,7 @@ def on_ranks(parts, work):
 def assert_same(parts):
     sequences = [sequence for part in parts for sequence in part]
     wanted = Ordering.from_sequences(sequences)
-    for found in on_ranks(parts, order_over_ranks):
+    for found in on_ranks(parts, lambda part, rank, gather: order_over_ranks(part, gather)):
         assert found.places.tolist() == wanted.places.tolist()
         assert found.overlaps.tolist() == wanted.overlaps.tolist()
     return wanted
@@ -57,14 +56,9 @@ def assert_same(parts):
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), max_size=8), min_size=1, max_size=4),
-    st.integers(1, 5),
 )
-def test_ranks_find_the_order_of_all_sequences_by_hashes(ranks, block):
-    before, ordering._BLOCK = ordering._BLOCK, block
-    try:
-        assert_same([[np.array(sequence, dtype=np.int32) for sequence in rank] for rank in ranks])
-    finally:
-        ordering._BLOCK = before
+def test_ranks_find_the_order_of_all_sequences(ranks):
+    assert_same([[np.array(sequence, dtype=np.int32) for sequence in rank] for rank in ranks])
 
 
 def test_the_order_of_long_sequences_that_begin_alike():
@@ -82,7 +76,7 @@ def test_the_order_of_long_sequences_that_begin_alike():
     some = wanted.sort(rng.permutation(len(rows))[:30])
     found = wanted.neighbours(some, np.array([len(row) for row in shuffled]))
     assert found.tolist() == [0, *(common_prefix(shuffled[a], shuffled[b]) for a, b in zip(some, some[1:]))]
-    assert sum(len(row) for row in rows) * 4 > 5 * ordering.PrefixHashes.from_sequences(rows).hashes.nbytes
+    assert sum(len(row) for row in rows) > 10 * len(SortedSequences.from_sequences(rows).tokens)
 
 
 @pytest.mark.parametrize("rows", [[], [3]])
