@@ -24,6 +24,7 @@ from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .environments.pool.limits import PoolLimits
 from .experimental.strategies import STRATEGIES
+from .update.importance import MODES
 from .update.packing import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
@@ -250,10 +251,9 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         needs="log_trajectories_every",
     )
     vllm_importance_sampling_mode: str | None = option(
-        "One of token_truncate, token_mask, sequence_truncate, sequence_mask. None: sequence_mask, or "
-        "token_truncate with partial rollouts.",
+        "How importance weights are bounded. None: sequence_mask, or token_truncate with partial rollouts.",
         None,
-        choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        choices=MODES,
     )
     # A float, None or "auto"; the argument parser wants one type.
     vllm_importance_sampling_clip_max: str = field(

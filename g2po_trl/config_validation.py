@@ -131,7 +131,11 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
     require(args.num_train_epochs > 0, "num_train_epochs", args.num_train_epochs, "set it above 0")
     require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "leave the empty text out")
     similarity_threshold(args.state_key)
-    _check_eval_temperatures(args)
+    others = args.other_eval_temperatures
+    different = {f"{one:g}" for one in (*others, args.eval_temperature)}  # six digits, as in the names of their panels
+    are_panels = all(one >= 0 for one in others) and len(different) == len(others) + 1
+    remedy = "set each to 0 (greedy) or more, and none twice or to eval_temperature"
+    require(are_panels, "other_eval_temperatures", others, remedy)
     _check_generation_kwargs(args)
     check_engine(args)
     check_strategy(args)
@@ -174,17 +178,6 @@ def check_estimator(args: GRPOConfig) -> None:
     remedy = f'advantage_estimator={name!r} has its own discount: set estimator_kwargs to {{"gamma": {args.gamma}}}'
     require("gamma" not in row.options or args.gamma == type(args).gamma, "gamma", args.gamma, remedy)
     args.make_estimator()
-
-
-def _check_eval_temperatures(args: GRPOConfig) -> None:
-    others = args.other_eval_temperatures
-    different = {f"{one:g}" for one in (*others, args.eval_temperature)}  # six digits, as in the names of their panels
-    require(
-        all(one >= 0 for one in others) and len(different) == len(others) + 1,
-        "other_eval_temperatures",
-        others,
-        "set each to 0 (greedy) or more, and none twice or to eval_temperature",
-    )
 
 
 def _check_generation_kwargs(args: GRPOConfig) -> None:
@@ -242,6 +235,8 @@ def set_best_metric(args: GRPOConfig, load_best: bool) -> None:
     if args.metric_for_best_model and args.greater_is_better is None:
         args.greater_is_better = not args.metric_for_best_model.endswith(_LESS_IS_BETTER)
     if by_metric:
+        remedy = "lr_scheduler_type compares evaluations: set it to 'steps'"
+        require(args.eval_strategy != "no", "eval_strategy", "no", remedy)
         kwargs, mode = dict(args.lr_scheduler_kwargs or {}), "max" if args.greater_is_better else "min"
         args.lr_scheduler_kwargs = {"mode": mode} | kwargs
         remedy = f"set mode to {mode!r}: greater_is_better is {args.greater_is_better}"
@@ -257,19 +252,6 @@ def _check_training_loop(args: GRPOConfig) -> None:
     per_layer = optimizer in ("lomo", "adalomo") or optimizer.endswith("layerwise")
     remedy = "it steps in the backward pass, of which an optimizer step has one for each micro-batch; choose another"
     require(not per_layer, "optim", optimizer, remedy)
-    if schedule == "greedy":
-        low, high = (args.lr_scheduler_kwargs.get(*one) for one in (("min_lr", 1e-3), ("max_lr", 1.0)))
-        require(
-            isinstance(low, list) or isinstance(high, list) or low <= args.learning_rate <= high,
-            "learning_rate",
-            args.learning_rate,
-            f"lr_scheduler_type='greedy' would move it between min_lr={low} and max_lr={high}; set both in "
-            'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
-        )
-    checkpointing = getattr(args, "activation_checkpointing_kwargs", None)  # transformers before 5.23 has none
-    for name in ("every_n_layers", "offload"):
-        remedy = f"TRL switches checkpointing off in rollouts, and on again without {name}; leave it out"
-        require(name not in (checkpointing or {}), "activation_checkpointing_kwargs", checkpointing, remedy)
     for name in ("dispatch_batches", "split_batches"):
         remedy = "each process reads its own tasks, in whole batches; leave it out"
         require(not getattr(args.accelerator_config, name), "accelerator_config", {name: True}, remedy)

@@ -80,7 +80,6 @@ from .trainer_build import (
 )
 from .trainer_validation import (
     check_arguments,
-    check_best_metric,
     check_errors,
     check_not_imported,
     check_trainer,
@@ -173,8 +172,6 @@ class G2POTrainer(GRPOTrainer):
         wrapped_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         check_datasets(wrapped_factory, train_dataset, eval_dataset)
-        if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
-            check_best_metric(args, eval_dataset)
         check_reward_columns(environment_factory, train_dataset[0])
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
@@ -326,7 +323,9 @@ class G2POTrainer(GRPOTrainer):
         clock.record("time/batch")
         self._add_log_probs(mini_batches)
         clock.record("time/logps")
-        metrics = {**self._advantage_metrics(graph, advantages), **update_metrics}
+        overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
+        of_estimator = advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
+        metrics = {**of_estimator, **update_metrics}
         everyone = self._log_rollout(rollout, graph, clock.seconds, metrics)
         self.tally.add(groups_of(records, self.args.num_generations), everyone, replaced)
         return mini_batches
@@ -416,10 +415,6 @@ class G2POTrainer(GRPOTrainer):
         if self.model.training:
             self.iteration.merge_training_steps()
         super().log(logs, start_time)
-
-    def _advantage_metrics(self, graph: StateGraph, advantages: np.ndarray) -> dict[str, float]:
-        overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
-        return advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
 
     def _log_rollout(
         self,

@@ -39,13 +39,13 @@ from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.batch import BatchingConfig, StepBatch
+from .update.importance import importance_ratio
 from .update.iteration import Iteration
 from .update.layout import Layout
-from .update.log_probs import Correction
 from .update.policy.adapter_reference import AdapterReference
 from .update.policy.start_check import StartCheck
 from .update.update import Update
-from .utils.sdpa import without_cudnn_attention
+from .utils.forward_pass import evaluation_mode, without_cudnn_attention
 from .utils.trl_compat import (
     gather_params_of,
     is_sharded,
@@ -171,13 +171,9 @@ def _trained_model_for_generation(trainer: GRPOTrainer, config: GenerationConfig
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model,
         torch.no_grad(),
+        evaluation_mode(model),
     ):
-        was_training = model.training
-        model.eval()
-        try:
-            yield model
-        finally:
-            model.train(was_training)
+        yield model
 
 
 def make_iteration(trainer: GRPOTrainer) -> Iteration:
@@ -201,10 +197,11 @@ def make_update(trainer: GRPOTrainer) -> Update:
     )
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-        correction = Correction(
-            trainer.vllm_importance_sampling_mode,
-            trainer.vllm_importance_sampling_clip_min,
-            trainer.vllm_importance_sampling_clip_max,
+        correction = partial(
+            importance_ratio,
+            mode=trainer.vllm_importance_sampling_mode,
+            clip_min=trainer.vllm_importance_sampling_clip_min,
+            clip_max=trainer.vllm_importance_sampling_clip_max,
         )
     update = Update(
         layout,

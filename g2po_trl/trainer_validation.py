@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from datasets import Dataset
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .prompts.chat_template import get_chat_template
-from .runs.metrics import has_metric
-from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
@@ -91,62 +84,56 @@ def check_arguments(
         check_adapter_config(options["peft_config"])
     if isinstance(model, torch.nn.Module):
         check_adapter(model)
-    _check_writable(Path(args.output_dir))
-
-
-def _check_writable(output_dir: Path) -> None:
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        probe = output_dir / f".write-test-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise G2POError(
-            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
-        ) from error
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
     """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run."""
-    args, model = trainer.args, trainer.model
-    if get_chat_template(trainer.processing_class) is None:
-        raise G2POError(
+    args, model, accelerator = trainer.args, trainer.model, trainer.accelerator
+    check_adapter(model)
+    groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
+    shards = trainer.is_fsdp_enabled
+    refused = (
+        (
+            get_chat_template(trainer.processing_class) is None,
             f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has no chat template: use an "
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
-            "(`g2po train environment.py`: --chat-template FILE)"
-        )
-    check_adapter(model)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise G2POError(
+            "(`g2po train environment.py`: --chat-template FILE)",
+        ),
+        (
+            not any(parameter.requires_grad for parameter in model.parameters()),
             "no parameter of the model trains (requires_grad is False for all): load an adapter with "
-            "PeftModel.from_pretrained(…, is_trainable=True), or call model.requires_grad_(True)"
-        )
-    if trainer.aux_loss_enabled:
-        raise G2POError(
+            "PeftModel.from_pretrained(…, is_trainable=True), or call model.requires_grad_(True)",
+        ),
+        (
+            trainer.aux_loss_enabled,
             f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
-            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0"
-        )
-    if trainer.is_fsdp_enabled and hasattr(model.get_output_embeddings(), "modules_to_save"):
-        raise G2POError(
+            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0",
+        ),
+        (
+            shards and hasattr(model.get_output_embeddings(), "modules_to_save"),
             "modules_to_save has the LM head, and the model is sharded by FSDP, which would not average its gradient "
-            "over ranks: leave it out, or train with DDP"
-        )
-    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
-        raise G2POError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
-    _check_comparisons(trainer)
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    check_schedule(args, plugin.deepspeed_config if plugin else {})
-    if args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer):
-        raise G2POError(
+            "over ranks: leave it out, or train with DDP",
+        ),
+        (
+            shards and not accelerator.is_fsdp2,
+            "fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate",
+        ),
+        (
+            args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer),
             "sync_ref_model is True and the model is sharded (FSDP, ZeRO-3): no checkpoint would have the reference. "
-            "Set save_strategy='no', or train with DDP"
-        )
-    groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
-    if tasks < groups:
-        raise G2POError(
+            "Set save_strategy='no', or train with DDP",
+        ),
+        (
+            tasks < groups,
             f"train_dataset has {tasks} row(s), and a rollout plays {groups} groups (generation_batch_size / "
-            "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size"
-        )
+            "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size",
+        ),
+    )
+    for applies, message in refused:
+        if applies:
+            raise G2POError(message)
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    check_schedule(args, plugin.deepspeed_config if plugin else {})
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
     loss_scale(args.loss_type, nothing, 1, 1, 1, 1)  # known type?
 
@@ -161,33 +148,6 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
             f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
             "or set mini_batch_size=None"
         )
-
-
-def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
-    """Refuse a `metric_for_best_model` that no evaluation has, which transformers finds after the first one."""
-    name = args.metric_for_best_model
-    if name is None or eval_dataset is None or args.eval_strategy == "no":
-        return
-    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
-    prefixed = {f"eval_{panel}" if panel else "eval": rows for panel, rows in panels.items()}
-    for prefix, rows in list(prefixed.items()):
-        prefixed |= {at_temperature(prefix, other): rows for other in args.other_eval_temperatures}
-    metric = name if name.startswith("eval_") else f"eval_{name}"
-    for prefix, rows in prefixed.items():
-        task_types = {row.get("task_type") for row in rows}
-        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
-            return
-    remedy = f"no evaluation has it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
-    require(False, "metric_for_best_model", name, remedy)
-
-
-def _check_comparisons(trainer: GRPOTrainer) -> None:
-    """Refuse callbacks and schedules that compare evaluations, if there are none or nothing to compare them by."""
-    parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
-    comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
-    for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():
-        remedy = f"{comparing[0]} compares evaluations: set eval_strategy and metric_for_best_model"
-        require(getattr(trainer.args, name) != missing, name, missing, remedy)
 
 
 def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max_error_rate: float) -> None:

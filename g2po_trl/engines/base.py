@@ -102,7 +102,6 @@ class Engine:
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> Engine:
         """Return the engine of a trainer. Keyword-only parameters are the engine's options (`engine_kwargs`)."""
-        raise NotImplementedError
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
@@ -152,7 +151,6 @@ class Engine:
 
     def to_engine(self, sampling: Sampling) -> Any:
         """Return the sampling, the stop tokens and `options` in the engine's own terms."""
-        raise NotImplementedError
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
@@ -164,11 +162,9 @@ class Engine:
             sampling: how completions are sampled, and where they end.
             seeds: one per prompt; an engine without `takes_seeds` samples from torch's random state.
         """
-        raise NotImplementedError
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
         """Request one completion, inside `rollout`, which cancels unfinished requests at its end."""
-        raise NotImplementedError
 
     def poll(self, timeout: float) -> dict[int, Completion]:
         """Return finished completions, by the keys of `submit`.
@@ -177,7 +173,6 @@ class Engine:
             timeout: seconds to wait for the first one, if completions are computed in other processes. An engine that
                 computes in the caller's thread samples the next token of each completion instead.
         """
-        raise NotImplementedError
 
     def cut(self, completion: Completion, sampling: Sampling) -> Completion:
         """Return a completion as it would have ended with another maximum length and further stop sequences."""

@@ -10,25 +10,14 @@ import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
-from ..utils.errors import G2POError
-from ..utils.sdpa import without_cudnn_attention
+from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
+from ..utils.options import require
 from .base import Completion, Engine, EngineParts
 from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
 
 if TYPE_CHECKING:
     from .base import GenerationModel
-
-
-def check_options(options: Iterable[str]) -> None:
-    """Refuse options that `GenerationConfig` does not have: it would ignore them."""
-    known = GenerationConfig()
-    for name in options:
-        if not hasattr(known, name):
-            raise G2POError(
-                f"generation_kwargs has {name}, which is no option of transformers' generate (GenerationConfig): "
-                "remove it, or use the engine that it belongs to"
-            )
 
 
 def generate_batch(
@@ -145,7 +134,9 @@ class TransformersEngine(Engine):
         logprobs: bool = False,
     ):
         super().__init__(tokenizer, stop_token_ids, options)
-        check_options(self.options)
+        unknown = [name for name in self.options if not hasattr(GenerationConfig(), name)]
+        remedy = "transformers' generate does not take all of them: remove them, or use the engine that they belong to"
+        require(not unknown, "generation_kwargs", unknown, remedy)
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
         self.watched: list[tuple[Sequence[int], list[int], list[float]]] | None = None
@@ -265,13 +256,8 @@ def model_for_generation(model: torch.nn.Module, autocast: torch.dtype | None = 
 
     @contextmanager
     def generation_model(config: GenerationConfig) -> Iterator[torch.nn.Module]:
-        was_training = model.training
-        model.eval()
-        try:
-            mixed = nullcontext() if autocast is None else torch.autocast(model.device.type, autocast)
-            with torch.no_grad(), mixed, without_cudnn_attention():
-                yield model
-        finally:
-            model.train(was_training)
+        mixed = nullcontext() if autocast is None else torch.autocast(model.device.type, autocast)
+        with evaluation_mode(model), torch.no_grad(), mixed, without_cudnn_attention():
+            yield model
 
     return generation_model

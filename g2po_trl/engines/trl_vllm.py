@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
 from ..utils.options import require
-from ..utils.trl_compat import gather_params_of
+from ..utils.trl_compat import gather_params_of, replaced
 from .base import Completion, EngineParts
 from .sampling import Sampling, derived_seed
 from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_params
@@ -223,9 +223,11 @@ class VLLMEngine(RequestEngine):
         if self.vllm.mode == "colocate":
             first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
             own = slice(first, first + number) if self.reports_cached_tokens else slice(0)
-            return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached, self.lora))
+            llm = self.vllm.llm
+            return replaced(llm, "generate", partial(_generate_here, seeds, own, cached, self.lora, llm.generate))
         if seeds is not None and accelerator.is_main_process:
-            return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
+            client = self.vllm.vllm_client
+            return replaced(client, "generate", partial(_generate_there, seeds, client.generate))
         return nullcontext()
 
 
@@ -238,16 +240,6 @@ def take_free_port() -> None:
         with socket.socket() as free:
             free.bind(("", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-
-
-@contextmanager
-def _replaced_generate(owner: Any, replacement: Callable) -> Iterator[None]:
-    generate = owner.generate
-    owner.generate = partial(replacement, generate)
-    try:
-        yield
-    finally:
-        owner.generate = generate
 
 
 def _generate_here(

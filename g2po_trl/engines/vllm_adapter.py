@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +45,14 @@ _MUST_MERGE = "merge_adapter is False, and vLLM must have the adapter merged"
 Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
-@contextmanager
-def adapters_beside_the_base(merge: bool | None) -> Iterator[None]:
+def adapters_beside_the_base(merge: bool | None) -> AbstractContextManager[None]:
     """Let a `GRPOTrainer` made inside start its colocated vLLM with room for its adapter, if vLLM can serve it.
 
     Args:
         merge: `True`: never. `False`: raise an error if vLLM cannot serve it. `None`: merge it then, with a warning,
             and if vLLM computes in float32, where merging loses nothing.
     """
-    with vllm_generation_class(partial(_AdapterGeneration, merge=merge)):
-        yield
+    return vllm_generation_class(partial(_AdapterGeneration, merge=merge))
 
 
 class _AdapterGeneration(VLLMGeneration):

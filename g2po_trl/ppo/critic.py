@@ -18,8 +18,7 @@ from transformers import AutoModel
 from ..update.balance import deal_rows, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
 from ..update.packing import row_width
-from ..utils.errors import G2POError
-from ..utils.sdpa import without_cudnn_attention
+from ..utils.forward_pass import without_cudnn_attention
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
 
@@ -189,13 +188,7 @@ class Critic:
         save_file(tensors, Path(folder) / _OPTIMIZER)
 
     def load(self, folder: str | Path) -> None:
-        """Take up what `save` wrote.
-
-        Raises:
-            G2POError: when the folder holds no critic.
-        """
-        if not (Path(folder) / _WEIGHTS).is_file():
-            raise G2POError(f"{str(folder)!r} holds no {_WEIGHTS}: it is not a checkpoint of a PPOTrainer")
+        """Take up what `save` wrote."""
         self.model.load_state_dict(load_file(Path(folder) / _WEIGHTS))
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in load_file(Path(folder) / _OPTIMIZER).items():

@@ -64,22 +64,10 @@ class StepBatch:
             trajectories: of this rank.
             advantages: one per step of each trajectory, in order, including trajectories that do not count.
             mask_truncated: do not train completions truncated by the length limit.
-
-        Raises:
-            ValueError: if steps and advantages differ in number, or a step has no token ids.
         """
         steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
-        if advantages.shape != (len(steps),):
-            raise ValueError(f"advantages have shape {advantages.shape}, the trajectories have {len(steps)} steps")
         kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
-        for i in kept:
-            trajectory, step = steps[i]
-            if not step.prompt_ids or not step.completion_ids:
-                raise ValueError(
-                    f"step {i} (task {trajectory.task_id}) has no prompt_ids or completion_ids: step samples are "
-                    "made from the token ids the engine read and wrote"
-                )
         rows = [steps[i][1] for i in kept]
         with_logprobs = all(step.logprobs is not None for step in rows)
         return cls(

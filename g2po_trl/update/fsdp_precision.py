@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-logger = logging.getLogger(__name__)
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -23,10 +21,5 @@ def keep_outputs_exact(plugin: FullyShardedDataParallelPlugin | None) -> None:
     if plugin is None or plugin.fsdp_version != 2 or policy is None or policy.output_dtype not in _HALF:
         return
     if policy.param_dtype == policy.reduce_dtype == policy.output_dtype:  # accelerate's own
-        plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
-    else:
-        logger.warning(
-            f"output_dtype of FSDP's mixed_precision_policy is {policy.output_dtype}: log-probabilities would be "
-            "rounded to it, and the ratio and the KL with them. None is used, and the rest of the policy is kept."
-        )
-        plugin.mixed_precision_policy = replace(policy, output_dtype=None)
+        policy = replace(policy, reduce_dtype=torch.float32)
+    plugin.mixed_precision_policy = replace(policy, output_dtype=None)

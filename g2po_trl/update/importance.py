@@ -12,8 +12,6 @@ import math
 import numpy as np
 import torch
 
-from ..utils.errors import G2POError
-
 ROUNDING = 1e-4  # of a ratio: one that is less than this beyond its bound, e.g. beyond 1 on-policy, is not outside
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -39,12 +37,7 @@ def importance_ratio(
     Returns:
         ratio: (rows, tokens), or (rows, 1) in the sequence modes, bounded.
         outside: the same shape, bool: capped or dropped, beyond rounding.
-
-    Raises:
-        G2POError: for an unknown mode.
     """
-    if mode not in MODES:
-        raise G2POError(f"vllm_importance_sampling_mode is {mode!r}: choose one of {', '.join(MODES)}")
     ratio = torch.exp(log_ratio(logps, sampling_logps, mask, mode))
     low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
     outside = (ratio < low * (1 - ROUNDING)) | (ratio > high * (1 + ROUNDING))

@@ -13,7 +13,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
-from ..utils.errors import G2POError
+from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import attention_of, expose_body
 from .attention import arithmetic, limits, most_places, takes_packed, why_padded
 from .packing import Pack, RowLength, lay_out, packed_log_probs
@@ -68,11 +68,6 @@ class Layout:
         model = self.language_model(model)
         expose_body(model)
         config, attention = model.config.get_text_config(), attention_of(model.config)
-        if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
-            raise G2POError(
-                "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
-                "model_init_kwargs"
-            )
         length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -166,26 +161,21 @@ class Layout:
         rows = _some_rows(_lengths(micro_batch), self.max_tokens)
         alone = _one_a_row(micro_batch, rows, pad_token_id)
         embeddings = self.language_model(model).get_input_embeddings()
-        was_training = model.training
-        model.eval()  # dropout would differ
-        try:
-            with torch.no_grad():
-                found, wanted = score(model, micro_batch)[rows], score(model, alone)
-                mask = alone["completion_mask"].to(wanted.device).bool()
+        with evaluation_mode(model), torch.no_grad():
+            found, wanted = score(model, micro_batch)[rows], score(model, alone)
+            mask = alone["completion_mask"].to(wanted.device).bool()
 
-                def distance(scored: torch.Tensor) -> torch.Tensor:
-                    return (scored - wanted).abs().masked_fill(~mask, 0).float()
+            def distance(scored: torch.Tensor) -> torch.Tensor:
+                return (scored - wanted).abs().masked_fill(~mask, 0).float()
 
-                off = distance(found).nan_to_num(torch.inf)
-                rounding, reason = torch.zeros_like(off), None
-                for attempt in range(_TRIES):
-                    with _last_bits_flipped(embeddings, self.arithmetic(model), attempt):
-                        rounding = torch.maximum(rounding, distance(score(model, alone)))
-                    reason = self._beyond(off, rounding, mask)
-                    if reason is None:
-                        break
-        finally:
-            model.train(was_training)
+            off = distance(found).nan_to_num(torch.inf)
+            rounding, reason = torch.zeros_like(off), None
+            for attempt in range(_TRIES):
+                with _last_bits_flipped(embeddings, self.arithmetic(model), attempt):
+                    rounding = torch.maximum(rounding, distance(score(model, alone)))
+                reason = self._beyond(off, rounding, mask)
+                if reason is None:
+                    break
         return reason
 
     def _beyond(self, off: torch.Tensor, rounding: torch.Tensor, mask: torch.Tensor) -> str | None:

@@ -6,27 +6,22 @@ the loss itself then serve as the old ones and for the correction of the engine,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import disable_gradient_checkpointing
-from .importance import SamplingStatistics, importance_ratio
+from .importance import SamplingStatistics
 from .layout import Score
 from .policy.adapter_reference import AdapterReference
 
-
-@dataclass(frozen=True)
-class Correction:
-    """Correction of the policy loss for an engine with other probabilities; see `importance_ratio`."""
-
-    mode: str
-    clip_min: float | None
-    clip_max: float | None
+# (log-probabilities of the trainer, those of the engine, mask) -> weights and where they are bounded, see
+# `importance_ratio`.
+Correction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogProbs:
@@ -88,13 +83,8 @@ class LogProbs:
         if reference is not None:
             yield reference
             return
-        was_training = model.training
-        model.eval()  # as a reference of its own is: without dropout
-        try:
-            with self.adapter_reference.in_place(unwrapped):
-                yield model
-        finally:
-            model.train(was_training)
+        with evaluation_mode(model), self.adapter_reference.in_place(unwrapped):
+            yield model
 
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
@@ -119,8 +109,7 @@ class LogProbs:
         )
         ratio = outside = None
         if self.correction is not None:
-            bounds = (self.correction.mode, self.correction.clip_min, self.correction.clip_max)
-            ratio, outside = importance_ratio(logps, sampling_logps, mask, *bounds)
+            ratio, outside = self.correction(logps, sampling_logps, mask)
             micro_batch["importance_sampling_ratio"] = ratio
         self._statistics.add(logps, sampling_logps, mask, ratio, outside)
 

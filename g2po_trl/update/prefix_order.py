@@ -88,7 +88,9 @@ class SortedSequences:
         shared = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))][: len(order)]
         tokens = [_NOTHING, *(sequences[row][common:] for row, common in zip(order, shared))]
         lengths = [len(sequences[row]) for row in order]
-        return cls(*(np.array(numbers, dtype=np.int32) for numbers in (order, lengths, shared)), np.concatenate(tokens))
+        return cls(
+            *(np.array(numbers, dtype=np.int32) for numbers in (order, lengths, shared)), np.concatenate(tokens)
+        )
 
     def each(self, first_row: int) -> Iterator[tuple[bytes, int, np.ndarray]]:
         """Yield (sort key, number counted from `first_row`, token ids) of each sequence."""

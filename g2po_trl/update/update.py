@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from ..utils.sdpa import without_cudnn_attention
+from ..utils.forward_pass import without_cudnn_attention
 from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard

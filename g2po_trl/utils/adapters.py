@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -99,16 +99,9 @@ def load_adapter_to_train(
 def check_adapter_config(config: Any) -> None:
     """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
     kind = getattr(config.peft_type, "value", config.peft_type)
-    if config.is_prompt_learning or config.is_adaption_prompt:
-        raise G2POError(
-            f"the adapter is {kind}, which puts virtual tokens before the sampled ones: log-probabilities would be "
-            "read at other places, and engines do not load it. Use LoRA or another adapter of weights"
-        )
-    if kind == "ADALORA":
-        raise G2POError(
-            "the adapter is ADALORA, whose ranks are allocated only by calls of update_and_allocate, which no trainer "
-            "makes: use LoRA"
-        )
+    if config.is_prompt_learning or config.is_adaption_prompt or kind == "ADALORA":
+        reason = "no trainer allocates its ranks" if kind == "ADALORA" else "it shifts tokens by virtual tokens"
+        raise G2POError(f"the adapter is {kind}, which is not trained ({reason}): use LoRA")
 
 
 def check_adapter(model: torch.nn.Module) -> None:
@@ -136,11 +129,9 @@ def check_adapter(model: torch.nn.Module) -> None:
         )
     check_adapter_config(model.peft_config[names[0]])
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    if any(layer.merged for layer in layers):
-        raise G2POError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
-    if any(layer.disable_adapters for layer in layers):
-        raise G2POError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
-    _check_quantized(model, layers)
+    for state, remedy in (("merged", "unmerge_adapter"), ("disable_adapters", "base_model.enable_adapter_layers")):
+        if any(getattr(layer, state) for layer in layers):
+            raise G2POError(f"the adapter would not train ({state} is True): call model.{remedy}()")
     # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
     weights = model.state_dict(keep_vars=True)
     number_of = {id(one): float(i) for i, one in enumerate(weights.values())}
@@ -160,37 +151,6 @@ def check_adapter(model: torch.nn.Module) -> None:
             f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
             "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
         )
-
-
-def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
-    """Refuse what does not compute beside weights in 4 or 8 bits, which shows only in the first forward pass."""
-    import torch
-    from peft.tuners.lora import LoraLayer
-    from peft.tuners.lycoris_utils import LycorisLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    for layer in layers:
-        weight = getattr(layer.get_base_layer(), "weight", None)
-        quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
-        if quantized and isinstance(layer, LycorisLayer):
-            raise G2POError(
-                "the adapter is LoHa or LoKr, which PEFT does not compute beside quantized weights: use LoRA, or load "
-                "the model without quantization_config"
-            )
-    is_lora = isinstance(layers[0], LoraLayer) if layers else False
-    for path, module in model.named_modules():
-        if isinstance(module, ModulesToSaveWrapper):
-            takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
-            now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
-            if now != before and getattr(model, "is_quantized", False) and not takes_any:
-                raise G2POError(
-                    f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
-                    f"casts it, and the layers compute in {before}: load the model with dtype={_name_of(now)!r}"
-                )
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

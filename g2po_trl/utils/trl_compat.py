@@ -20,48 +20,18 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from transformers import PretrainedConfig, Trainer, TrainingArguments
-from trl.chat_template_utils import (
-    add_response_schema,
-    get_training_chat_template,
-    is_chat_template_prefix_preserving,
-    parse_response,
-    supports_tool_calling,
-)
-from trl.models import unwrap_model_for_generation
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_model_id
+from trl.chat_template_utils import add_response_schema as add_response_schema
+from trl.chat_template_utils import get_training_chat_template as get_training_chat_template
+from trl.chat_template_utils import is_chat_template_prefix_preserving as is_chat_template_prefix_preserving
+from trl.chat_template_utils import parse_response as parse_response
+from trl.chat_template_utils import supports_tool_calling as supports_tool_calling
+from trl.models import unwrap_model_for_generation as unwrap_model_for_generation
+from trl.models.utils import disable_gradient_checkpointing as disable_gradient_checkpointing
+from trl.trainer.utils import RepeatSampler as RepeatSampler
+from trl.trainer.utils import create_model_from_path as create_model_from_path
+from trl.trainer.utils import get_config_model_id as get_config_model_id
 
 from .errors import G2POError
-
-__all__ = [
-    "RepeatSampler",
-    "add_response_schema",
-    "attention_of",
-    "create_model_from_path",
-    "disable_gradient_checkpointing",
-    "expose_body",
-    "fsdp_plugin_of",
-    "fused_log_probs",
-    "gather_params_of",
-    "get_config_model_id",
-    "get_training_chat_template",
-    "ignore_deprecations",
-    "is_any_model_prepared",
-    "is_chat_template_prefix_preserving",
-    "is_sharded",
-    "is_stateful",
-    "name_or_path_of",
-    "no_adapter_copied_from",
-    "own_log_probs",
-    "parse_response",
-    "reference_copied_from",
-    "set_sync_gradients",
-    "supports_tool_calling",
-    "train_metrics_of",
-    "unwrap_model_for_generation",
-    "vllm_engine_options",
-    "vllm_generation_class",
-]
 
 
 def ignore_deprecations() -> None:
@@ -72,6 +42,17 @@ def ignore_deprecations() -> None:
     """
     names = "(is_)?gradient_checkpointing(_enable|_disable)?"
     warnings.filterwarnings("ignore", message=f"`{names}` is deprecated", category=FutureWarning)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or object inside."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 # -- TRL -----------------------------------------------------------------------------------------------------------
@@ -189,11 +170,8 @@ def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
         reference.__dict__.pop("forward", None)
         return reference
 
-    original, grpo_trainer.create_model_from_path = grpo_trainer.create_model_from_path, copied
-    try:
+    with replaced(grpo_trainer, "create_model_from_path", copied):
         yield
-    finally:
-        grpo_trainer.create_model_from_path = original
 
 
 @contextmanager
@@ -216,35 +194,24 @@ def no_adapter_copied_from(
         args.beta, args.model_init_kwargs = kept
 
 
-@contextmanager
-def vllm_generation_class(replacement: Callable[..., Any]) -> Iterator[None]:
+def vllm_generation_class(replacement: Callable[..., Any]) -> AbstractContextManager[None]:
     """Let a `GRPOTrainer` created inside start its vLLM by `replacement`, in place of TRL's `VLLMGeneration`.
 
     Depends on `trl.trainer.grpo_trainer` calling the class by its global name.
     """
     from trl.trainer import grpo_trainer
 
-    original, grpo_trainer.VLLMGeneration = grpo_trainer.VLLMGeneration, replacement
-    try:
-        yield
-    finally:
-        grpo_trainer.VLLMGeneration = original
+    return replaced(grpo_trainer, "VLLMGeneration", replacement)
 
 
-@contextmanager
-def vllm_engine_options(**options: Any) -> Iterator[None]:
+def vllm_engine_options(**options: Any) -> AbstractContextManager[None]:
     """Add arguments to the `vllm.LLM` that TRL's `VLLMGeneration` creates inside; TRL passes on none of a user's.
 
     Depends on `trl.generation.vllm_generation` calling the class by its global name.
     """
     from trl.generation import vllm_generation
 
-    original = vllm_generation.LLM
-    vllm_generation.LLM = partial(original, **options)
-    try:
-        yield
-    finally:
-        vllm_generation.LLM = original
+    return replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options))
 
 
 # -- transformers --------------------------------------------------------------------------------------------------

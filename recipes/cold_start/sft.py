@@ -37,8 +37,8 @@ from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.forward_pass import without_cudnn_attention
 from g2po_trl.utils.json import write_json
-from g2po_trl.utils.sdpa import without_cudnn_attention
 
 _UNSUPPORTED = {
     "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",

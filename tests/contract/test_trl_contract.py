@@ -285,10 +285,6 @@ def tiny_model():
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=20, num_key_value_heads=1, **sizes)).eval()
 
 
-def test_every_name_of_trl_compat_is_there():
-    assert [name for name in trl_compat.__all__ if not hasattr(trl_compat, name)] == []
-
-
 def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -158,7 +158,7 @@ def test_the_server_with_the_fewest_requests_is_asked():
     servers = Servers(["http://a", "http://b", "http://c"], first=1)
     a, b, c = servers.all
     assert [servers.acquire() for _ in range(4)] == [b, c, a, b], "ranks begin at different ones"
-    servers.release(c)
+    c.in_flight -= 1
     assert servers.acquire() is c
     servers.exclude(c, "it died")
     assert [servers.acquire() for _ in range(3)] == [a, b, a]
@@ -366,15 +366,9 @@ def test_servers_with_other_weights_or_log_probabilities(tokenizer, tmp_path, se
 
 def test_what_is_refused_before_anything_is_lost(tokenizer, tmp_path, shared_pair):
     good, bad = shared_pair
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text(
-        json.dumps({"model_type": "qwen2", "hidden_size": 32, "vocab_size": VOCABULARY})
-    )
     for settings, words in [
-        ({"dev": False}, f"{bad.url}, which cannot be given weights: .*VLLM_SERVER_DEV_MODE=1"),
+        ({"dev": False}, f"{bad.url}, which cannot be given weights .*VLLM_SERVER_DEV_MODE=1"),
         ({"max_model_len": 100}, "takes 100 tokens, fewer than .* = 500"),
-        ({"root": str(other)}, f"{bad.url}, which serves '{other}' with model_type='qwen2'"),
     ]:
         bad.set(**settings)
         with pytest.raises(ValueError, match=words):

@@ -15,7 +15,7 @@ from benchmarks.gpu import work as gpu_work
 from benchmarks.gpu.work import memory_of_recipe, recipe_trainer
 from benchmarks.speed.phases import make_shape, random_model
 from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
-from g2po_trl.utils.sdpa import without_cudnn_attention
+from g2po_trl.utils.forward_pass import without_cudnn_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 DEVICE = "cuda"

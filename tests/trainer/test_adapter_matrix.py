@@ -169,8 +169,8 @@ def injected(base):
 
 WRONG = {
     several: "2 active adapters .default, second.: choose the one",
-    merged: "merged into its base.*unmerge_adapter",
-    disabled: "disabled.*enable_adapter_layers",
+    merged: "unmerge_adapter",
+    disabled: "enable_adapter_layers",
     unsaved: "1 parameters train and are not saved with the adapter 'default', such as .*norm.weight: ",
     injected: "has adapters and is not a PeftModel.*get_peft_model",
     lambda base: PeftMixedModel(base, LORA): "PeftMixedModel",

@@ -114,10 +114,6 @@ def test_rows_come_from_every_trajectory_with_a_result():
     assert [ids.tolist() for ids in batch.completion_ids] == [[5], [6, 9], [8, 9]]
     assert batch.advantages.tolist() == [1, 2, 4]
     assert batch.trained.tolist() == [False, True, True]
-    with pytest.raises(ValueError, match="5 steps"):
-        StepBatch.from_trajectories(trajectories, [1, 2, 3])
-    with pytest.raises(ValueError, match="prompt_ids"):
-        StepBatch.from_trajectories([Trajectory("t", [Step("o", "a")], 0.0, "failure")], [1.0])
 
 
 def test_scaled_means_of_micro_batches_add_up_to_the_mean_of_all():

@@ -1,12 +1,14 @@
 """Fewer passes: what the update knows by itself is not computed before it, and the gradient is the same."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
 from letter_trainer import flat_gradient, move_weights, play_batch
 
-from g2po_trl.update.log_probs import Correction
+from g2po_trl.update.importance import importance_ratio
 
 
 class Passes:
@@ -43,7 +45,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
     trainer.vllm_importance_sampling_clip_max = 1.05  # what the loss of TRL reads
     trainer.vllm_importance_sampling_mode = mode
-    trainer.update.log_probs.correction = Correction(mode, None, 1.05)
+    trainer.update.log_probs.correction = partial(importance_ratio, mode=mode, clip_min=None, clip_max=1.05)
     batch = play_batch(trainer)
     rng = np.random.default_rng(1)
     ((plain,), _) = trainer.update.split(batch)

@@ -91,11 +91,13 @@ class Server:
 
     async def get(self, path: str) -> Any:
         """Return the JSON of a resource; raises as `complete`."""
-        return await self._request_once("GET", path, None, CONTROL_TIMEOUT)
+        async with self._new_connection() as connection:
+            return await self._request(connection, path, None, CONTROL_TIMEOUT)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send a command about weights and return the JSON of the response; raises as `complete`."""
-        return await self._request_once("POST", path, body, LOADING)
+        async with self._new_connection() as connection:
+            return await self._request(connection, path, body, LOADING)
 
     async def complete(self, body: dict[str, Any], timeout: float) -> Any:
         """Request a completion of the weights of `version` and return the response's JSON, or its text.
@@ -107,7 +109,7 @@ class Server:
         try:
             if not connection.is_idle():
                 await self._check(connection)
-            answer = await self._request(connection, "POST", "/v1/completions", body, timeout)
+            answer = await self._request(connection, "/v1/completions", body, timeout)
         except BaseException:
             await connection.aclose()
             raise
@@ -137,28 +139,24 @@ class Server:
         """Raise `ServerUnavailable` unless a process with the weights of `version` is at the other end."""
         if self.version is None:
             return
-        found = await self._request(connection, "GET", "/weight_info", None, CONTROL_TIMEOUT)
+        found = await self._request(connection, "/weight_info", None, CONTROL_TIMEOUT)
         if not isinstance(found, dict) or found.get("weight_version") != self.version:
             raise ServerUnavailable("it has other weights: it was started again, or another run has loaded its own")
         if not connection.is_idle():
             raise ServerUnavailable("it closes each connection, so that nobody knows which process answers the next")
 
-    async def _request_once(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
-        async with self._new_connection() as connection:
-            return await self._request(connection, method, path, body, timeout)
-
     async def _request(
         self,
         connection: httpcore2.AsyncHTTPConnection,
-        method: str,
         path: str,
         body: dict[str, Any] | None,
         timeout: float,
     ) -> Any:
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        method, content, headers = "GET", None, {}
+        if body is not None:
+            method, content, headers = "POST", json.dumps(body).encode(), {"Content-Type": "application/json"}
         if key := os.environ.get("VLLM_API_KEY", "").strip():
             headers["Authorization"] = f"Bearer {key}"
-        content = None if body is None else json.dumps(body).encode()
         connecting = {"timeout": {"connect": CONNECTING}}
         try:
             async with asyncio.timeout(timeout):
@@ -201,9 +199,6 @@ class Servers:
         if server is not None:
             server.in_flight += 1
         return server
-
-    def release(self, server: Server) -> None:
-        server.in_flight -= 1
 
     def exclude(self, server: Server, reason: str) -> None:
         """Send no more requests to a server. The first reason is kept, and logged."""

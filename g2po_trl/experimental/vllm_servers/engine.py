@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ...engines.adapter_weights import adapter_parameters, whole_parameters
 from ...engines.base import Completion, Engine, EngineParts
@@ -31,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 
+FINISHED = ("stop", "length", "repetition")
 MOST_AT_ONCE = 512  # requests of a rank that are under way; the others wait here
 MOST_REPEATS = 8  # of one request: one that ends every server it meets must not go on
 
@@ -122,14 +122,10 @@ class ServedVLLMEngine(Engine):
         weights_folder: str | None = None,
         request_timeout: float = 600.0,
     ) -> None:
-        is_list = isinstance(servers, (list, tuple)) and len(servers) > 0
-        require(is_list, "servers", servers, "pass a list of addresses, e.g. ['http://10.0.0.2:8000']")
-        for server in servers:
-            require(
-                _is_address(server), "servers", server, "write an address as http://HOST:PORT or https://HOST:PORT"
-            )
-        different = {server.rstrip("/").lower() for server in servers}
-        require(len(different) == len(servers), "servers", servers, "name each server once")
+        are_addresses = isinstance(servers, (list, tuple)) and all(_ADDRESS.fullmatch(str(one)) for one in servers)
+        different = {str(one).rstrip("/").lower() for one in servers if are_addresses}
+        remedy = "pass a list of different addresses, e.g. ['http://10.0.0.2:8000']"
+        require(0 < len(different) == len(servers), "servers", servers, remedy)
         for name, value in (("request_timeout", request_timeout), ("vllm_server_timeout", args.vllm_server_timeout)):
             require(value > 0, name, value, "set it above 0")
 
@@ -207,7 +203,7 @@ class ServedVLLMEngine(Engine):
                         "Look into the logs of the servers"
                     ) from lost
             finally:
-                self.servers.release(server)
+                server.in_flight -= 1
         return None
 
     async def _ask_one(self, server: Server, asked: PendingRequest) -> Completion:
@@ -225,30 +221,22 @@ class ServedVLLMEngine(Engine):
         try:
             (choice,) = answer["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            if choice["finish_reason"] not in ("stop", "length", "repetition"):
-                raise ServerUnavailable(f"it ended a completion itself: finish_reason is {choice['finish_reason']!r}")
-            if choice["prompt_token_ids"] != asked.body["prompt"]:
-                raise ServerUnavailable("it has read another prompt than it was sent")
-            if not all(type(token) is int for token in ids) or len(logprobs) != len(ids):
-                raise TypeError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
-            logprobs = [float(value) for value in logprobs]
-            self._check(asked.body["max_tokens"], ids, logprobs)
+            longest, vocabulary = asked.body["max_tokens"], self.weight_sync.vocabulary
+            faults = {  # what the model cannot have sampled must not be trained on
+                f"finish_reason is {choice['finish_reason']!r}": choice["finish_reason"] not in FINISHED,
+                "it has read another prompt than it was sent": choice["prompt_token_ids"] != asked.body["prompt"],
+                f"its completion has {len(ids)} tokens": not 1 <= len(ids) == len(logprobs) <= longest,
+                "its completion has tokens of another vocabulary": not all(0 <= token < vocabulary for token in ids),
+                "its log-probabilities are not finite": not all(map(math.isfinite, logprobs)),
+            }
+            if fault := next((text for text, found in faults.items() if found), None):
+                raise ServerUnavailable(fault)
             completion = self._completion(asked.sampling, ids, logprobs)
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
         completion.cached_tokens, completion.repeats = details.get("cached_tokens"), asked.repeats
         return completion
-
-    def _check(self, longest: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Raise `ServerUnavailable` for a completion that the model cannot have sampled: it must not be trained on."""
-        if not 1 <= len(ids) <= longest:
-            raise ServerUnavailable(f"its completion has {len(ids)} tokens, and 1 to {longest} were asked for")
-        vocabulary = self.weight_sync.vocabulary
-        if unknown := next((token for token in ids if not 0 <= token < vocabulary), None):
-            raise ServerUnavailable(f"its completion has token {unknown}, and the model's vocabulary has {vocabulary}")
-        if not all(map(math.isfinite, logprobs)):
-            raise ServerUnavailable("its completion has log-probabilities that are not finite: look into its log")
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -348,14 +336,3 @@ class ServedVLLMEngine(Engine):
                     "them again, and resume the run from its last checkpoint"
                 )
             time.sleep(min(1.0, self.patience / 10))
-
-
-def _is_address(server: Any) -> bool:
-    if not isinstance(server, str) or not _ADDRESS.fullmatch(server):
-        return False
-    try:
-        parts = urlsplit(server)
-        parts.hostname.encode("idna")
-        return parts.port != 0
-    except ValueError:
-        return False

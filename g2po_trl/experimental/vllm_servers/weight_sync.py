@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from ...engines.adapter_weights import check_mergeable
 from ...engines.base import EngineParts
@@ -29,7 +29,6 @@ PROBE_TOKENS = 32
 LARGEST_DIFFERENCE = 0.3
 # What a request leaves open, vLLM takes from the checkpoint's generation_config.json.
 NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 
 
@@ -92,19 +91,23 @@ class WeightSync:
             ValueError: naming the server and the remedy.
         """
         cards = {server.url: self._card(server, patience) for server in servers}
-        for server in servers:
-            self._check_model(server, cards[server.url])
-        model = self.trainer.model()
+        args, model = self.trainer.args, self.trainer.model()
+        longest = 0 if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length
+        for url, card in cards.items():
+            if (limit := card.get("max_model_len") or longest) < longest:
+                raise G2POError(
+                    f"servers has {url}, which takes {limit} tokens, fewer than max_prompt_length + "
+                    f"max_completion_length = {longest}: start it with --max-model-len {longest}"
+                )
         # They have the base from files.
         reason = why_merged(model, has_base=False) if self.has_adapter else "no adapter is trained"
         self.takes_adapters = reason is None and all(self._has(s, "/v1/load_lora_adapter") for s in servers)
         if not self.takes_adapters:
             for server in servers:
                 if not self._has(server, "/weight_info"):
-                    why = f" ({reason}, so all weights are sent)" if self.has_adapter and reason else ""
                     raise G2POError(
-                        f"servers has {server.url}, which cannot be given weights{why}: start it with vLLM's "
-                        f"development mode, on a private network or loopback: {START}"
+                        f"servers has {server.url}, which cannot be given weights ({reason or 'nor adapters'}): start "
+                        f"it with vLLM's development mode, on a private network or loopback: {START}"
                     )
             if self.has_adapter:
                 check_mergeable(model)
@@ -135,29 +138,6 @@ class WeightSync:
                     f"servers has {server.url}, which is not a vLLM server with a model ({error!r}): is the "
                     "address right, and VLLM_API_KEY set if the server asks for one?"
                 ) from error
-
-    def _check_model(self, server: Server, card: dict[str, Any]) -> None:
-        trained, root = self.trainer.model().config, card.get("root") or card["id"]
-        served = None
-        if root != trained._name_or_path:
-            try:
-                served = AutoConfig.from_pretrained(root, local_files_only=True)
-            except (OSError, ValueError):
-                pass  # a path of another machine, or not fetched here: loading will tell
-        for name in SHAPE if served is not None else ():
-            theirs, ours = (getattr(config.get_text_config(), name, None) for config in (served, trained))
-            if theirs != ours:
-                raise G2POError(
-                    f"servers has {server.url}, which serves {root!r} with {name}={theirs!r}, and the model to "
-                    f"be trained ({trained._name_or_path!r}) has {ours!r}: start it with the model that is trained"
-                )
-        args, limit = self.trainer.args, card.get("max_model_len")
-        longest = None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length
-        if longest is not None and limit is not None and limit < longest:
-            raise G2POError(
-                f"servers has {server.url}, which takes {limit} tokens, fewer than max_prompt_length + "
-                f"max_completion_length = {longest}: start it with --max-model-len {longest}"
-            )
 
     @staticmethod
     def _has(server: Server, path: str) -> bool:

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from ...trajectory import Trajectory
 from ...utils.errors import G2POError
-from ...utils.sdpa import without_cudnn_attention
+from ...utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ...utils.trl_compat import name_or_path_of
 from ..batch import StepBatch
 from ..update import Update
@@ -78,14 +78,10 @@ class StartCheck(TrainerCallback):
         Raises:
             G2POError: if no path agrees with the model's own forward pass, or the reference is not the model.
         """
-        was_training = model.training
-        model.eval()  # dropout would differ
-        try:
+        with evaluation_mode(model):
             scored = self._choose_path(model)
             if with_reference:
                 self._compare_reference(model, scored)
-        finally:
-            model.train(was_training)
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
@@ -176,13 +172,8 @@ class StartCheck(TrainerCallback):
             samples = [(step.prompt_ids, step.completion_ids, step.logprobs) for step in reported]
             dtype = torch.bfloat16
         batch = _some_samples(samples, self.layout.max_tokens) if samples and self.comparable else None
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():  # on every rank, since a sharded model computes on all of them
-                scored = self._score(model, batch or self.sample)
-        finally:
-            model.train(was_training)
+        with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
+            scored = self._score(model, batch or self.sample)
         sampled = torch.full_like(scored, torch.nan)
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)

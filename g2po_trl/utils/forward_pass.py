@@ -1,4 +1,4 @@
-"""Kernel choice of PyTorch's scaled dot-product attention."""
+"""Contexts of a forward pass: evaluation mode, and the kernels of attention."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside: with dropout, log-probabilities would be others."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @contextmanager
