@@ -17,9 +17,10 @@ import torch
 
 from benchmarks.credit.exact import Policy
 from benchmarks.credit.language_house import HOUSE_PROMPT, TextHouse
+from benchmarks.packs import make_packs
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.update.attention import masks
-from g2po_trl.update.packing import lay_out, make_packs
+from g2po_trl.update.packing import lay_out
 
 COMPLETION = "<think></think><action>{action}</action>"
 _ROW_TOKENS, _ROWS = 384, 8  # of a forward pass: fastest for the tiny model on a CPU

@@ -47,12 +47,12 @@ from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from benchmarks.common import facts, interleaved, medians, write_results
+from benchmarks.packs import make_packs
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
 from g2po_trl.update.attention import MASKED
 from g2po_trl.update.batch import StepBatch, loss_scale
-from g2po_trl.update.packing import make_packs
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),

@@ -266,7 +266,8 @@ def test_massive_activations_are_as_large_as_they_must_be(gpu_work):
     from families import gradient
     from trl.trainer.utils import add_fused_lm_head
 
-    from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
+    from benchmarks.packs import make_packs
+    from g2po_trl.update.packing import lay_out, packed_log_probs
 
     model, (sequences, scored) = gpu_work.massive_model(), gpu_work.rows_of_704()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))

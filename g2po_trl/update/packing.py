@@ -43,20 +43,6 @@ class Pack:
     num_tokens: int
 
 
-def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = True) -> list[Pack]:
-    """Return packed rows of sequences, in lexicographic order.
-
-    Args:
-        sequences: token ids of each.
-        max_tokens: of a packed row; a longer sequence has a row of its own.
-        share: lay out common tokens once; `False` puts sequences end to end, longest first.
-    """
-    order = lexicographic(sequences) if share else sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
-    neighbours = zip(order, order[1:])
-    overlaps = [0, *(common_prefix(sequences[a], sequences[b]) if share else 0 for a, b in neighbours)]
-    return cut_into_packs(order, [len(sequences[row]) for row in order], overlaps, max_tokens)
-
-
 def cut_into_packs(
     rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
 ) -> list[Pack]:

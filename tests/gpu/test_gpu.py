@@ -13,8 +13,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.gpu import work as gpu_work
 from benchmarks.gpu.work import memory_of_recipe, recipe_trainer
+from benchmarks.packs import make_packs
 from benchmarks.speed.phases import make_shape, random_model
-from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
+from g2po_trl.update.packing import lay_out, packed_log_probs
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]

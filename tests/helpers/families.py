@@ -15,7 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer.utils import add_fused_lm_head
 
-from g2po_trl.update.packing import Pack, lay_out, make_packs, packed_log_probs
+from benchmarks.packs import make_packs
+from g2po_trl.update.packing import Pack, lay_out, packed_log_probs
 
 WINDOW = 16
 VOCABULARY = 384

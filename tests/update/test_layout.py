@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
 from benchmarks.gpu.work import synthetic_trajectories
+from benchmarks.packs import make_packs
 from g2po_trl.trainer_build import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out, make_packs
+from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out
 from g2po_trl.utils.trl_compat import fused_log_probs
 
 

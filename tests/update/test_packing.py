@@ -17,6 +17,7 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
+from benchmarks.packs import make_packs
 from g2po_trl.update.attention import visible
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.packing import (
@@ -26,7 +27,6 @@ from g2po_trl.update.packing import (
     common_prefix,
     cut_into_packs,
     lay_out,
-    make_packs,
     split_packs,
 )
 

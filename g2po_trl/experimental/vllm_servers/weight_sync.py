@@ -184,12 +184,11 @@ class WeightSync:
                 raise RuntimeError(f"no server can be given the weights of {self.version}: {reasons}")
             time.sleep(min(1.0, patience / 10))
         for server, reason in zip(servers, lost):
-            if reason is not None and self._syncs == 1:
-                raise RuntimeError(
-                    f"servers has {server.url}, which has not loaded {self.version}: {reason}. Fix it, or remove it"
-                )
-            if reason is not None:
-                logger.warning("%s is left out of this rollout: %s", server.url, reason)
+            if reason is None:
+                continue
+            if self._syncs == 1:
+                raise RuntimeError(f"{server.url} has not loaded {self.version}: {reason}. Fix it, or remove it")
+            logger.warning("%s is left out of this rollout: %s", server.url, reason)
         return lost, max(differences)
 
     async def load(self, server: Server) -> float:
@@ -210,7 +209,7 @@ class WeightSync:
             return await self._compare(server)
         except RequestRejected as error:
             raise ServerUnavailable(str(error)) from error
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
 
     async def _load_all(self, server: Server) -> None:
@@ -276,13 +275,10 @@ class WeightSync:
         body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": args.temperature}
         body |= NO_FILTERS
         answer = await server.complete(body, LOADING)
-        try:
-            (choice,) = answer["choices"]
-            found = [at[str(token)]["logprob"] for token, at in zip(probe.ids[1:], choice["prompt_logprobs"][1:])]
-            (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            pairs = list(zip(probe.logprobs, found, strict=True))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+        (choice,) = answer["choices"]
+        found = [at[str(token)]["logprob"] for token, at in zip(probe.ids[1:], choice["prompt_logprobs"][1:])]
+        (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        pairs = list(zip(probe.logprobs, found, strict=True))
         difference = sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs)
         if not difference <= LARGEST_DIFFERENCE:
             raise RuntimeError(
