@@ -12,6 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 
 from ..utils.errors import G2POError
+from ..utils.forward_pass import evaluation_mode
 
 
 @torch.no_grad()
@@ -91,47 +92,42 @@ def check_mergeable(model: PeftModel) -> None:
 
     One layer of each kind is compared with its merged weight. All ranks call it before weights are sharded.
     """
+    config, reason = model.active_peft_config, _why_untied(model)
     if getattr(model, "is_quantized", False):
-        raise G2POError(
-            "the model is quantized to 4 or 8 bits: every weight sync would merge the adapter into rounded weights "
-            "and round again. Use LoRA on bfloat16 weights, or engine='transformers'"
-        )
-    config = model.active_peft_config
-    kind = getattr(config.peft_type, "value", config.peft_type)
+        reason = "weights in 4 or 8 bits would be rounded again at each transfer"
     if getattr(config, "layer_replication", None):
-        raise G2POError("the adapter has layer_replication, and the engine's model has fewer layers: remove it")
-    if reason := _why_untied(model):
-        raise G2POError(
-            f"the model ties its LM head to its embeddings, and {reason}: an engine has one weight for both. Train "
-            "neither, train trainable_token_indices instead, or generate without the engine"
-        )
+        reason = "the engine's model has fewer layers than layer_replication makes"
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in {(type(one), getattr(one.get_base_layer(), "bias", None) is None): one for one in layers}.values():
-        base = layer.get_base_layer()
-        if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
-            continue  # ZeRO-3 holds a shard of each
-        inputs = None
-        if isinstance(base, torch.nn.Linear):
-            inputs = torch.ones(1, base.in_features, dtype=base.weight.dtype, device=base.weight.device)
-            training = layer.training
-            wanted = layer.eval()(inputs)  # without dropout
-            layer.train(training)
-        off = limit = 0.0
-        try:
-            with _merged(base, [layer]):
-                if in_place := layer.get_base_layer() is base:
-                    off = 0.0 if inputs is None else float((base(inputs) - wanted).abs().max())
-                else:
-                    layer.unmerge()
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            raise G2POError(f"the adapter ({kind}) cannot be merged into the weights of an engine: {error}") from error
-        if inputs is not None:
-            limit = 64 * torch.finfo(wanted.dtype).eps * (1 + float(wanted.abs().max()))
-        if not in_place or not off <= limit:
-            raise G2POError(
-                f"the adapter ({kind}) cannot be merged into the weights of an engine: {type(layer).__name__} merged "
-                f"computes something else{f' (by {off:.2g})' if off else ''}. Use LoRA, or generate without the engine"
-            )
+    kinds = {(type(one), getattr(one.get_base_layer(), "bias", None) is None): one for one in layers}
+    for layer in kinds.values():
+        reason = reason or _why_not_merged(layer)
+    if reason is not None:
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise G2POError(
+            f"the adapter ({kind}) cannot be merged into the weights of an engine: {reason}. Use LoRA elsewhere, "
+            "or generate without the engine"
+        )
+
+
+def _why_not_merged(layer: BaseTunerLayer) -> str | None:
+    """Return why a layer does not compute the same once it is merged, `None` if it does."""
+    base, wanted = layer.get_base_layer(), None
+    if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
+        return None  # ZeRO-3 holds a shard of each
+    if isinstance(base, torch.nn.Linear):
+        inputs = torch.ones(1, base.in_features, dtype=base.weight.dtype, device=base.weight.device)
+        with evaluation_mode(layer):
+            wanted = layer(inputs)
+    try:
+        with _merged(base, [layer]):
+            if layer.get_base_layer() is not base:
+                layer.unmerge()
+                return f"{type(layer).__name__} replaces the layer that it merges into"
+            off = 0.0 if wanted is None else float((base(inputs) - wanted).abs().max())
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return str(error)
+    limit = 0.0 if wanted is None else 64 * torch.finfo(wanted.dtype).eps * (1 + float(wanted.abs().max()))
+    return None if off <= limit else f"{type(layer).__name__} merged computes something else (by {off:.2g})"
 
 
 def _why_untied(model: PeftModel) -> str | None:
@@ -141,11 +137,11 @@ def _why_untied(model: PeftModel) -> str | None:
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     if isinstance(embeddings, TrainableTokensWrapper) and isinstance(head, TrainableTokensWrapper):
         return None
-    for module, name in ((embeddings, "the embeddings"), (head, "the head")):
+    for module, name in ((embeddings, "the embeddings have an adapter"), (head, "the head has an adapter")):
         if isinstance(module, BaseTunerLayer):
-            return f"{name} alone have an adapter" if module is embeddings else f"{name} alone has an adapter"
+            return f"the LM head is tied to the embeddings, and {name} alone"
     if embeddings.weight is not head.weight:
-        return "they train apart (modules_to_save)"
+        return "the LM head is tied to the embeddings, and they train apart (modules_to_save)"
     return None
 
 

@@ -106,7 +106,7 @@ def test_modules_of_the_active_adapter_are_handed_on_whatever_its_name(active):
 
 
 REFUSED = {
-    "the embeddings alone have an adapter": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
+    "the embeddings have an adapter alone": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
     "they train apart": LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
     "they train apart .modules_to_save.": LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
     "LN_TUNING.* cannot be merged": LNTuningConfig(target_modules=["input_layernorm"]),

@@ -109,14 +109,8 @@ class WeightSync:
                         f"servers has {server.url}, which cannot be given weights ({reason or 'nor adapters'}): start "
                         f"it with vLLM's development mode, on a private network or loopback: {START}"
                     )
-            if self.has_adapter:
+            if self.has_adapter:  # a quantized one needs servers with --enable-lora
                 check_mergeable(model)
-            if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
-                raise G2POError(
-                    "engine is 'vllm_servers', and the model is quantized to 4 or 8 bits: the adapter would be merged "
-                    "into rounded weights. Start the servers with --enable-lora and "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or use LoRA on bfloat16 weights"
-                )
         self.names = {url: card["id"] for url, card in cards.items()}
         return self.takes_adapters, self.names
 
