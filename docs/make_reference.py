@@ -40,7 +40,7 @@ environment](your_environment.md) shows the commands in the order of their use.
 - **Processes.** `--num_processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
   machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
 - **Errors** in flags and keys, missing files and missing packages are reported before tasks and models are loaded.
-  If an error was not foreseen, the message names a file with its traceback; `--debug` prints it.
+  An error with a traceback is a bug: please report it with the traceback.
 - **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
   stopped by Ctrl-C; the message says how to resume.
 - Flags may be spelled with `-` or `_`. Of a flag without a value, `--no-FLAG` and `--FLAG false` are the opposite.

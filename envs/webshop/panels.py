@@ -10,7 +10,7 @@ from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
-from g2po_trl.evaluation.fingerprint import fingerprint_files
+from g2po_trl.evaluation.checkpoints import files_hash
 from g2po_trl.runs.panel import Panel
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
@@ -65,5 +65,5 @@ def load_panel(
         lower_case=True,
         action_form="search[words] or click[target]",
         columns=COLUMNS,
-        data=fingerprint_files(files) if files else f"invented, seed {seed}",
+        data=files_hash(files) if files else f"invented, seed {seed}",
     )

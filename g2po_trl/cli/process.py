@@ -1,13 +1,18 @@
-"""Set up the process of a command or recipe, before it imports torch and TRL."""
+"""Set up the process of a command or recipe, before it imports torch and TRL; print errors that its user can fix."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
 import warnings
+from pathlib import Path
+from types import TracebackType
 
-from ..utils.show import outlive_readers
+from ..utils.errors import G2POError
+from ..utils.extras import missing_extra
+from ..utils.show import outlive_readers, printable
 
 # What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
 _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}
@@ -16,8 +21,10 @@ _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward
 def set_up_process() -> None:
     """Keep known noise out of the output, and progress bars out of files.
 
-    The process also outlives the readers of its output, and prints what a terminal cannot show as a question mark.
+    The process also outlives the readers of its output, prints what a terminal cannot show as a question mark, and
+    errors that the user can fix as one line.
     """
+    sys.excepthook = _print_exception
     outlive_readers()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -29,3 +36,38 @@ def set_up_process() -> None:
         logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))
     # TRL and PEFT read it of every model.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+
+
+def describe_error(error: BaseException) -> str | None:
+    """Return the text about an error that the user can fix; `None` for any other, which is a bug."""
+    if isinstance(error, G2POError):
+        return str(error)
+    if isinstance(error, ImportError):
+        return missing_extra(error)
+    if not isinstance(error, OSError):
+        return None
+    what, text = error.filename or "the output", str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full: {what} cannot be written ({error.strerror}). What is complete stays: free some space, "
+            "and the same command continues with --resume_from_checkpoint auto"
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
+        return f"{what} cannot be opened or written ({error.strerror}): choose another folder"
+    if any(words in text for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
+        first = text.strip().splitlines()[0]
+        return f"the model is neither a folder nor available from the Hub: {first} Without network: --model FOLDER"
+    return None
+
+
+def print_error(command: str, message: str) -> None:
+    """Print an error as one line, with the rank in a distributed run."""
+    rank = os.environ.get("RANK")
+    print(f"{command}: error: {f'(rank {rank}) ' if rank else ''}{printable(message)}", file=sys.stderr)
+
+
+def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if (text := describe_error(error)) is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print_error(Path(sys.argv[0]).name, text)

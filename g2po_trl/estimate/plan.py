@@ -1,20 +1,16 @@
-"""What a configuration plays and trains, from its fields alone, and what a run's iterations took."""
+"""What a configuration plays and trains, from its fields alone."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ..utils.errors import G2POError
 from .memory import ModelShape, Training, read_shape
 
 _ASSUMED_PROMPT, _ASSUMED_COMPLETION, _ASSUMED_FRACTION_OF_TURNS, _ASSUMED_FORWARDED = 700.0, 150.0, 0.66, 0.65
-_OFFICIAL = {"official:valid_seen": 140, "official:valid_unseen": 134}  # ALFWorld's games
 _LORA = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules", "use_dora": "use_dora"}
 
 
@@ -34,6 +30,16 @@ class Episodes:
     completion_tokens: float
     forwarded: float = _ASSUMED_FORWARDED
     source: str = "assumed"
+
+    @classmethod
+    def of_log(cls, log: Sequence[Mapping[str, Any]], source: str) -> Episodes:
+        """Return what the episodes of a run's logged iterations were like."""
+        steps, number, prompts, completions = (
+            sum(entry[f"rollout/{name}"] for entry in log)
+            for name in ("steps", "episodes", "prompt_tokens", "completion_tokens")
+        )
+        forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in log)
+        return cls(steps / number, prompts / steps, completions / steps, forwarded / (prompts + completions), source)
 
 
 @dataclass(frozen=True)
@@ -91,28 +97,6 @@ class Plan:
         chosen = not self["fp16"] if self["bf16"] is None else self["bf16"]
         return bool(chosen) and not self["use_cpu"]
 
-    @property
-    def evaluations(self) -> int:
-        """Times that an evaluation set is played; the reported one counts as large as the one that chooses a model."""
-        every = {"steps": self["eval_steps"] or 1, "no": None}.get(self["eval_strategy"] or "no")
-        during = self["max_steps"] // every if every and every >= 1 else 0
-        before = bool(self.settings.get("eval_before", True))  # recipes without this field always play it
-        others = any(self[f"num_report_{kind}"] for kind in ("games", "levels", "goals"))
-        reported = 2 if self["load_best_model_at_end"] or others else 0  # before and after
-        after = self["max_steps"] % every > 0 if every else not reported  # transformers', or the recipe's
-        return before + during + after + reported
-
-    @property
-    def evaluation_episodes(self) -> int | None:
-        """Episodes of an evaluation at all temperatures. `None`: not known from the settings."""
-        rows = _OFFICIAL.get(self["eval_games"])
-        if rows is None and self["eval_games"] is None:
-            names = ("num_eval_games", "num_eval_levels", "num_eval_goals", "num_eval_tasks")
-            rows = next((self[name] for name in names if self[name]), None)
-        if rows is None:
-            return None
-        return rows * (self["num_generations_eval"] or 1) * (1 + len(self["other_eval_temperatures"] or []))
-
     def shape(self) -> tuple[ModelShape, str]:
         """Return the model's shape and its source; see `read_shape`."""
         lora = None
@@ -160,86 +144,3 @@ class Plan:
     def longest_sample(self) -> int:
         """Tokens of the longest prompt with its completion."""
         return (self["max_prompt_length"] or 0) + self["max_completion_length"]
-
-
-_PHASES = ("time/rollout", "time/advantage", "time/critic", "time/batch", "time/logps", "time/update", "time/weights")
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """What iterations took.
-
-    Args:
-        iterations: that were counted.
-        seconds: median of each phase, those of `docs/metrics.md`.
-        iteration: median seconds of an iteration.
-        evaluation: seconds of the last evaluation at all temperatures; 0 without one.
-        rest: seconds of the command besides iterations and evaluations: imports, tasks, saving. 0 if not measured.
-        peak_memory: bytes of the largest process; 0 if not measured.
-        episodes: what episodes were like.
-    """
-
-    iterations: int
-    seconds: Mapping[str, float]
-    iteration: float
-    evaluation: float
-    rest: float
-    peak_memory: float
-    episodes: Episodes
-
-
-def read_measured(folder: Path, wall: float = 0.0, peak_memory: float = 0.0) -> MeasuredRun:
-    """Return what a run's iterations took; the first one, which warms up, is left out if there are others.
-
-    `wall`: seconds of the whole command. Raises `G2POError` if the folder has no log of an iteration.
-    """
-    history = _log(folder)
-    entries = [entry for entry in history if "time/rollout" in entry]
-    if not entries:
-        raise G2POError(f"{folder} has no iteration in its trainer_state.json: pass the folder of a training run")
-    counted = entries[1:] or entries
-    totals = [_seconds(entry) for entry in counted]
-    names = [name for name in _PHASES if any(name in entry for entry in counted)]
-    last = max((entry["step"] for entry in history if _runtimes(entry)), default=None)
-    played = [sum(_runtimes(entry)) for entry in history if _runtimes(entry) and entry["step"] == last]
-    evaluations = sum(sum(_runtimes(entry)) for entry in history if _runtimes(entry))
-    rest = wall - sum(map(_seconds, entries)) - evaluations if wall else 0.0
-    return MeasuredRun(
-        len(counted),
-        {name: median(entry.get(name, 0.0) for entry in counted) for name in names},
-        median(totals),
-        sum(played),
-        max(0.0, rest),
-        peak_memory,
-        _episodes(counted, str(folder)),
-    )
-
-
-def _log(folder: Path) -> list[dict[str, Any]]:
-    states = [*sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)]
-    states += [folder / "trainer_state.json"]
-    found = [path for path in states if path.is_file()]
-    if not found:
-        raise G2POError(f"{folder} has no trainer_state.json: pass the folder of a training run")
-    try:
-        return json.loads(found[-1].read_text(encoding="utf-8"))["log_history"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise G2POError(f"{found[-1]} cannot be read ({error!r}): pass the folder of another run") from error
-
-
-def _seconds(entry: Mapping[str, float]) -> float:
-    return sum(entry.get(name, 0.0) for name in _PHASES)
-
-
-def _runtimes(entry: Mapping[str, float]) -> list[float]:
-    return [value for name, value in entry.items() if name.endswith("_runtime") and name != "train_runtime"]
-
-
-def _episodes(entries: list[dict[str, float]], source: str) -> Episodes:
-    steps = sum(entry["rollout/steps"] for entry in entries)
-    number = sum(entry["rollout/episodes"] for entry in entries)
-    prompts, completions = (
-        sum(entry[f"rollout/{kind}_tokens"] for entry in entries) for kind in ("prompt", "completion")
-    )
-    forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in entries)
-    return Episodes(steps / number, prompts / steps, completions / steps, forwarded / (prompts + completions), source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .memory import ModelShape, memory_parts, vllm_cache
-from .plan import Episodes, MeasuredRun, Plan
+from .plan import Episodes, Plan
 
 _ANY_MEMORY = 80e9  # of a GPU that is not named; decides vLLM's share alone
 
@@ -20,7 +20,6 @@ def format_plan(plan: Plan, episodes: Episodes, gpu_memory: float | None) -> str
     steps = plan.episodes * episodes.turns
     prompts, completions = steps * episodes.prompt_tokens, steps * episodes.completion_tokens
     forwarded = episodes.forwarded if plan["token_layout"] == "shared" else 1.0
-    evaluated = plan.evaluation_episodes
     return "\n".join(
         [
             *lines,
@@ -29,27 +28,7 @@ def format_plan(plan: Plan, episodes: Episodes, gpu_memory: float | None) -> str
             f"  {steps:,.0f} step samples of {episodes.prompt_tokens:.0f} + {episodes.completion_tokens:.0f} tokens: "
             f"{_count(prompts)} of prompts, {_count(completions)} of completions; "
             f"{_count((prompts + completions) * forwarded)} positions in a pass of the update",
-            f"The run: {plan.iterations} iterations, {plan.evaluations} evaluations of "
-            f"{'unknown size' if evaluated is None else f'{evaluated} episodes'}",
-            "",
-            "--measure 2 times two iterations on this machine.",
-        ]
-    )
-
-
-def format_measured(plan: Plan, run: MeasuredRun) -> str:
-    """Return what a run takes as text, from iterations that were played here."""
-    parts = [(name.removeprefix("time/"), value) for name, value in run.seconds.items()]
-    parts += [("an iteration", run.iteration), ("an evaluation", run.evaluation), ("start and end", run.rest)]
-    total = plan.iterations * run.iteration + plan.evaluations * run.evaluation + run.rest
-    length = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
-    return "\n".join(
-        [
-            f"Measured here, median of {run.iterations} iterations after the first:",
-            *(f"  {name:18} {value:8.3f} s" for name, value in parts),
-            f"  {'largest process':18} {run.peak_memory / 1e9:8.3f} GB of memory",
-            f"The run: {plan.iterations} iterations, {plan.evaluations} evaluations, if later ones are like these",
-            f"  {'the run':18} {length:>10}",
+            f"The run: {plan.iterations} iterations",
         ]
     )
 

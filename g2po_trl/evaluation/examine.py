@@ -27,7 +27,6 @@ from .findings import (
     hints,
     length,
     outcome_finding,
-    outcomes_of_responses,
     recurrence,
     replayed,
     speed,
@@ -56,7 +55,7 @@ def examine(
         seed: seed of the random actions.
         limits: of environment workers, as for `EnvironmentPool`; one worker plays.
     """
-    limits = _of_one_worker(limits)
+    limits = replace(limits or PoolLimits(), num_environment_workers=1)
     patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
     try:
         history = default_history(environment_factory, None)
@@ -85,7 +84,7 @@ def examine_agent(
     `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
     trainer; for the others see `examine`.
     """
-    limits = _of_one_worker(limits)
+    limits = replace(limits or PoolLimits(), num_environment_workers=1)
     try:
         factory = agent_factory(agent, turns, state_key)
         with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:
@@ -93,7 +92,9 @@ def examine_agent(
             findings = agent_failures(played)
             if played.episodes:
                 findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
-                findings += [*recurrence(played, episodes, PASS_KEY), *outcomes_of_responses(played, turns, texts)]
+                findings += recurrence(played, episodes, PASS_KEY)
+                if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
+                    findings.append(outcome_finding(played.episodes, turns, "random responses"))
             if played.episodes and not played.failures:
                 findings.append(replayed(second, tasks, played))
     except ValueError as error:  # e.g. variables that are not set
@@ -124,9 +125,7 @@ def try_agent(
 
     def count(episode: Episode, completion: ChatCompletion) -> None:
         played.note(episode.observation, is_first=not episode.steps)
-        own = episode.observation.request.max_tokens
-        is_own = not completion.complete and own is not None and own < sampling.max_completion_length
-        lengths.append((completion.prompt_tokens, completion.completion_tokens, is_own))
+        lengths.append((completion.prompt_tokens, completion.completion_tokens))
 
     direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
     actor = make_actor(chat, direct, lambda episode: (), lambda: None, count)
@@ -175,10 +174,6 @@ def first_steps(
     results = [*starts, *pool.step(actions).values()]
     pool.end()
     return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
-
-
-def _of_one_worker(limits: PoolLimits | None) -> PoolLimits:
-    return replace(limits or PoolLimits(), num_environment_workers=1)
 
 
 def _sorted(findings: Sequence[Finding]) -> list[Finding]:

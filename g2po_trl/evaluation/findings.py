@@ -12,7 +12,7 @@ from ..environments.pool.pool import EnvironmentPool
 from ..rollout.replay import replay_difference
 from ..trajectory import Trajectory
 from .contract import Finding, where_raised
-from .random_episodes import TEXTS, Played, describe_failure
+from .random_episodes import Played, describe_failure
 
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
@@ -83,14 +83,8 @@ def constant(played: Played) -> list[Finding]:
     ):
         return []
     shown = played.steps[0].observation[:60]
-    return [
-        Finding(
-            "warning",
-            f"all {len(played.steps)} observations of the random episodes are the same ({shown!r}), and one state",
-            "If an action that is played here can change anything, the model does not see it: show in the observation "
-            "what changes, and list the actions.",
-        )
-    ]
+    text = f"all {len(played.steps)} observations of the random episodes are the same ({shown!r}), and one state"
+    return [Finding("warning", text, "Show in the observation what an action changes, and list the actions.")]
 
 
 def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: str = "random ") -> list[Finding]:
@@ -98,10 +92,6 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
     groups = [group for group in played.groups if group]
     if episodes == 1 or len(played.steps) == len(played.episodes):
         return []
-    return [_recurring(groups, episodes, remedy, kind), *_short_texts(groups)]
-
-
-def _recurring(groups: list[list[Trajectory]], episodes: int, remedy: str, kind: str) -> Finding:
     graph = StateGraph.from_groups(groups)
     statistics = graph.statistics()
     size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
@@ -110,13 +100,14 @@ def _recurring(groups: list[list[Trajectory]], episodes: int, remedy: str, kind:
         "steps are in a state visited once"
     )
     if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
-        return Finding(
-            "warning", f"{text}: a task has one state only", "Let state_key or the text distinguish states."
-        )
-    if alone > 0.5:
+        remedy = "Let state_key or the text distinguish states."
+        found = Finding("warning", f"{text}: a task has one state only", remedy)
+    elif alone > 0.5:
         little = "most actions are compared with no other, and G2PO is little more than GRPO"
-        return Finding("warning", f"{text}: {little}", remedy)
-    return Finding("ok", f"{text}: there is a graph to learn from")
+        found = Finding("warning", f"{text}: {little}", remedy)
+    else:
+        found = Finding("ok", f"{text}: there is a graph to learn from")
+    return [found, *_short_texts(groups)]
 
 
 def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
@@ -124,32 +115,28 @@ def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
 
     It does if the same action leads from it to different states, or if no action was played twice in it.
     """
-    worst: tuple[int, str, set[int], bool] = (0, "", set(), False)
+    found: list[tuple[int, str, set[int], bool]] = []
     for group in groups:
-        turns, nexts, texts = defaultdict(list), defaultdict(list), {}
+        turns, nexts, texts = defaultdict(list), defaultdict(lambda: defaultdict(list)), {}
         for trajectory in group:
+            keys = [step.key for step in trajectory.steps[1:]] + [None] * (trajectory.outcome != "truncated")
             for turn, step in enumerate(trajectory.steps, 1):
-                after = trajectory.steps[turn].key if turn < len(trajectory.steps) else None
                 turns[step.key].append(turn)
                 texts[step.key] = step.observation
-                if after is not None or trajectory.outcome != "truncated":
-                    nexts[step.key, step.compared_action].append(after)
+                nexts[step.key][step.compared_action] += keys[turn - 1 : turn]
         for key, seen in turns.items():
-            again = [set(after) for (state, _), after in nexts.items() if state == key and len(after) > 1]
+            again = [set(after) for after in nexts[key].values() if len(after) > 1]
             hides = any(len(after) > 1 for after in again)
             if len(texts[key]) <= SHORT_TEXT and len(set(seen)) >= MANY_TURNS and (hides or not again):
-                worst = max(worst, (len(seen), texts[key], set(seen), hides), key=lambda one: one[0])
-    visits, text, at, hides = worst
-    if not visits:
+                found.append((len(seen), texts[key], set(seen), hides))
+    if not found:
         return []
+    visits, text, at, hides = max(found, key=lambda one: one[0])
     which = ", ".join(map(str, sorted(at)[:5])) + (", …" if len(at) > 5 else "")
     leads = ", and the same action leads from it to different states" if hides else ""
-    remedy = (
-        "Different situations with this text are compared as one: add what is missing to the text or the state_key."
-    )
-    return [
-        Finding("warning", f"the short text {text!r} is one state in {visits} steps, at turns {which}{leads}", remedy)
-    ]
+    text = f"the short text {text!r} is one state in {visits} steps, at turns {which}{leads}"
+    remedy = "Situations with this text are compared as one: add what is missing to the text or the state_key."
+    return [Finding("warning", text, remedy)]
 
 
 def outcome_finding(
@@ -171,15 +158,6 @@ def outcome_finding(
         text += f", all with reward {rewards.pop():g}: {who} nothing here"
         return Finding("warning", text, "Start from one that sometimes succeeds, or from easier tasks.")
     return Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}")
-
-
-def outcomes_of_responses(played: Played, turns: int, texts: Sequence[str]) -> list[Finding]:
-    """Return a finding about rewards; of an agent that does not understand the texts, none is expected."""
-    found = outcome_finding(played.episodes, turns, "random responses")
-    if played.has_tools or texts is not TEXTS:
-        return [found]
-    text = found.text.partition(", all")[0].partition(":")[0]
-    return [Finding("ok", f"{text} (drawn from a few words; --response TEXT gives texts that the agent understands)")]
 
 
 def agent_failures(played: Played) -> list[Finding]:
@@ -222,11 +200,11 @@ def agent_findings(played: Played, turns: int, answered: str = ", regardless of 
 
 
 def _calls(played: Played) -> Finding:
-    """Return a finding about the number of calls in an episode."""
     calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
     if calls[-1] == 1:
-        one = "calls the model once per episode: there are no steps to compare, so G2PO equals GRPO"
-        return Finding("warning", one)
+        return Finding(
+            "warning", "calls the model once per episode: there are no steps to compare, so G2PO equals GRPO"
+        )
     many = f"{calls[0]}" if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
     tools = "with tools" if played.has_tools else "without tools"
     return Finding("ok", f"calls the model {many} times per episode (median {median(calls):g}), {tools}")
@@ -240,19 +218,15 @@ def _raised(info: Mapping[str, Any]) -> str:
     return f"{reason.removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
 
 
-def completion_findings(played: Played, lengths: Sequence[tuple[int, int, bool]]) -> list[Finding]:
-    """Return a finding about lengths of prompts and completions, and one if many calls cannot be read.
-
-    `lengths`: tokens of each prompt and completion, and whether the agent's own `max_tokens` ended the completion.
-    """
+def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> list[Finding]:
+    """Return findings about lengths of prompts and completions in tokens, and about calls that cannot be read."""
     steps = played.steps
     if not steps:
         return []
-    longest, usual = max(prompt for prompt, *_ in lengths), median(written for _, written, _ in lengths)
+    longest, usual = max(read for read, _ in lengths), median(written for _, written in lengths)
     cut = sum(step.completion_truncated for step in steps) / len(steps)
     text = f"prompts have at most {longest} tokens, completions {usual:g} (median); {cut:.0%} of them reach the limit"
-    limit = "the agent's own max_tokens" if any(is_own for *_, is_own in lengths) else "max_completion_length"
-    remedy = f"Raise {limit}, or ask for shorter answers."
+    remedy = "Raise max_completion_length (and the agent's own max_tokens), or ask for shorter answers."
     findings = [Finding("warning", text, remedy) if cut > MANY else Finding("ok", text)]
     if broken := sum(not step.valid for step in steps):
         text = f"{broken} of {len(steps)} completions contain tool calls that cannot be parsed"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ..engines.sampling import Sampling, derived_seed
 from ..environments.pool.pool import EnvironmentPool
 from ..rollout.episode import Episode
 from ..rollout.player import Player
+from ..runs.callbacks import RolloutBar
 from ..runs.panel import Panel
 from ..trajectory import Trajectory, read_jsonl, write_jsonl
 from .actors import make_actor
@@ -26,8 +28,7 @@ class PanelPlayer:
 
     Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
     `info`. Calling `play` again resumes: finished episodes are kept, and environment errors are played again. If a
-    completion depends on the rest of its batch, batches are written and repeated as a whole. `on_turn` is called
-    after each turn with its number and the number of running episodes.
+    completion depends on the rest of its batch, batches are written and repeated as a whole.
     """
 
     panel: Panel
@@ -39,7 +40,6 @@ class PanelPlayer:
     path: Path
     budget: TokenBudget
     batch_size: int = 32
-    on_turn: Callable[[int, int], None] | None = None
 
     def play(self) -> list[Trajectory]:
         """Return the last trial of each task, in the order of the panel; resume where the file ends."""
@@ -64,13 +64,14 @@ class PanelPlayer:
             self.trial, self.indices = trial, indices
             self.tokens = {index: [0, 0] for index in indices}
             self.tasks: dict[int, str] = {}
-            trajectories, _ = self.player.play(
-                [self.panel.rows[index] for index in indices],
-                self.sampling,
-                seeds=[self._seed(index) for index in indices],
-                on_turn=self.on_turn,
-                on_end=self._on_end,
-            )
+            with closing(RolloutBar(f"seed {self.seed}", self.panel.max_turns, len(indices), enabled=True)) as bar:
+                trajectories, _ = self.player.play(
+                    [self.panel.rows[index] for index in indices],
+                    self.sampling,
+                    seeds=[self._seed(index) for index in indices],
+                    on_turn=bar,
+                    on_end=self._on_end,
+                )
             failed = [i for i, t in zip(indices, trajectories) if t.outcome in ("failure", "truncated")]
             if not failed or trial == self.agent.trials - 1:
                 break

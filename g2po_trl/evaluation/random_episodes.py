@@ -29,10 +29,7 @@ _PROBE = "\x00probe"  # column of a task whose reset returns findings
 
 @dataclass
 class Played:
-    """Episodes grouped by task, and what was seen of them.
-
-    `longest` is the length of the longest observation or request in characters.
-    """
+    """Episodes grouped by task, and what was seen of them; `longest`: characters of an observation or request."""
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     failures: list[EnvironmentFailure] = field(default_factory=list)
@@ -57,11 +54,9 @@ class Played:
         return any(failure.kind not in ("exception", "invalid") for failure in self.failures)
 
     def fail(self, trajectories: Sequence[Trajectory]) -> None:
-        """Note the failures of episodes whose environment failed."""
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
 
     def note(self, observation: Observation, is_first: bool) -> None:
-        """Note what an observation shows."""
         request = observation.request
         if request is None:
             self.longest = max(self.longest, len(observation.text))
@@ -107,7 +102,6 @@ class RandomActor:
         return steps
 
     def ended(self, episode: Episode) -> None:
-        """Note the time of an episode's last step."""
         if episode.steps and episode.error is None:
             self._time(episode)
 

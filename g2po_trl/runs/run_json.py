@@ -314,19 +314,19 @@ def identity_of(description: Mapping[str, Any]) -> dict[str, Any]:
     fixed["estimator"] = description.get("estimator", {}).get("estimator_name")
     fixed["training tasks (hash)"] = description.get("training_tasks")
     fixed["chat template (hash of the checkpoint's)"] = description.get("chat_template", {}).get("hash")
-    fixed |= {f"prompt.{name}": _by_names(value) for name, value in description.get("prompt", {}).items()}
-    environment = _by_names(description.get("environment") or {})
+    fixed |= {f"prompt.{name}": by_names(value) for name, value in description.get("prompt", {}).items()}
+    environment = by_names(description.get("environment") or {})
     fixed["environment"] = environment.pop("import", None)
     fixed["environment options"] = environment
     return json.loads(to_json(masked(fixed)))
 
 
-def _by_names(value: Any, key: str = "") -> Any:
+def by_names(value: Any, key: str = "") -> Any:
     """Return data with paths replaced by the names of their files, and places of import by those of their objects."""
     if isinstance(value, Mapping):
-        return {name: _by_names(one, name) for name, one in value.items()}
+        return {name: by_names(one, name) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_by_names(one) for one in value]
+        return [by_names(one) for one in value]
     if not isinstance(value, str):
         return value
-    return value.rpartition(":")[2] if key == "import" else Path(value).name if os.path.isabs(value) else value
+    return value.rpartition(":")[2] if key == "import" else Path(value).name if value.startswith(("/", "~")) else value

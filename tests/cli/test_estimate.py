@@ -1,4 +1,4 @@
-"""`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and measured iterations."""
+"""`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl.cli import main
 from g2po_trl.estimate.memory import ModelShape, Training, memory_parts, read_shape, vllm_cache
-from g2po_trl.estimate.plan import Plan, read_measured
+from g2po_trl.estimate.plan import Episodes, Plan
+from g2po_trl.runs.iterations import load_log
 
 ROOT = Path(__file__).parents[2]
 # 1,000 parameters beside a head of 200, two layers.
@@ -107,26 +108,12 @@ SETTINGS = {
     "steps_per_generation": 3,
     "gradient_accumulation_steps": 1,
     "num_iterations": 2,
-    "eval_strategy": "steps",
-    "eval_steps": 6,
-    "eval_before": True,
-    "num_eval_games": 5,
-    "other_eval_temperatures": [1.0],
 }
 
 
-def test_iterations_episodes_and_evaluations_are_counted():
+def test_iterations_and_episodes_are_counted():
     plan = Plan.from_settings(SETTINGS, processes=2)
     assert (plan.steps_per_iteration, plan.iterations, plan.episodes) == (6, 2, 48)
-    assert plan.evaluations == 3 and plan.evaluation_episodes == 10  # before, after 6 and 12 steps
-    assert Plan.from_settings({**SETTINGS, "eval_steps": 5}).evaluations == 4  # before, 5, 10, after
-    assert Plan.from_settings({**SETTINGS, "eval_strategy": "no"}).evaluations == 2
-    assert Plan.from_settings({**SETTINGS, "load_best_model_at_end": True}).evaluations == 5  # others are reported
-    reported = {**SETTINGS, "eval_strategy": "no", "num_report_games": 3}
-    assert Plan.from_settings(reported).evaluations == 3  # before; the reported ones before and after
-    assert Plan.from_settings({**SETTINGS, "eval_before": False}).evaluations == 2
-    always = {name: value for name, value in SETTINGS.items() if name != "eval_before"}  # of most recipes
-    assert Plan.from_settings(always).evaluations == 3
 
 
 @pytest.mark.parametrize(
@@ -141,31 +128,13 @@ def test_runs_that_cannot_be_counted_are_refused(changed, message):
         Plan.from_settings({**SETTINGS, **changed})
 
 
-def entry(step, seconds, **more):
+def test_episodes_are_those_of_a_run(tmp_path, capsys):
     tokens = {"rollout/steps": 10.0, "rollout/episodes": 2.0, "rollout/prompt_tokens": 300.0}
-    tokens |= {"rollout/completion_tokens": 100.0, "update/forwarded_tokens": 200.0, "rollout/active_fraction": 0.5}
-    return {"step": step, "time/rollout": seconds, "time/update": 1.0, **tokens, **more}
-
-
-def test_a_runs_seconds_leave_out_the_first_iteration(tmp_path):
-    history = [entry(1, 50.0), entry(2, 3.0), entry(3, 5.0), entry(4, 4.0)]
-    history += [{"step": 4, "eval_runtime": 2.0}, {"step": 4, "eval_t1_runtime": 3.0}, {"train_runtime": 99.0}]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    found = read_measured(tmp_path, wall=100.0)
-    assert (found.iterations, found.iteration, found.evaluation) == (3, 5.0, 5.0)
-    assert found.seconds == {"time/rollout": 4.0, "time/update": 1.0}
-    assert found.rest == 100.0 - (62.0 + 4.0) - 5.0
-    episodes = found.episodes
-    assert (episodes.turns, episodes.prompt_tokens, episodes.completion_tokens) == (5, 30, 10)
-    assert episodes.forwarded == 0.5
-
-
-@pytest.mark.parametrize("size", [0, 1, 40, 200])
-def test_a_log_that_is_cut_is_named(tmp_path, size):
-    whole = json.dumps({"log_history": [entry(1, 50.0), entry(2, 3.0)]})
-    (tmp_path / "trainer_state.json").write_text(whole[:size])
-    with pytest.raises(ValueError, match="trainer_state.json cannot be read .*: pass the folder of another run"):
-        read_measured(tmp_path)
+    tokens |= {"rollout/completion_tokens": 100.0, "update/forwarded_tokens": 200.0, "time/update": 1.0}
+    (tmp_path / "log.jsonl").write_text(json.dumps({"step": 1, "episode/success_rate": 0.5, **tokens}))
+    found = Episodes.of_log(load_log(tmp_path), "a run")
+    assert found == Episodes(5, 30, 10, 0.5, "a run")
+    assert "5 turns" in run(capsys, "alfworld", "--like", str(tmp_path))
 
 
 def run(capsys, *words):
@@ -177,19 +146,19 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys):
     words = ["alfworld", "--config", "qwen2.5-1.5b", "--num_processes", "2", "--mean-turns", "10"]
     text = run(capsys, *words, "--max_steps", "15", "--gpu-memory", "80")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "80 GB: fits" in text
-    assert "15 iterations, 5 evaluations of 140 episodes" in text and "1,280 step samples" in text
+    assert "15 iterations" in text and "1,280 step samples" in text
     small = run(capsys, *words, "--gpu_memory", "24")
     assert "of 24 GB: does not fit (remedies: max_tokens_per_micro_batch, vllm_gpu_memory_utilization, use_" in small
 
 
 def test_the_bundled_model_is_found(tmp_path, capsys):
     text = run(capsys, "alfworld")
-    assert "706 k parameters" in text and "40 iterations, 2 evaluations of 384 episodes" in text and "fit" not in text
+    assert "706 k parameters" in text and "40 iterations" in text and "fit" not in text
     text = run(capsys, "sokoban", "--max_steps", "8", "--num_eval_levels", "8")
-    assert "8 iterations, 2 evaluations of 16 episodes" in text
+    assert "8 iterations" in text
     (tmp_path / "game.py").write_text("from g2po_envs.sokoban import SokobanEnvironment\n")
     own = [f"{tmp_path}/game.py:SokobanEnvironment", "--model", str(tiny_model_path()), "--max_steps", "8"]
-    assert "2 evaluations of unknown size" in run(capsys, *own, "--tasks", "t.jsonl")
+    assert "8 iterations" in run(capsys, *own, "--tasks", "t.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -198,9 +167,7 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
         (["alfworld", "--gpu-memory", "0"], "gpu_memory is 0"),
         (["alfworld", "--gpu-memory", "a1000"], "--gpu-memory: invalid float value"),
         (["alfworld", "--mean-turns", "5000"], "mean_turns is 5000: set it to at most max_turns, 15"),
-        (["alfworld", "--measure", "1"], "measure is 1"),
-        (["alfworld", "--measure", "2", "--gpu-memory", "9"], "gpu_memory and measure are both given"),
-        (["alfworld", "--like", "nowhere"], "nowhere has no trainer_state.json"),
+        (["alfworld", "--like", "nowhere"], "like is 'nowhere', whose log.jsonl has no iteration"),
         (["alfworld", "--like", "nowhere", "--mean-turns", "3"], "like and mean_turns are both given"),
         (["alfworld", "--max_step", "3"], "--max-step is not a flag: did you mean --max-steps?"),
         (["alfworld", "--num-processes", "-1"], "num_processes is -1"),
@@ -210,17 +177,3 @@ def test_errors_name_the_option_the_value_and_the_remedy(capsys, words, message)
     with pytest.raises(SystemExit):
         main(["estimate", *words])
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_measured_iterations_are_extrapolated(capfd, tmp_path):
-    sizes = {"num_games": 8, "num_eval_games": 2, "per_device_train_batch_size": 8, "max_turns": 3, "max_steps": 500}
-    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    text = run(capfd, "alfworld", *words, "--cache_dir", str(tmp_path), "--measure", "3")
-    found = {line[2:20].strip(): line[20:].split() for line in text.splitlines() if line.startswith("  ")}
-    seconds = {name: float(words[0]) for name, words in found.items()}
-    assert "median of 2 iterations after the first" in text and "500 iterations, 2 evaluations" in text
-    whole = 500 * seconds["an iteration"] + 2 * seconds["an evaluation"] + seconds["start and end"]
-    assert found["the run"][1].rstrip(",") in ("min", "h")
-    assert seconds["the run"] * {"min": 60, "h": 3600}[found["the run"][1].rstrip(",")] == pytest.approx(whole, abs=6)
-    assert 0.2 < seconds["largest process"] < 5

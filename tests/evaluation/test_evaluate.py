@@ -19,7 +19,6 @@ from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.cli.commands.view import main as view
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation import evaluate
 from g2po_trl.evaluation.chat_models import load_local
 from g2po_trl.evaluation.evaluate import format_rows, load_panel, playable_factory, seed_row
 from g2po_trl.prompts.conversation import ChatRequest
@@ -280,15 +279,8 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
     assert ours == theirs and any(len(steps) > 1 for steps in ours)
     told = capsys.readouterr().out
     assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
-    monkeypatch.setattr(evaluate, "SECONDS_BETWEEN_LINES", 0)
-    evaluated(tmp_path, "--overwrite")
-    lines = capsys.readouterr().err.splitlines()
-    assert "seed 0: turn 1, 3 episodes running" in lines and "\r" not in "".join(lines), "into a file"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
     assert completions(without) != theirs, "the options decide"
-    bars = capsys.readouterr().err
-    assert "\rseed 0: turn 1, " in bars and bars.endswith("\r\033[K"), "the bar leaves its line to the table"
     rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
     settings = strict(path.parents[1] / "settings.json")

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl.evaluation.chat_models import load_local
-from g2po_trl.evaluation.checkpoints import load_model
-from g2po_trl.evaluation.fingerprint import fingerprint_weights
+from g2po_trl.evaluation.checkpoints import load_model, weights_hash
 from g2po_trl.runs.run_json import find_run
 
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -85,7 +84,7 @@ def test_the_best_model_is_found_and_evaluated_whatever_its_adapter_is_called(ma
         assert chat.encode.tokenizer.chat_template, "the run's tokenizer"
         assert torch.equal(logits(load_model(folder)), logits(model))
         assert find_run(folder) == tmp_path / "out"
-    assert fingerprint_weights(out) != fingerprint_weights(f"{out}/checkpoint-3")
+    assert weights_hash(out) != weights_hash(f"{out}/checkpoint-3")
     trainer.state.best_model_checkpoint = f"{out}/deleted"
     trainer._load_best_model()  # with transformers' warning
     assert torch.equal(logits(PeftModel.from_pretrained(base(), out, subfolder="policy")), logits(model))

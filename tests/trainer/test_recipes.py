@@ -190,7 +190,7 @@ def test_adapters_on_one_gpu(tmp_path, name):
 
 
 def test_the_short_help_names_flags_that_exist():
-    known = {"--debug", "--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
+    known = {"--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
     for environment in ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"):
         for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
             known |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)}

@@ -13,10 +13,9 @@ address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is a
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import socket
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -24,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 from ...engines.sampling import Sampling
 from ...environments.adapters.agent import agent_factory
@@ -40,12 +38,10 @@ from ...evaluation.random_episodes import TEXTS, describe_failure
 from ...prompts.template import PromptTemplate
 from ...utils.errors import G2POError
 from ...utils.show import printable
-from ..parser import option, parse, read_config
+from ..parser import json_object, option, parse, read_config
 from ..recipe_files import file_of
 
 TURNS = 30
-SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
-CONNECT_TIMEOUT = 5.0  # seconds
 
 
 @dataclass
@@ -77,18 +73,18 @@ class CheckOptions(PoolLimits):
             self.agent = "agent.py" if Path("agent.py").is_file() else None
         if self.agent is not None and self.environment is not None:
             raise G2POError(f"{self.environment} and --agent {self.agent} are both given: remove one of them")
-        with_agent = {"agent_state_key": True, "response": True, "base_url": True, "environment_options": False}
-        for name, needs_agent in {**with_agent, "prompt": False}.items():
-            if getattr(self, name) and needs_agent != (self.agent is not None):
-                raise G2POError(f"{name} has no effect {'without' if needs_agent else 'with'} --agent: leave it out")
-        if self.agent is None and not self.show and (self.model or self.prompt):
-            raise G2POError(
-                "model and prompt have no effect without --show (g2po evaluate plays with a model): add it"
-            )
-        if self.base_url and (self.show or not self.model):
-            raise G2POError("base_url needs the name of a model to play with: pass --model, and no --show")
-        if self.response and self.model:
-            raise G2POError("response and model are both given: answers are scripted or a model's; remove one of them")
+        is_agent, plays = self.agent is not None, self.agent is not None and not self.show
+        conditions = {
+            "agent_state_key": (is_agent, "without --agent"),
+            "response": (plays and not self.model, "without --agent, and with --model: answers are scripted then"),
+            "environment_options": (not is_agent, "with --agent"),
+            "prompt": (self.show and not is_agent, "without --show, and with --agent"),
+            "model": (is_agent or self.show, "without --show or --agent (g2po evaluate plays an environment)"),
+            "base_url": (plays and self.model, "without the name of a model to play with (--model), and with --show"),
+        }
+        for name, (is_used, when) in conditions.items():
+            if getattr(self, name) and not is_used:
+                raise G2POError(f"{name} has no effect {when}: leave it out")
 
     @property
     def name(self) -> str:
@@ -119,8 +115,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     played = tasks, options.episodes or (4 if options.plays_with_model else 8), turns
     if options.agent is None:
         findings = examine(environment, *played, limits=limits)
-        if not any(finding.level == "error" for finding in findings):
-            findings = _spelling(environment, tasks, config, turns, limits) + findings
     else:
         key = load(options.agent_state_key) if options.agent_state_key else None
         if options.plays_with_model:
@@ -140,36 +134,8 @@ def _config_beside(name: str) -> dict[str, Any]:
     return read_config(beside if beside and beside.is_file() else None)
 
 
-def _spelling(
-    environment: Callable, tasks: Sequence[dict[str, Any]], config: Mapping[str, Any], turns: int, limits: PoolLimits
-) -> list[Finding]:
-    """Return a warning if config.yaml's model has a small tokenizer without tokens for words of the first actions."""
-    model = config.get("model_name_or_path")
-    file = Path(str(model), "tokenizer.json")
-    if model is None or not file.is_file():
-        return []
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
-        return []
-    with EnvironmentPool(text_environment_factory(environment, turns), limits) as pool:
-        starts = [start for start in pool.reset(tasks) if not isinstance(start, EnvironmentFailure)]
-    words = {word for start in starts for action in start.admissible_actions or () for word in action.split()}
-    words = sorted(word for word in words if re.fullmatch(r"[^\W\d_]+", word))
-    spelled = [word for word in words if len(tokenizer.encode(f" {word}", add_special_tokens=False).ids) > 1]
-    if not spelled:
-        return []
-    shown = ", ".join(spelled[:8]) + (", …" if len(spelled) > 8 else "")
-    text = f"the model's tokenizer spells {shown} in pieces, which a model of this size is slow to learn"
-    return [Finding("warning", text, f"Use words of {file}, or a larger model.")]
-
-
 def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
-    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried.
-
-    It has what this one was given, and a place for the model where nothing names one.
-    """
+    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried."""
     name, path = options.name, file_of(options.name)
     if options.environment_options:
         return (
@@ -218,22 +184,7 @@ def environment_and_tasks(
     """Return an environment's factory, by the names that `load` takes, and its tasks, see `tasks_of`."""
     if name == "environment.py" and not Path(name).is_file():
         raise G2POError("there is no environment.py here: name an environment, as file.py or module:Class")
-    if name.startswith(("http://", "https://")):
-        _check_answers(name)
     return load(name), tasks_of(name, given, file)
-
-
-def _check_answers(url: str) -> None:
-    """Refuse the address of a server that does not accept connections."""
-    address = urlsplit(url)
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname, port), CONNECT_TIMEOUT).close()
-    except (OSError, TypeError) as error:
-        raise G2POError(
-            f"environment is {url!r}, where no server answers ({error}): start it, as by g2po serve, or correct the "
-            "address"
-        ) from error
 
 
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
@@ -242,18 +193,14 @@ def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> 
     beside = path.with_name("tasks.jsonl")
     if not given and file is None and path.suffix == ".py" and beside.is_file():
         file = beside
-    tasks = [_task(text) for text in given] + (read_tasks(file) if file else [])
-    return tasks or [{}]
+    return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
 
 
 def _task(text: str) -> dict[str, Any]:
     try:
-        task = json.loads(text)
-    except ValueError as error:
-        raise G2POError(f"task is {text}, which is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
-    if not isinstance(task, dict):
-        raise G2POError(f"task is {text}: write an object, as '{{\"seed\": 1}}'")
-    return task
+        return json_object(text)
+    except ArgumentTypeError as error:
+        raise G2POError(f"task is {error}, such as '{{\"seed\": 1}}'") from error
 
 
 def first_prompt(

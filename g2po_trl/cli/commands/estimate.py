@@ -1,20 +1,17 @@
-"""`g2po estimate`: what a training needs, from its configuration; or what some iterations take on this machine."""
+"""`g2po estimate`: what a training needs, from its configuration."""
 
 from __future__ import annotations
 
 import math
-import resource
 import runpy
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...estimate.plan import Episodes, MeasuredRun, Plan, read_measured
-from ...estimate.report import format_measured, format_plan
+from ...estimate.plan import Episodes, Plan
+from ...estimate.report import format_plan
+from ...runs.iterations import load_log
 from ...utils.errors import G2POError
 from ..parser import Parser, option
 from ..parser import read as read_values
@@ -23,26 +20,14 @@ from .train import read, resolve
 
 HELP = """usage: g2po estimate [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
 
-Estimate the memory by part and the tokens that a training needs. Loads no weights and trains nothing, unless
---measure is given.
+Estimate the memory by part and the tokens that a training needs. Loads no weights and trains nothing.
 
 --gpu-memory GB         memory of a GPU: says whether the training fits
 --like RUN              take turns, tokens and shared prefixes of episodes from this run
 --mean-turns X  --prompt-tokens X  --completion-tokens X
                         mean turns of an episode, and mean tokens of a step. Default: two thirds of max_turns, and at
                         most 700 and 150
---measure N             train N iterations on this machine, in a temporary folder, and print their seconds and memory;
-                        N is at least 2, because the first iteration warms up
 """
-# Of a measurement: nothing is kept, and the evaluation after training is the only one.
-_MEASURING = {
-    "eval_strategy": "no",
-    "save_strategy": "no",
-    "load_best_model_at_end": "false",
-    "push_to_hub": "false",
-    "report_to": "none",
-    "eval_before": "false",
-}
 
 
 @dataclass
@@ -52,25 +37,21 @@ class Options:
     mean_turns: float | None = option("mean turns of an episode", None)
     prompt_tokens: float | None = option("mean tokens of a prompt", None)
     completion_tokens: float | None = option("mean tokens of a completion", None)
-    measure: int | None = option("iterations to train", None)
 
     def __post_init__(self):
         numbers = ("gpu_memory", "mean_turns", "prompt_tokens", "completion_tokens")
         for name in numbers:
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise G2POError(f"{name} is {value:g}: set it above 0")
-        if self.measure is not None and self.measure < 2:
-            raise G2POError(f"measure is {self.measure}: set it to at least 2, the first iteration warms up")
-        given = [name for name in (*numbers, "like") if getattr(self, name) is not None]
-        if self.measure is not None and given:
-            raise G2POError(f"{given[0]} and measure are both given: remove one of them")
-        if self.like is not None and (means := [name for name in given if name in numbers[1:]]):
+        if self.like is not None and (means := [name for name in numbers[1:] if getattr(self, name) is not None]):
             raise G2POError(f"like and {means[0]} are both given: remove one of them")
 
     def episodes(self, plan: Plan) -> Episodes:
         """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
         if self.like is not None:
-            return read_measured(self.like).episodes
+            if not (log := load_log(self.like)):
+                raise G2POError(f"like is {str(self.like)!r}, whose log.jsonl has no iteration: pass a run's folder")
+            return Episodes.of_log(log, str(self.like))
         if self.mean_turns is not None and self.mean_turns > plan["max_turns"]:
             raise G2POError(f"mean_turns is {self.mean_turns:g}: set it to at most max_turns, {plan['max_turns']}")
         means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
@@ -96,11 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings["model_name_or_path"] = settings["model_name_or_path"] or bundled_model(request.target)
     sharded = any(name in (request.accelerate_config or "") for name in ("fsdp", "zero3"))
     plan = Plan.from_settings(settings, request.num_processes or 1, sharded)
-    if options.measure is not None:
-        print(format_measured(plan, measure(words, plan, options.measure)))
-    else:
-        memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
-        print(format_plan(plan, options.episodes(plan), memory))
+    memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
+    print(format_plan(plan, options.episodes(plan), memory))
 
 
 def recipe_settings(script: Path, arguments: Sequence[str]) -> dict:
@@ -112,21 +90,3 @@ def recipe_settings(script: Path, arguments: Sequence[str]) -> dict:
     options = {**parser_options(recipe["DEFAULT_CONFIG"]), "defaults": None}
     parser, values, _ = read_values(recipe["TYPES"], arguments, command="g2po estimate", **options)
     return {**parser.field_defaults(), **values}
-
-
-def measure(words: Sequence[str], plan: Plan, iterations: int) -> MeasuredRun:
-    """Train some iterations of `g2po train *words` in a temporary folder, and return what they took."""
-    with tempfile.TemporaryDirectory(prefix="g2po-estimate-") as folder:
-        options = {name: value for name, value in _MEASURING.items() if name in plan.settings}
-        options |= {"max_steps": iterations * plan.steps_per_iteration, "output_dir": folder, "overwrite": "true"}
-        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        started = time.perf_counter()
-        print(f"Training {iterations} iterations in {folder}", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, "-m", "g2po_trl", "train", *words, *flags], stdout=sys.stderr)
-        if done.returncode:
-            raise G2POError(f"the training ended with exit code {done.returncode}")
-        return read_measured(
-            Path(folder),
-            wall=time.perf_counter() - started,
-            peak_memory=1024.0 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
-        )

@@ -35,7 +35,7 @@ exam        --target-success X         stop at this success rate on the exam's t
 
 Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --config smollm2-135m.
 
---help-all: every flag, with defaults.  --debug: the traceback of an error.
+--help-all: every flag, with defaults.
 """
 
 

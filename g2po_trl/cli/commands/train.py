@@ -56,7 +56,7 @@ processes   --num-processes N          processes, through Accelerate: one per GP
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
 
---help-all: every flag of TARGET, with its default.  --debug: the traceback of an error.
+--help-all: every flag of TARGET, with its default.
 """
 
 
