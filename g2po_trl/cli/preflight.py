@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,16 +45,7 @@ def check_model(field: str, name: str) -> None:
             remedy = f"it has {', '.join(inside)}: pass one of these" if inside else "pass a model's folder"
             raise G2POError(f"{field} is {name!r}, a folder without a model (no config.json): {remedy}")
         return
-    if path.is_file():
-        raise G2POError(f"{field} is {name!r}, which is a file: pass the folder that holds the model")
     first, slash, rest = name.partition("/")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or (slash and (not rest or Path(first).is_dir())):
+    looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    if looks_like_a_path or (slash and (not rest or Path(first).is_dir())):
         raise G2POError(f"{field} is {name!r}: there is no such folder")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON") and not _cached(name):
-        raise G2POError(f"{field} is {name!r}: no folder has this name, and HF_HUB_OFFLINE is set: pass a folder")
-
-
-def _cached(name: str) -> bool:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir()

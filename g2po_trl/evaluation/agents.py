@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..prompts.conversation import ChatRequest
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
@@ -35,19 +34,6 @@ Then stop: the answer to the action is shown to you."""
 
 REFLECTION_REQUEST = """This was your attempt at a task, and it failed{why}. In at most four sentences, say at which \
 point it went wrong and what to do instead next time. Be specific: name places, things and actions."""
-
-
-class Agent(Protocol):
-    """A prompting method. `trials` is the number of attempts per task."""
-
-    name: str
-    trials: int
-
-    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
-        """Return the request whose completion is the next step. `notes`: reflections on earlier trials."""
-
-    def read(self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None) -> ParsedCompletion:
-        """Return the action in a completion. `prompt_end`: the last characters of its prompt."""
 
 
 @dataclass
@@ -177,3 +163,6 @@ class ReflexionAgent(ReActAgent):
         earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])
         content = "\n".join(lines) + earlier + "\n\n" + REFLECTION_REQUEST.format(why=why)
         return ChatRequest([{"role": "system", "content": self.about}, {"role": "user", "content": content}])
+
+
+Agent = DirectAgent | ReActAgent

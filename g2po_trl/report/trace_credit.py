@@ -116,19 +116,9 @@ def counts(credit: TraceCredit) -> str:
     if traces.without_calls:
         lines.append(f"{_many(len(traces.without_calls), 'episode')} without a call: left out")
         lines[-1] += f" ({first_lines(traces.without_calls)})"
-    if traces.without_request:
-        many = _many(traces.without_request, "assistant message")
-        lines.append(f"{many} at the beginning of a conversation: context, no call")
-    if traces.without_news:
-        many = _many(traces.without_news, "call")
-        lines.append(f"{many} with nothing new since the assistant's last message: the state is the whole request")
     if traces.unread:
         listed = ", ".join(f"{name} ({number:,})" for name, number in traces.unread.most_common())
         lines.append(f"fields that are not read: {listed}")
-    by_rule = {"its `success`": traces.by_success, "reward > 0": episodes - failed - traces.by_success}
-    if rules := ", ".join(f"{rule} ({number:,})" for rule, number in by_rule.items() if number):
-        won = int(graph.trajectory_success.sum())
-        lines.append(f"success of an episode: {rules}; {won:,} of {episodes - failed:,} succeeded")
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
 
 

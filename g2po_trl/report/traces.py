@@ -49,17 +49,11 @@ class Traces:
         groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
             number of its line, and `line`: its first line.
         without_calls: first lines of episodes without a call, which are left out.
-        by_success: number of episodes whose outcome is their `success`; of others with a reward, it is reward > 0.
-        without_request: number of assistant messages at the beginning of a conversation. They are no calls.
-        without_news: number of calls whose request ends with an assistant message. Their state is the whole request.
         unread: field that was not read -> number of times.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     without_calls: list[int] = field(default_factory=list)
-    by_success: int = 0
-    without_request: int = 0
-    without_news: int = 0
     unread: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -167,9 +161,7 @@ class _Reader:
             if message["role"] != "assistant":
                 continue
             end = place + 1
-            if place == 0:
-                self.found.without_request += 1
-            else:
+            if place > 0:  # one at the beginning answers no request
                 self._add_step(episode, messages[:place], tools, message)
         episode.final = as_text(messages[end:]) or None
 
@@ -184,7 +176,6 @@ class _Reader:
         self, episode: _Episode, request: list[Message], tools: Tools, message: Message, is_cut: bool = False
     ) -> None:
         news = since_last_completion(request)
-        self.found.without_news += not news
         key = request_key(request, tools) if self.state_key is None else self._own_key(request)
         completion = "\n\n".join(filter(None, [message.get("reasoning_content"), message_text(message)]))
         episode.steps.append(
@@ -217,7 +208,6 @@ class _Reader:
             if not episode.steps:
                 self.found.without_calls.append(episode.line)
                 continue
-            self.found.by_success += episode.reward is not None and episode.success is not None
             groups.setdefault(episode.task_id, []).append(_trajectory_of(episode))
         self.found.groups = list(groups.values())
         for number, trajectory in ((n, t) for n, group in enumerate(self.found.groups) for t in group):

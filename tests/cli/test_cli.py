@@ -243,23 +243,20 @@ def test_files_beside_an_environment(folder, tmp_path, monkeypatch):
 def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
     (folder / "runs/a/checkpoint-3").mkdir(parents=True)
     (folder / "runs/a/checkpoint-3/trainer_state.json").write_text("{}")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("g2po_trl.cli.preflight.find_spec", lambda name: None)
     for field, value, text in (
         ("tasks", "none.jsonl", "no such file"),
         ("model_name_or_path", "no/such/model", "no such folder"),
         ("model_name_or_path", "runs/b", "no such folder"),
         ("model_name_or_path", "runs/a", "checkpoint-3"),
-        ("model_name_or_path", "config.yaml", "is a file"),
-        ("critic_model_name_or_path", "Qwen/none", "HF_HUB_OFFLINE"),
+        ("model_name_or_path", "config.yaml", "no such folder"),
+        ("critic_model_name_or_path", "./none", "no such folder"),
         ("report_to", ["none", "wandb"], "not installed"),
         ("load_in_4bit", True, "not installed"),
     ):
         with pytest.raises(G2POError, match=f"^{field} is .*{text}"):
             check_files_and_packages({field: value})
     check_files_and_packages({"model_name_or_path": "model", "tasks": "tasks.jsonl", "report_to": "none"})
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    (folder / "models--Qwen--none").mkdir()
     check_model("model", "Qwen/none")
 
 

@@ -126,7 +126,7 @@ def test_what_is_no_call_and_has_no_result_is_counted():
     ]
     traces = trajectories_of_traces(lines)
     assert [[t.outcome for t in group] for group in traces.groups] == [["error", "success"], ["success"]]
-    assert (traces.without_calls, traces.without_request, traces.without_news, traces.by_success) == ([4], 1, 1, 1)
+    assert traces.without_calls == [4]
     second = traces.groups[0][1].steps[1]
     assert second.key == 'assistant: Hello!\n\nuser: Find the mug.\n\nassistant: go({"to": "x"})'
     credit = credit_traces(traces, unscaled, gamma=0.5)
@@ -275,7 +275,6 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert "3 episodes of 2 tasks (1 to 2 a task, median 2), 5 calls\n" in text
     assert "  1 task with one episode: no other to compare it with, no advantage for 1 call\n" in text
     assert "  fields that are not read: model (1)\n" in text
-    assert "  success of an episode: reward > 0 (3); 2 of 3 succeeded\n" in text
     assert "g2po without A_EC, gamma 0.5\n" in text
     # A_EP and A_NC of two values: ±1/sqrt(2) each.
     assert (
@@ -377,8 +376,8 @@ def test_similar_states_are_merged(tmp_path, capsys):
         (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
         (["--gamma", "2"], 1, "gamma is 2"),
         (["--state-key", "similar:2"], 1, "state_key is 'similar:2': write similar:0.9"),
-        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__', which is not a function"),
-        (["--state-key", "page"], 1, "state_key is 'page': write file.py:function"),
+        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__': write file.py:function"),
+        (["--state-key", "page"], 1, "state_key is 'page': write"),
         (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
         (["--output", "run"], 1, "output is 'run', which holds another run: pass another --output"),
     ],

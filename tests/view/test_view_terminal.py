@@ -117,7 +117,7 @@ def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
     with pytest.raises(ValueError, match=r"episode is 0\.1: there are groups 1 to 1 in iteration 3"):
         main([str(run), "--text", "--episode", "0.1"])
     for flags, said in (
-        (["--text", "--serve"], "have no effect with --text"),
+        (["--text", "--serve"], "serve has no effect with --text"),
         (["--text", "--iterations", "1", "2"], "one iteration"),
         (["--episode", "1.1"], "episode has no effect without --text"),
         (["--text", "--episode", "3"], "episode is '3': write GROUP.EPISODE"),

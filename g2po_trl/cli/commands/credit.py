@@ -14,8 +14,7 @@ Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po v
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
 from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
 from ...report.traces import Traces, trajectories_of_file
+from ...runs.ownership import kept_in, read_description
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, kwargs, gamma, output = options.estimator, options.estimator_kwargs, options.gamma, options.output
     try:
         estimator = make_estimator(name, kwargs)
-        _check_output(output)
+        if kept_in(output) and "traces" not in read_description(output):
+            raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
         credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
         settings = {
             "advantage_estimator": name,
@@ -78,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _read(file: Path, state_key: str | None) -> Traces:
     similar = state_key is not None and state_key.partition(":")[0] == "similar"
     threshold = similarity_threshold(state_key) if similar else None
-    function = None if similar or state_key is None else _load_key(state_key)
+    function = None
+    if state_key is not None and not similar:
+        function = load(state_key) if ":" in state_key else None
+        if not callable(function):
+            raise G2POError(f"state_key is {state_key!r}: write file.py:function, module:function or similar:0.9")
     try:
         traces = trajectories_of_file(file, function)
     except ValueError as error:
@@ -87,28 +92,6 @@ def _read(file: Path, state_key: str | None) -> Traces:
         trajectories = traces.trajectories
         merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
     return traces
-
-
-def _load_key(name: str) -> Callable:
-    if ":" not in name:
-        raise G2POError(f"state_key is {name!r}: write file.py:function, module:function or similar:0.9")
-    function = load(name)
-    if not callable(function):
-        raise G2POError(f"state_key is {name!r}, which is not a function: name a function of the messages")
-    return function
-
-
-def _check_output(output: Path) -> None:
-    """Refuse a folder with the files of something else, e.g. a training run."""
-    described = output / "run.json"
-    if not described.exists() and not (output / "trajectories").exists():
-        return
-    try:
-        known: Any = json.loads(described.read_bytes())
-    except (OSError, ValueError):
-        known = None
-    if not isinstance(known, dict) or "traces" not in known:
-        raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
 
 
 def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:

@@ -57,18 +57,22 @@ class Options:
     def __post_init__(self):
         if not self.folders:
             raise G2POError("FOLDER is missing: name the folder of a run or an evaluation")
-        if self.push_space and (self.text or self.serve):
-            raise G2POError("push_space uploads the page, which --text and --serve do not write: leave them out")
-        if self.text and (self.output or not self.prompts or self.serve):
-            raise G2POError("output, prompts and serve have no effect with --text: leave them out")
+        writes = not (self.text or self.serve)
+        conditions = {
+            "output": (writes, "with --text and --serve"),
+            "push_space": (writes, "with --text and --serve"),
+            "serve": (not self.text, "with --text"),
+            "episode": (self.text, "without --text"),
+            "prompts": (writes, "with --text and --serve"),
+            "port": (self.serve, "without --serve"),
+            "iterations": (not self.serve, "with --serve"),
+        }
+        for name, (is_used, when) in conditions.items():
+            given = not self.prompts if name == "prompts" else getattr(self, name)
+            if given and not is_used:
+                raise G2POError(f"{name} has no effect {when}: leave it out")
         if self.text and (len(self.folders) > 1 or len(self.iterations) > 1):
             raise G2POError("text shows one folder, and of a training run one iteration")
-        if self.episode and not self.text:
-            raise G2POError("episode has no effect without --text: add it, or leave it out")
-        if self.serve and (self.output or self.iterations or not self.prompts):
-            raise G2POError("output, iterations and prompts have no effect with --serve: leave them out")
-        if self.port is not None and not self.serve:
-            raise G2POError("port has no effect without --serve: add it, or leave it out")
         if self.episode is not None and not re.fullmatch(r"\d+\.\d+", self.episode):
             raise G2POError(f"episode is {self.episode!r}: write GROUP.EPISODE, e.g. 3.2")
 

@@ -15,9 +15,6 @@ import numpy as np
 from ..graph import StateGraph
 from .common import compare, episode_advantage
 
-# The paper's ablations: options that are set to False, and the term that is then missing, for names in tables.
-ABLATIONS = {"node_centric": "A_NC", "edge_centric": "A_EC", "aggregate": "group aggregation"}
-
 
 def g2po(
     graph: StateGraph,
