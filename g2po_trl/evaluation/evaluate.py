@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
@@ -37,7 +37,7 @@ from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat_models import ChatModel, TokenBudget
-from .checkpoints import weights_hash
+from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions, check_is_there
 from .panel_runner import PanelPlayer
 from .server_chat import ServerChat
@@ -177,6 +177,7 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "chat_template_kwargs": options.chat_template_kwargs or {},
         "environment": by_names(options.environment),
         "environment_options": by_names(options.environment_options),
+        "environment_files": files_hash(_files_in(options.environment_options)),
         "panel": by_names(panel.name),
         "panel_options": by_names(options.panel_options),
         "panel_data": panel.data,
@@ -192,6 +193,14 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         **{one.name: getattr(options, one.name) for one in fields(Sampling)},
         "versions": installed_versions(),
     }
+
+
+def _files_in(data: Any) -> Iterator[str]:
+    """Yield the files that are named in data."""
+    for part in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
+        yield from _files_in(part)
+    if isinstance(data, str) and data.startswith("/") and Path(data).is_file():
+        yield data
 
 
 def _hash(data: Any) -> str:
