@@ -57,6 +57,17 @@ def load_replaced(run: str | Path) -> list[Trajectory]:
     return [trajectory for iteration in read for group in iteration.groups for trajectory in group]
 
 
+def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a run's evaluations.jsonl; none without the file."""
+    path = Path(run, "evaluations.jsonl")
+    return read_json_lines(path) if path.is_file() else []
+
+
+def iteration_numbers(run: str | Path) -> list[int]:
+    """Return the numbers of the iterations whose trajectories a run kept."""
+    return sorted(_files(run, "train"))
+
+
 def load_log(run: str | Path) -> list[dict[str, Any]]:
     """Return the logged metrics of each iteration so far; none without a log.jsonl."""
     path, log = Path(run) / "log.jsonl", IterationLog()

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..credit.estimators.common import episode_advantage
-from ..credit.estimators.g2po import edge_advantage, g2po, node_advantage
+from ..credit.estimators.g2po import g2po, g2po_terms
 from ..credit.graph import StateGraph
 from ..environments.validation import is_score
 from ..rollout.stats import RolloutStats
@@ -34,19 +33,10 @@ def advantage_metrics(
     graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
 ) -> dict[str, float]:
     """Return `advantage/*`: mean absolute advantages over counted steps; of `g2po` also those of its terms."""
-    options = estimator.keywords if isinstance(estimator, partial) and estimator.func is g2po else None
     parts = {"": advantages}
-    if options is not None:
-        scale, aggregate = options.get("scale_by_std", True), options.get("aggregate", True)
-        penalty, statistics = (
-            options.get("invalid_action_penalty", 0.0),
-            options.get("episode_statistics", "trajectory"),
-        )
-        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics)
-        if options.get("node_centric", True):
-            parts["node_"] = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
-        if options.get("edge_centric", True):
-            parts["edge_"] = edge_advantage(graph, scale, aggregate)
+    if isinstance(estimator, partial) and estimator.func is g2po:
+        options = {name: value for name, value in estimator.keywords.items() if name != "step_weight"}
+        parts |= {f"{name}_": term for name, term in g2po_terms(graph, **options).items()}
     used = graph.counted
     return {
         f"advantage/{name}abs_mean": float(np.abs(values[used]).mean()) if used.any() else 0.0

@@ -15,9 +15,10 @@ from filelock import FileLock
 from ..environments.tasks import tasks_hash
 from ..trajectory import Trajectory, write_jsonl
 from ..utils.errors import G2POError
-from ..utils.json import read_json_lines, write_json, write_json_lines
+from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from .checkpoint import find_checkpoint, run_id_of
+from .iterations import load_evaluations
 from .ownership import (
     FILE,
     SUPERSEDED,
@@ -247,8 +248,7 @@ class RunFolder:
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Restore what `state_dict` returned; `write_run` writes these evaluations, and no later ones."""
-        path = self.path / "evaluations.jsonl"
-        made = read_json_lines(path) if path.is_file() else []
+        made = load_evaluations(self.path)
         self._made_after = made[len(state) :] if made[: len(state)] == state else []
         self.evaluations = state
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import load_iteration, load_log
+from ..runs.iterations import iteration_numbers, load_evaluations, load_iteration, load_log
 from ..runs.run_json import read_run
 from ..utils.errors import G2POError
-from ..utils.json import read_json_lines
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
 from .texts import Prompts, Texts
@@ -44,19 +42,15 @@ class Run:
     def __init__(self, folder: str | Path, tokenizer=None, live: bool = False):
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
-        self.numbers = sorted(
-            {
-                int(found[1])
-                for path in self.folder.glob("trajectories/train-*.jsonl")
-                if (found := re.match(r"train-(\d+)", path.name))
-            }
-        )
-        self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
-        self._prompts = Prompts(self.folder, tokenizer, _model_of(self._described))
-        self.settings = _settings_in(self._described)
-        self.log = _log_of(self._described)
-        self.steps_per_iteration: int | None = self._described.get("optimizer_steps_per_iteration")
-        if not self.numbers and not self.sets() and not (live and self._described):
+        self.numbers = iteration_numbers(self.folder)
+        described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
+        model, traces = described.get("model"), described.get("traces")
+        model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
+        self._prompts = Prompts(self.folder, tokenizer, model)
+        self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
+        self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
+        self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
+        if not self.numbers and not self.sets() and not (live and described):
             raise G2POError(
                 f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
                 f"output folder of `g2po evaluate`{_hint(self.folder)}"
@@ -71,7 +65,7 @@ class Run:
 
     def sets(self) -> list[EpisodeSet]:
         """Return the evaluations whose trajectories were saved."""
-        return sets_of_run(self.folder, self.evaluations(), self._prompts)
+        return sets_of_run(self.folder, load_evaluations(self.folder), self._prompts)
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
@@ -91,7 +85,7 @@ class Run:
             "optimizer_steps_per_iteration": self.steps_per_iteration,
             "planned": self._planned(),
             "curves": curves,
-            "evaluations": self.evaluations(),
+            "evaluations": load_evaluations(self.folder),
             "iterations": self.numbers,
         }
 
@@ -126,28 +120,6 @@ class Run:
         steps = self.steps_per_iteration
         log = enumerate(load_log(self.folder), 1)
         return [(-(-entry["step"] // steps) if steps else number, entry) for number, entry in log]
-
-    def evaluations(self) -> list[dict[str, Any]]:
-        """Return the complete lines of evaluations.jsonl."""
-        path = self.folder / "evaluations.jsonl"
-        return read_json_lines(path) if path.is_file() else []
-
-
-def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of trainer and estimator in a run.json; older files have no section for the estimator."""
-    return {**described.get("trainer", {}), **described.get("estimator", {})}
-
-
-def _model_of(described: dict[str, Any]) -> str | None:
-    """Return the path or Hub id of the model; a recipe describes it by TRL's arguments."""
-    model = described.get("model")
-    return model.get("model_name_or_path") if isinstance(model, dict) else model
-
-
-def _log_of(described: dict[str, Any]) -> dict[str, Any] | None:
-    """Return name and file of the log of a folder of `g2po credit`, and `None` for a training run."""
-    traces = described.get("traces")
-    return None if traces is None else {"name": Path(traces["file"]).name, **traces}
 
 
 def _as_text(value: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..credit.estimators.common import episode_advantage
-from ..credit.estimators.g2po import edge_advantage, node_advantage
+from ..credit.estimators.g2po import g2po_terms
 from ..credit.graph import StateGraph
 from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
@@ -106,16 +105,10 @@ def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:
     """Return A_EP, w A_NC and w A_EC of each step, (S, 3)."""
     scale = settings.get("scale_by_std", settings.get("scale_rewards", "group") == "group")
-    options = settings.get("estimator_kwargs") or {}
-    statistics = options.get("episode_statistics", "trajectory")
-    penalty = settings.get("invalid_action_penalty", 0.0)
-    weight = settings.get("step_advantage_weight", 1.0)
-    aggregate = options.get("aggregate", True)
-    episode = episode_advantage(graph, scale, penalty, statistics)
-    node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
-    edge = edge_advantage(graph, scale, aggregate)
-    node, edge = node * options.get("node_centric", True), edge * options.get("edge_centric", True)
-    return np.column_stack([episode, weight * node, weight * edge])
+    penalty, weight = settings.get("invalid_action_penalty", 0.0), settings.get("step_advantage_weight", 1.0)
+    terms = g2po_terms(graph, scale, penalty, **(settings.get("estimator_kwargs") or {}))
+    none = np.zeros(graph.num_steps)
+    return np.column_stack([terms["episode"], *(weight * terms.get(name, none) for name in ("node", "edge"))])
 
 
 def _adds_up(steps: Sequence[Step], parts: np.ndarray) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -191,18 +191,14 @@ class TerminalView:
 def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Return a lost episode of a group that also won, or else any lost one, or the first."""
     everyone = [
-        (group, number, place, one)
-        for number, group in enumerate(groups, 1)
-        for place, one in enumerate(group["episodes"], 1)
+        (number, place) for number, group in enumerate(groups, 1) for place in range(1, len(group["episodes"]) + 1)
     ]
-    tests: list[Callable[[dict, dict], bool]] = [
-        lambda group, one: (
-            one["outcome"] != "success" and any(other["outcome"] == "success" for other in group["episodes"])
-        ),
-        lambda group, one: one["outcome"] != "success",
-        lambda group, one: True,
-    ]
-    return next((number, place) for test in tests for group, number, place, one in everyone if test(group, one))
+
+    def interest(where: tuple[int, int]) -> int:
+        wins = [one["outcome"] == "success" for one in groups[where[0] - 1]["episodes"]]
+        return 0 if wins[where[1] - 1] else 1 + any(wins)
+
+    return max(everyone, key=interest)
 
 
 def _one_line(text: str, width: int) -> str:

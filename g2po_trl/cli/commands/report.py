@@ -16,10 +16,10 @@ from pathlib import Path
 from ...report import state_key_test as keys
 from ...report.plain import five_lines
 from ...report.summary import analyse, notes, summary, verdict_on
-from ...runs.iterations import load_iterations, load_replaced
+from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
 from ...utils.errors import G2POError
-from ...utils.json import read_json_lines, write_json
+from ...utils.json import write_json
 from ..parser import option, parse
 
 
@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
         raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
-    rows, path = numbers["iterations"], args.run / "evaluations.jsonl"
-    evaluations = read_json_lines(path) if path.is_file() else []
+    rows, evaluations = numbers["iterations"], load_evaluations(args.run)
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, evaluations, verdict), end="\n\n")
     if args.details:

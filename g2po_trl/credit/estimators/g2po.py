@@ -45,13 +45,30 @@ def g2po(
     Raises:
         ValueError: for an unknown `episode_statistics`.
     """
-    advantage = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
-    if node_centric:
-        node_penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
-        advantage = advantage + step_weight * node_advantage(graph, scale_by_std, node_penalty, aggregate)
-    if edge_centric:
-        advantage = advantage + step_weight * edge_advantage(graph, scale_by_std, aggregate)
+    options = scale_by_std, invalid_action_penalty, episode_statistics, node_centric, edge_centric, aggregate
+    advantage, *others = g2po_terms(graph, *options).values()
+    for term in others:
+        advantage = advantage + step_weight * term
     return advantage
+
+
+def g2po_terms(
+    graph: StateGraph,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+    node_centric: bool = True,
+    edge_centric: bool = True,
+    aggregate: bool = True,
+) -> dict[str, np.ndarray]:
+    """Return A_EP, A_NC and A_EC as "episode", "node" and "edge", each (S,); arguments as in `g2po`."""
+    terms = {"episode": episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)}
+    if node_centric:
+        penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
+        terms["node"] = node_advantage(graph, scale_by_std, penalty, aggregate)
+    if edge_centric:
+        terms["edge"] = edge_advantage(graph, scale_by_std, aggregate)
+    return terms
 
 
 def node_advantage(
