@@ -199,10 +199,7 @@ def _sorted_items(items: Iterable[str]) -> list[str]:
 
 
 def _sort_lists(text: str) -> str:
-    """Sort the list at the end of each clause: "you see a mug 1, a plate 2, and some bread".
-
-    A list has two or more items with articles. Takes time linear in the length, whatever the environment writes.
-    """
+    """Sort the list at the end of each clause: "you see a mug 1, a plate 2, and some bread"."""
     ends = [cut.start() for cut in _CUT.finditer(text) if cut["end"]]
     starts = [0, *(end + 1 for end in ends)]
     return "".join(_sort_list(text[a:b]) + text[b : b + 1] for a, b in zip(starts, [*ends, len(text)]))

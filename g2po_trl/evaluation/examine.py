@@ -195,10 +195,7 @@ def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]
 def _examine(
     pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]], episodes: int, turns: int, seed: int
 ) -> list[Finding]:
-    """Return findings about the contract, and about whether a model can learn in the environment.
-
-    After a time-out or a crash nothing else is played, since it may take as long.
-    """
+    """Return findings about the contract, and about whether a model can learn in the environment."""
     starts, failures = first_steps(pool, tasks, tasks)
     playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
     failed = [Finding("error", f"in a worker process it {describe_failure(one)}") for one in failures]

@@ -111,10 +111,7 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
 
 
 def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
-    """Return a finding about the short text that is the state of most turns, if it hides where an episode is.
-
-    It does if the same action leads from it to different states, or if no action was played twice in it.
-    """
+    """Return a finding about the short text that is the state of most turns, if it hides where an episode is."""
     found: list[tuple[int, str, set[int], bool]] = []
     for group in groups:
         turns, nexts, texts = defaultdict(list), defaultdict(lambda: defaultdict(list)), {}

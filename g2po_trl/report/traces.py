@@ -124,14 +124,13 @@ class _Reader:
     def read(self, number: int, line: str | bytes | Mapping[str, Any]) -> None:
         data = line if isinstance(line, Mapping) else _parse(line)
         form = _form_of(data)
+        _check_fields(data)
         self.found.unread.update(data.keys() - form - _COMMON)
         episode = self._episode(number, data, form)
         _set_reward(episode, data, number)
         if form is _CALL:
             self._add_call(episode, data)
         elif form is _CALLS:
-            if not isinstance(data["calls"], (list, tuple)):
-                raise ValueError(f"calls is {show(data['calls'])}; give a list of objects with messages and response")
             for place, call in enumerate(data["calls"]):
                 with_place = f"calls[{place}]"
                 if not isinstance(call, Mapping) or not {"messages", "response"} <= call.keys():
@@ -139,11 +138,12 @@ class _Reader:
                 self.found.unread.update(f"calls.{name}" for name in call.keys() - _CALL - {"tools"})
                 self._add_call(episode, {"tools": data.get("tools"), **call}, f"{with_place}.")
         else:
-            self._add_conversation(episode, normalize_messages(data["messages"]), _tools_of(data))
+            self._add_conversation(episode, normalize_messages(data["messages"]), data.get("tools"))
 
     def _episode(self, number: int, data: Mapping[str, Any], form: set[str]) -> _Episode:
         task_id, task = _task_of(data)
-        name = _name_of(data, "episode_id" if form is _CALL else "id", number)
+        name = data.get("episode_id" if form is _CALL else "id")
+        name = number if name is None else str(name)  # a text is never equal to the number of a line
         known = self.episodes.get((task_id, name))
         if known is not None and form is not _CALL:
             raise ValueError(
@@ -170,7 +170,8 @@ class _Reader:
             request = normalize_messages(call["messages"])
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
-        self._add_step(episode, request, _tools_of(call), *_response_of(call["response"], f"{where}response"))
+        _check_fields({"tools": call.get("tools")})
+        self._add_step(episode, request, call.get("tools"), *_response_of(call["response"], f"{where}response"))
 
     def _add_step(
         self, episode: _Episode, request: list[Message], tools: Tools, message: Message, is_cut: bool = False
@@ -247,6 +248,37 @@ def _form_of(data: Mapping[str, Any]) -> set[str]:
     return _CONVERSATION
 
 
+def _check_fields(data: Mapping[str, Any]) -> None:
+    for name, (fits, remedy) in _FIELDS.items():
+        if name in data and not fits(data[name]):
+            raise ValueError(f"{name} is {show(data[name])}; give {remedy}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond floats
+        return False
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _are_tools(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value))
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value is one, and what to give instead
+    "reward": (lambda one: one is None or _is_finite(one), "a finite number, or null for an episode without a result"),
+    "success": (lambda one: one is None or isinstance(one, bool), "true or false, or leave it out"),
+    "tools": (_are_tools, "a list of JSON schemas, or leave it out"),
+    "calls": (lambda one: isinstance(one, (list, tuple)), "a list of objects with messages and response"),
+    "id": (lambda one: one is None or _is_name(one), "a text or a whole number"),
+    "episode_id": (_is_name, "a text or a whole number"),
+}
+
+
 def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the task's id and its words, if it has any."""
     name = "task_id" if data.get("task_id") is not None else "task"
@@ -261,30 +293,10 @@ def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
     return json.dumps(value, ensure_ascii=False, sort_keys=True), words
 
 
-def _tools_of(data: Mapping[str, Any]) -> Tools:
-    tools = data.get("tools")
-    if not isinstance(tools, (list, tuple, type(None))) or not all(isinstance(tool, Mapping) for tool in tools or ()):
-        raise ValueError(f"tools is {show(tools)}; give a list of JSON schemas, or leave it out")
-    return tools
-
-
-def _name_of(data: Mapping[str, Any], name: str, number: int) -> str | int:
-    value = data.get(name)
-    if value is None and name == "id":
-        return number
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError(f"{name} is {show(value)}; give a text or a whole number")
-    return str(value)  # never equal to the number of a line
-
-
 def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None:
     reward, success = data.get("reward"), data.get("success")
     if "reward" not in data and "episode_id" not in data:
         raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
-    if reward is not None and not _is_finite(reward):
-        raise ValueError(f"reward is {show(reward)}; give a finite number, or null for an episode without a result")
-    if success is not None and not isinstance(success, bool):
-        raise ValueError(f"success is {show(success)}; give true or false, or leave it out")
     episode.has_reward |= "reward" in data
     for name, value in (("reward", reward), ("success", success)):
         before = getattr(episode, name)
@@ -295,13 +307,6 @@ def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None
             )
         if value is not None and before is None:
             setattr(episode, name, (value, number))
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond floats
-        return False
 
 
 def _response_of(response: Any, where: str) -> tuple[Message, bool]:

@@ -62,10 +62,7 @@ class Conversations:
         return episode.step(action, text, valid=valid, **fields)
 
     def _before_stop(self, ids: Sequence[int], stops: tuple[str, ...]) -> Sequence[int] | None:
-        """Return the ids of a completion before the first of the stops, which is not part of its message.
-
-        `None`: the stop begins inside a token.
-        """
+        """Return the ids of a completion before the first of the stops, which is not part of its message."""
         decode = self.encoder.decode
         text = decode(ids)
         shown = cut_before(text, stops)

@@ -82,12 +82,7 @@ class Sources:
 
 
 def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
-    """Return the ids of the two evaluations that are side by side when the page opens.
-
-    For one folder: the first and the last evaluation of a panel, of "report" if there is one, since the best
-    checkpoint is chosen on the other. For several: the last evaluation of each of the first two that have any, of the
-    same panel if both have one.
-    """
+    """Return the ids of the two evaluations that are side by side when the page opens."""
     if not sets:
         return [None, None]
     of_source = [[one for one in sets if one["source"] == i] for i in sorted({one["source"] for one in sets})]
@@ -102,10 +97,7 @@ def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
 
 
 def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the evaluations of the panel "report", or else of the panel with the most evaluations.
-
-    Ties go to the first by name: a panel comes before its evaluations at `other_eval_temperatures`.
-    """
+    """Return the evaluations of the panel "report", or else of the panel with the most evaluations."""
     names = [one["panel"] for one in sets]
     panel = REPORT if REPORT in names else max(names, key=names.count)
     return [one for one in sets if one["panel"] == panel]

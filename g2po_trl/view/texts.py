@@ -72,10 +72,7 @@ class Prompts:
         return {"t": texts, "lp": logprobs}
 
     def _piece(self, tokenizer, ids: tuple[int, ...], follows: bool) -> str:
-        """Return the text of tokens; the first of those that follow one is that one.
-
-        Some tokenizers drop the space of a first token. Texts are kept: an iteration has many tokens, and few kinds.
-        """
+        """Return the text of tokens; the first of those that follow one is that one."""
         if (follows, ids) not in self._pieces:
             before = len(tokenizer.decode(list(ids[:1]))) if follows else 0
             self._pieces[follows, ids] = tokenizer.decode(list(ids))[before:]
