@@ -97,8 +97,8 @@ class Plan:
         chosen = not self["fp16"] if self["bf16"] is None else self["bf16"]
         return bool(chosen) and not self["use_cpu"]
 
-    def shape(self) -> tuple[ModelShape, str]:
-        """Return the model's shape and its source; see `read_shape`."""
+    def shape(self) -> ModelShape:
+        """Return the model's shape; see `read_shape`."""
         lora = None
         if self["use_peft"]:
             lora = {ours: self[name] for name, ours in _LORA.items() if self[name] is not None}
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def _colocates_vllm(self) -> bool:
-        return self["engine"] == "vllm" and (self["vllm_mode"] or "colocate") == "colocate"
+        return (self["use_vllm"] or self["engine"] == "vllm") and (self["vllm_mode"] or "colocate") == "colocate"
 
     def assumed_episodes(self, **given: float) -> Episodes:
         """Return episodes as they are assumed, with the given means instead where there are some."""

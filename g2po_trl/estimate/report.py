@@ -13,9 +13,9 @@ def format_plan(plan: Plan, episodes: Episodes, gpu_memory: float | None) -> str
 
     Raises `G2POError` if the model's configuration cannot be read.
     """
-    shape, source = plan.shape()
+    shape = plan.shape()
     trained = f"{_count(shape.adapter)} trained (LoRA)" if shape.adapter else "all trained"
-    lines = [f"{plan.model}: {_count(shape.parameters)} parameters, {trained} (by {source})", ""]
+    lines = [f"{plan.model}: {_count(shape.parameters)} parameters, {trained}", ""]
     lines += _memory_lines(plan, shape, gpu_memory)
     steps = plan.episodes * episodes.turns
     prompts, completions = steps * episodes.prompt_tokens, steps * episodes.completion_tokens

@@ -83,22 +83,30 @@ def test_vllms_cache_is_what_its_share_leaves():
 def test_shape_of_a_folder_is_its_models():
     from transformers import AutoModelForCausalLM
 
-    shape, source = read_shape(str(tiny_model_path()))
+    shape = read_shape(str(tiny_model_path()))
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path())
-    assert shape.parameters == sum(p.numel() for p in model.parameters()) and source == "its config.json"
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
     kept = model(model.dummy_inputs["input_ids"], use_cache=True).past_key_values.layers[0]
     assert shape.kv_width == sum(part[0, :, 0].numel() for part in (kept.keys, kept.values))
-    adapted, _ = read_shape(str(tiny_model_path()), lora={"r": 2, "target_modules": ["all-linear"]})
+    adapted = read_shape(str(tiny_model_path()), lora={"r": 2, "target_modules": ["all-linear"]})
     attention = 2 * (2 * shape.hidden * 2) + 2 * 2 * (shape.hidden + shape.kv_width // 2)
     mlp = 3 * 2 * (shape.hidden + shape.intermediate)
     assert adapted.adapter == shape.layers * (attention + mlp)
 
 
-def test_known_models_need_no_hub(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    shape, _ = read_shape("Qwen/Qwen2.5-1.5B-Instruct")
-    assert shape.parameters == 1_543_714_304  # the number of its card
-    assert read_shape("Qwen/Qwen2.5-7B-Instruct")[0].parameters == 7_615_616_512
+@pytest.fixture
+def qwen(tmp_path):
+    """A folder with the configuration of Qwen2.5-1.5B."""
+    from transformers import Qwen2Config
+
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151936}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    Qwen2Config(**sizes, **heads).save_pretrained(tmp_path / "qwen")
+    return str(tmp_path / "qwen")
+
+
+def test_shape_is_that_of_the_models_card(qwen):
+    assert read_shape(qwen) == LARGE
 
 
 SETTINGS = {
@@ -142,8 +150,8 @@ def run(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_recipe_is_estimated_with_flags_of_train(capsys):
-    words = ["alfworld", "--config", "qwen2.5-1.5b", "--num_processes", "2", "--mean-turns", "10"]
+def test_a_recipe_is_estimated_with_flags_of_train(capsys, qwen):
+    words = ["alfworld", "--config", "qwen2.5-1.5b", "--model", qwen, "--num_processes", "2", "--mean-turns", "10"]
     text = run(capsys, *words, "--max_steps", "15", "--gpu-memory", "80")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "80 GB: fits" in text
     assert "15 iterations" in text and "1,280 step samples" in text
