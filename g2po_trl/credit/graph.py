@@ -34,6 +34,7 @@ import numpy as np
 import xxhash
 
 from ..trajectory import UNCOUNTED, Trajectory
+from ..utils.errors import G2POError
 from .values import lambda_returns, lambda_values
 
 
@@ -156,7 +157,7 @@ class StateGraph:
             with_actions: also hash the actions.
 
         Raises:
-            ValueError: if `gamma` or `value_lambda` is out of range; if there is no group, or a group is empty or has
+            G2POError: if `gamma` or `value_lambda` is out of range; if there is no group, or a group is empty or has
                 several tasks; if a counted trajectory has a reward that is not finite, or no steps and no
                 `failure_reason`.
         """
@@ -303,31 +304,31 @@ def _actions(records: Sequence[TrajectoryRecord]) -> np.ndarray | None:
 
 def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float, value_lambda: float) -> None:
     if not 0 < gamma <= 1:
-        raise ValueError(f"gamma is {gamma}; it must be in (0, 1]")
+        raise G2POError(f"gamma is {gamma}; it must be in (0, 1]")
     if not (isinstance(value_lambda, Real) and 0 <= value_lambda <= 1):
-        raise ValueError(
+        raise G2POError(
             f"value_lambda is {value_lambda!r}; it must be in [0, 1]: 1 for mean returns (the paper), 0 for the "
             "values that the transitions of the group imply"
         )
     if not groups:
-        raise ValueError("no groups: a graph needs at least one group of trajectories")
+        raise G2POError("no groups: a graph needs at least one group of trajectories")
     for number, group in enumerate(groups):
         if not group:
-            raise ValueError(f"group {number} has no trajectories")
+            raise G2POError(f"group {number} has no trajectories")
         tasks = sorted({r.task_id for r in group})
         if len(tasks) > 1:
-            raise ValueError(
+            raise G2POError(
                 f"group {number} has trajectories of several tasks ({', '.join(tasks)}); a group is one task"
             )
         for place, r in enumerate(group):
             name = f"trajectory {place} of group {number} (task {r.task_id})"
             if len(r.keys) != len(r.valid):
-                raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
+                raise G2POError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
             if not r.counted:
                 continue
             if not r.keys and not r.failure_reason:
-                raise ValueError(
+                raise G2POError(
                     f"{name} has no steps; an episode that could not start has outcome 'error', or a failure_reason"
                 )
             if not math.isfinite(r.reward):
-                raise ValueError(f"{name} has reward {r.reward}; it must be finite")
+                raise G2POError(f"{name} has reward {r.reward}; it must be finite")

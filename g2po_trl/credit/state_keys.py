@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..trajectory import Step, Trajectory
+from ..utils.errors import G2POError
 from ..utils.extras import install_command
 
 IGNORABLE = ("numbers", "list_order", "case")
@@ -79,7 +80,7 @@ def similarity_threshold(state_key: str | None) -> float | None:
     """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`.
 
     Raises:
-        ValueError: for another text, and if datasketch is not installed.
+        G2POError: for another text, and if datasketch is not installed.
     """
     if state_key is None:
         return None
@@ -89,12 +90,12 @@ def similarity_threshold(state_key: str | None) -> float | None:
     except ValueError:
         threshold = 0.0
     if kind != "similar" or not 0 < threshold < 1:
-        raise ValueError(
+        raise G2POError(
             f"state_key is {state_key!r}: write similar:0.9 to merge keys that share 90 % of their word pairs (any "
             "number above 0 and below 1), or leave it out for equal keys; a function goes to G2POTrainer(state_key=…)."
         )
     if find_spec("datasketch") is None:
-        raise ValueError(f"state_key is {state_key!r}, which needs datasketch: {install_command('similarity')}")
+        raise G2POError(f"state_key is {state_key!r}, which needs datasketch: {install_command('similarity')}")
     return threshold
 
 

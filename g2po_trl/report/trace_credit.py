@@ -15,6 +15,7 @@ import numpy as np
 from ..credit.graph import StateGraph
 from ..rollout.words import action_text, state_text
 from ..trajectory import Step
+from ..utils.errors import G2POError
 from .traces import Traces, first_lines
 
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl
@@ -46,10 +47,10 @@ def credit_traces(
 ) -> TraceCredit:
     """Return the credit of a log by `StateGraph -> (S,)`, and store it in its steps (`Step.advantage`).
 
-    Raises `ValueError` if there is no call, and the errors of `StateGraph.from_groups`.
+    Raises `G2POError` if there is no call, and the errors of `StateGraph.from_groups`.
     """
     if not traces.groups:
-        raise ValueError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
+        raise G2POError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
     graph = StateGraph.from_groups(traces.groups, gamma, value_lambda)
     compared = results_by_group(graph)[graph.group] > 1
     advantages = np.where(compared & graph.counted, estimator(graph), np.nan)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..trajectory import Trajectory, read_unfinished
+from ..utils.errors import G2POError
 from ..utils.iteration_log import IterationLog
 from ..utils.json import read_json_lines
 
@@ -34,10 +35,10 @@ class Iteration:
 
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `ValueError` without any."""
+    """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `G2POError` without any."""
     files = _files(run, name)
     if not files:
-        raise ValueError(
+        raise G2POError(
             f"{str(run)!r} holds no trajectories/{name}-*.jsonl: pass the output_dir of a run with save_trajectories"
         )
     return [_read_iteration(number, paths) for number, paths in sorted(files.items())]

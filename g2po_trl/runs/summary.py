@@ -8,6 +8,7 @@ from typing import Any
 
 from ..environments.validation import is_score
 from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
@@ -70,7 +71,7 @@ def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collec
     """Refuse a panel whose results at another temperature would have the name of another panel."""
     for temperature in temperatures:
         if (name := at_temperature(panel, temperature)) in panels:
-            raise ValueError(
+            raise G2POError(
                 f"the name of a panel in eval_dataset is {name!r}, and other_eval_temperatures has {temperature}: the "
                 f"results of {panel!r} at that temperature have this name. Rename the panel"
             )

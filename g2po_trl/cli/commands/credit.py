@@ -14,6 +14,7 @@ Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po v
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
 from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
 from ...report.traces import Traces, trajectories_of_file
-from ...runs.ownership import kept_in, read_description
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, kwargs, gamma, output = options.estimator, options.estimator_kwargs, options.gamma, options.output
     try:
         estimator = make_estimator(name, kwargs)
-        if kept_in(output) and "traces" not in read_description(output):
-            raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
+        _check_output(output)
         credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
         settings = {
             "advantage_estimator": name,
@@ -92,6 +91,19 @@ def _read(file: Path, state_key: str | None) -> Traces:
         trajectories = traces.trajectories
         merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
     return traces
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a folder with the files of something else, e.g. a training run."""
+    described = output / "run.json"
+    if not described.exists() and not (output / "trajectories").exists():
+        return
+    try:
+        known: Any = json.loads(described.read_bytes())
+    except (OSError, ValueError):
+        known = None
+    if not isinstance(known, dict) or "traces" not in known:
+        raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
 
 
 def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:
