@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from g2po_trl.cli.commands.evaluate import main as evaluate
 from g2po_trl.report.summary import analyse
-from g2po_trl.runs.iterations import load_iterations
+from g2po_trl.runs.iterations import load_evaluations, load_iterations
 from g2po_trl.runs.ownership import checkpoints_in, step_of, weights_in
 from g2po_trl.runs.run_json import read_run
 from g2po_trl.view.data import Run
@@ -146,7 +146,7 @@ def check(folder, written, attempt, output):
     run = Run(folder)
     sources = Sources(run)
     overview = sources.overview()
-    assert written.evaluations <= {entry["step"] for entry in run.evaluations()}
+    assert written.evaluations <= {entry["step"] for entry in load_evaluations(run.folder)}
     curves = overview["training"]["curves"] if run.numbers else []
     assert len(curves) >= written.checkpoint
     for shown in sources.sets().values():
@@ -208,5 +208,5 @@ def test_killed_at_any_moment(tiny_model_dir, tmp_path):
         for name in ("run", "uninterrupted")
     )
     assert ours == theirs and len(load_iterations(folder)) == reached
-    ours, theirs = (Run(tmp_path / name).evaluations() for name in ("run", "uninterrupted"))
+    ours, theirs = (load_evaluations(tmp_path / name) for name in ("run", "uninterrupted"))
     assert ours == theirs
