@@ -106,9 +106,9 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
     ],
 )
 def test_values_that_teaching_refuses(game, monkeypatch, words, name, capsys):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises((SystemExit, G2POError)) as stopped:
         teach(monkeypatch, *words, *SFT)
-    assert stopped.value.code == 2 and name in capsys.readouterr().err
+    assert name in capsys.readouterr().err + str(stopped.value)
 
 
 def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkeypatch):

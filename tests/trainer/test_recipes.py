@@ -279,7 +279,7 @@ def test_the_help_of_a_recipe_has_its_defaults_in_groups(capsys):
     for flag, group in flags:
         assert at[group] < shown.index(f"\n  {flag}") < at[group + 1], flag
     text = " ".join(shown.split())
-    assert "Maximum number of turns of an episode. (default: 15)" in text and "(default: 0.0003)" in text
+    assert "ends as `truncated`. (default: 15)" in text and "(default: 0.0003)" in text
 
 
 @pytest.mark.parametrize(
