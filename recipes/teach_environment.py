@@ -115,7 +115,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
 
     def __post_init__(self):
         OwnArguments.__post_init__(self)
-        PoolLimits.__post_init__(self)  # and that of TeachingArguments
+        TeachingArguments.__post_init__(self)  # and that of the options
         sources = [name for name in ("expert", "demonstrations", "random_episodes") if getattr(self, name)]
         if len(sources) > 1:
             raise G2POError(f"{' and '.join(sources)} are both given: demonstrations have one source, leave one out")

@@ -135,6 +135,7 @@ class TeachingArguments(Sampling):
         for name, least in self.minimum.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise G2POError(f"{name} is {value}: set it to at least {least}")
+        super().__post_init__()
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations.
