@@ -252,6 +252,19 @@ def _check_training_loop(args: GRPOConfig) -> None:
     per_layer = optimizer in ("lomo", "adalomo") or optimizer.endswith("layerwise")
     remedy = "it steps in the backward pass, of which an optimizer step has one for each micro-batch; choose another"
     require(not per_layer, "optim", optimizer, remedy)
+    if schedule == "greedy":
+        low, high = (args.lr_scheduler_kwargs.get(*one) for one in (("min_lr", 1e-3), ("max_lr", 1.0)))
+        require(
+            isinstance(low, list) or isinstance(high, list) or low <= args.learning_rate <= high,
+            "learning_rate",
+            args.learning_rate,
+            f"lr_scheduler_type='greedy' would move it between min_lr={low} and max_lr={high}; set both in "
+            'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
+        )
+    checkpointing = getattr(args, "activation_checkpointing_kwargs", None)  # transformers before 5.23 has none
+    for name in ("every_n_layers", "offload"):
+        remedy = f"TRL switches checkpointing off in rollouts, and on again without {name}; leave it out"
+        require(name not in (checkpointing or {}), "activation_checkpointing_kwargs", checkpointing, remedy)
     for name in ("dispatch_batches", "split_batches"):
         remedy = "each process reads its own tasks, in whole batches; leave it out"
         require(not getattr(args.accelerator_config, name), "accelerator_config", {name: True}, remedy)

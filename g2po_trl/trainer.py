@@ -80,6 +80,7 @@ from .trainer_build import (
 )
 from .trainer_validation import (
     check_arguments,
+    check_best_metric,
     check_errors,
     check_not_imported,
     check_trainer,
@@ -172,6 +173,8 @@ class G2POTrainer(GRPOTrainer):
         wrapped_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         check_datasets(wrapped_factory, train_dataset, eval_dataset)
+        if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
+            check_best_metric(args, eval_dataset)
         check_reward_columns(environment_factory, train_dataset[0])
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from datasets import Dataset
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .prompts.chat_template import get_chat_template
+from .runs.metrics import has_metric
+from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
@@ -132,6 +137,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     for applies, message in refused:
         if applies:
             raise G2POError(message)
+    _check_comparisons(trainer)
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     check_schedule(args, plugin.deepspeed_config if plugin else {})
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
@@ -148,6 +154,33 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
             f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
             "or set mini_batch_size=None"
         )
+
+
+def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
+    """Refuse a `metric_for_best_model` that no evaluation has, which transformers finds after the first one."""
+    name = args.metric_for_best_model
+    if name is None or eval_dataset is None or args.eval_strategy == "no":
+        return
+    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
+    prefixed = {f"eval_{panel}" if panel else "eval": rows for panel, rows in panels.items()}
+    for prefix, rows in list(prefixed.items()):
+        prefixed |= {at_temperature(prefix, other): rows for other in args.other_eval_temperatures}
+    metric = name if name.startswith("eval_") else f"eval_{name}"
+    for prefix, rows in prefixed.items():
+        task_types = {row.get("task_type") for row in rows}
+        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
+            return
+    remedy = f"no evaluation has it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
+    require(False, "metric_for_best_model", name, remedy)
+
+
+def _check_comparisons(trainer: GRPOTrainer) -> None:
+    """Refuse callbacks and schedules that compare evaluations, if there are none or nothing to compare them by."""
+    parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
+    comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
+    for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():
+        remedy = f"{comparing[0]} compares evaluations: set eval_strategy and metric_for_best_model"
+        require(getattr(trainer.args, name) != missing, name, missing, remedy)
 
 
 def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max_error_rate: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,3 +78,10 @@ def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, flo
     metrics = {f"{prefix}_{name}": float(value) for name, value in numbers.items()}
     by_type = summary["success_rate_by_type"].items()
     return metrics | {f"{prefix}_success_rate/{kind}": value for kind, value in by_type}
+
+
+def has_metric(name: str, task_types: Collection[str]) -> bool:
+    """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix."""
+    numbers = {metric for metric, value in summarize([]).items() if not isinstance(value, dict)}
+    of_types = {f"success_rate/{kind}" for kind in task_types}
+    return is_score(name) or name in numbers | of_types | {"admissible_action_ratio", "runtime"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -132,6 +132,7 @@ def check_adapter(model: torch.nn.Module) -> None:
     for state, remedy in (("merged", "unmerge_adapter"), ("disable_adapters", "base_model.enable_adapter_layers")):
         if any(getattr(layer, state) for layer in layers):
             raise G2POError(f"the adapter would not train ({state} is True): call model.{remedy}()")
+    _check_quantized(model, layers)
     # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
     weights = model.state_dict(keep_vars=True)
     number_of = {id(one): float(i) for i, one in enumerate(weights.values())}
@@ -151,6 +152,37 @@ def check_adapter(model: torch.nn.Module) -> None:
             f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
             "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
         )
+
+
+def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
+    """Refuse what does not compute beside weights in 4 or 8 bits, which shows only in the first forward pass."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lycoris_utils import LycorisLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for layer in layers:
+        weight = getattr(layer.get_base_layer(), "weight", None)
+        quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
+        if quantized and isinstance(layer, LycorisLayer):
+            raise G2POError(
+                "the adapter is LoHa or LoKr, which PEFT does not compute beside quantized weights: use LoRA, or load "
+                "the model without quantization_config"
+            )
+    is_lora = isinstance(layers[0], LoraLayer) if layers else False
+    for path, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
+            now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
+            if now != before and getattr(model, "is_quantized", False) and not takes_any:
+                raise G2POError(
+                    f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
+                    f"casts it, and the layers compute in {before}: load the model with dtype={_name_of(now)!r}"
+                )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

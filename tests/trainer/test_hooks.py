@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_environment import LETTER_PROMPT, LetterEnvironment, ScoredLetterEnvironment
 from letter_trainer import TASKS, flat_weights, make_config
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
 
 from g2po_trl import G2POTrainer, tasks_dataset
 from g2po_trl.environments.tasks import plain
+from g2po_trl.trainer_validation import check_best_metric
 
 PANEL = TASKS.select(range(2))
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -182,6 +183,40 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"
 PANELS = {"seen": PANEL, "unseen": PANEL}
 
 
+@pytest.mark.parametrize(
+    "options", [BEST, PLATEAU, {**BEST, "load_best_model_at_end": False, "save_strategy": "best"}]
+)
+def test_several_panels_need_a_choice_of_one(make_trainer, options):
+    with pytest.raises(ValueError, match="metric_for_best_model"):
+        make_trainer(eval_dataset=PANELS, **options)
+
+
+@pytest.mark.parametrize(
+    "metric", ["loss", "eval_loss", "accuracy", "eval_success_rate/walk", "eval_seen_success_rate"]
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_any_work(make_trainer, metric):
+    with pytest.raises(ValueError, match="metric_for_best_model"):
+        make_trainer(eval_dataset=PANEL, metric_for_best_model=metric, **BEST)
+
+
+def test_metrics_that_evaluations_have_are_accepted(make_trainer):
+    rows = [{"seed": 0, "task_type": "walk"}, {"seed": 1, "task_type": None}]
+
+    class Typed(ScoredLetterEnvironment):
+        def reset(self, seed, task_type=None):
+            return super().reset(seed)
+
+    options = {"max_steps": 1, "environment": Typed, "other_eval_temperatures": [1.0], "logging_steps": 1, **BEST}
+    panels = {"a": tasks_dataset(rows)}
+    trainer = make_trainer(eval_dataset=panels, metric_for_best_model="eval_a_turns", **options)
+    assert trainer.args.greater_is_better is False
+    trainer.train()
+    assert trainer.state.best_metric == 2.0
+    for metric in trainer.evaluate():
+        trainer.args.metric_for_best_model = metric
+        check_best_metric(trainer.args, panels)
+
+
 @pytest.mark.parametrize(("metric", "mode"), [(None, "max"), ("reward", "max"), ("error_rate", "min")])
 def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
     options = {"metric_for_best_model": metric, "max_steps": 2, **PLATEAU}
@@ -189,6 +224,12 @@ def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
     assert trainer.args.lr_scheduler_kwargs == {"mode": mode}
     trainer.train()
     assert trainer.lr_scheduler.mode == mode and trainer.lr_scheduler.last_epoch == 2
+
+
+def test_early_stopping_needs_evaluations_and_a_metric(make_trainer):
+    for options, message in (({}, "metric_for_best_model"), ({"metric_for_best_model": "reward"}, "eval_strategy")):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(eval_dataset=PANEL, callbacks=[EarlyStoppingCallback()], **options)
 
 
 # -- datasets with a format -------------------------------------------------------------------------------------------
