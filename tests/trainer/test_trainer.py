@@ -348,7 +348,6 @@ FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}
         ({**FIXED, "invalid_action_penalty": 0.0}, "invalid_action_penalty"),
         ({**FIXED, "scale_rewards": "none"}, "scale_rewards"),
     ],
-    ids=str,
 )
 def test_what_does_not_fit_together_is_refused_by_its_name(make_trainer, options, named):
     with pytest.raises(ValueError, match=named):
