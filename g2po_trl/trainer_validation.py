@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +91,19 @@ def check_arguments(
         check_adapter_config(options["peft_config"])
     if isinstance(model, torch.nn.Module):
         check_adapter(model)
+    _check_writable(Path(args.output_dir))
+
+
+def _check_writable(output_dir: Path) -> None:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise G2POError(
+            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
+        ) from error
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
+from ..utils.errors import G2POError
 from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import attention_of, expose_body
 from .attention import arithmetic, limits, most_places, takes_packed, why_padded
@@ -68,6 +69,11 @@ class Layout:
         model = self.language_model(model)
         expose_body(model)
         config, attention = model.config.get_text_config(), attention_of(model.config)
+        if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
+            raise G2POError(
+                "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
+                "model_init_kwargs"
+            )
         length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         self.pad_to_multiple_of = pad_to_multiple_of

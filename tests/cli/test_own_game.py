@@ -51,7 +51,7 @@ def test_each_command_names_the_next(tmp_path):
     assert "8 of 8 expert episodes succeed" in outputs["teach"][1]
     assert "Held-out tasks, 2 episodes" in outputs["train"][1]
     described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())
-    assert described["environment"] == {"import": f"{(tmp_path / 'tidy').resolve()}/environment.py:TidyEnvironment"}
+    assert described["environment"] == {"import": "{run}/../../environment.py:TidyEnvironment"}
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkey
     (game / "letters_to_teach.py").write_text(GAME.partition("def expert")[0])
     with pytest.raises(G2POError) as stopped:
         teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
-    for remedy in ("expert(environment)", "--demonstrations FILE", "--random_episodes N"):
+    for remedy in ("expert(environment)", "--demonstrations FILE", "--random-episodes N"):
         assert remedy in str(stopped.value)
 
 
