@@ -33,7 +33,7 @@ help:
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once; this takes some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,webshop,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,webshop,dev]"
 	@touch $@
 
 install: $(INSTALLED)
