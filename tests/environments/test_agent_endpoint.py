@@ -15,12 +15,13 @@ import pytest
 from scripted_agents import ADD, calls, says
 
 from g2po_trl.environments.adapters import endpoint
-from g2po_trl.environments.adapters.dialects.chat_completions import error, parse
+from g2po_trl.environments.adapters.dialects import chat_completions
 from g2po_trl.environments.adapters.dialects.request import RefusedRequestError
 from g2po_trl.environments.adapters.endpoint import running_endpoint
 from g2po_trl.environments.adapters.session import AgentEnd
 from g2po_trl.prompts.conversation import ChatResponse
 
+parse = partial(chat_completions.parse, headers={})
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -146,7 +147,7 @@ def test_what_a_request_becomes():
 
     plain = read(n=1, logprobs=False, stop=None, tools=[], response_format={"type": "text"}, user="me", store=False)
     assert (plain.chat.tools, plain.chat.stop, plain.chat.max_tokens, plain.ignored) == (None, (), None, ())
-    assert not plain.stream and not plain.include_usage
+    assert not plain.stream and not plain.fields["include_usage"]
     assert read(stop="x").chat.stop == ("x",) and read(stop=["Thought:", "y"]).chat.stop == ("Thought:", "y")
     assert read(max_tokens=5).chat.max_tokens == read(max_tokens=9, max_completion_tokens=5).chat.max_tokens == 5
     given = read(tools=[ADD], tool_choice="required", temperature=0, model="gpt-9", frobnicate=1)
@@ -228,7 +229,7 @@ def test_requests_that_are_refused(fields, parameter):
         parse(json.dumps({**HELLO, **fields}).encode())
     assert refused.value.parameter == parameter and refused.value.status == 400
     written = {"message": str(refused.value), "type": "invalid_request_error", "param": parameter}
-    assert json.loads(error(refused.value)) == {"error": {**written, "code": "invalid_request"}}
+    assert json.loads(chat_completions.error(refused.value)) == {"error": {**written, "code": "invalid_request"}}
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[]", b'"x"', b"[" * 100_000])
@@ -252,8 +253,9 @@ def test_keys_and_paths(session):
     refusal = Asking(session, path="/v1/responses").refusal()
     assert refusal[:2] == (404, "unknown_url") and "chat completions instead of the Responses API" in refusal[2]
     connection = http.client.HTTPConnection(*address())
-    key = {"Authorization": f"Bearer {session.key}"}
-    for path, expected in (("/v1/models", "list"), ("/v1/models/policy", "model")):
+    # Of the two keys that a client may send, one is that of the episode.
+    keys = {"x-api-key": session.key}, {"Authorization": f"Bearer {session.key}", "x-api-key": "mine"}
+    for path, expected, key in (("/v1/models", "list", keys[0]), ("/v1/models/policy", "model", keys[1])):
         connection.request("GET", path, headers=key)
         answer = json.loads(connection.getresponse().read())
         assert answer["object"] == expected
@@ -427,6 +429,29 @@ def test_an_equal_request_after_an_answer_is_a_step_of_its_own(session):
     second = Asking(session)
     respond(session, says("two"))
     assert second.result()[1]["choices"][0]["message"]["content"] == "two"
+
+
+@pytest.mark.parametrize("before_its_turn", [False, True])
+def test_equal_requests_that_are_lost_and_repeated_are_answered_each(session, before_its_turn):
+    def said(asking):
+        return asking.result()[1]["choices"][0]["message"]["content"]
+
+    earlier = Asking(session)  # an equal request of another step
+    respond(session, says("zero"))
+    assert said(earlier) == "zero"
+    lost = [Asking(session), Asking(session)]
+    in_the_session(session, 3)
+    for one in lost:
+        one.hang_up()
+    if before_its_turn:
+        other = Asking(session, {**HELLO, "stop": "x"})
+        respond(session, says("another"))
+        assert said(other) == "another"
+    again = [Asking(session, **{"x-stainless-retry-count": "1"}) for _ in lost]
+    in_the_session(session, 4 if before_its_turn else 5)
+    for text in ("one", "two"):
+        respond(session, says(text))
+    assert {said(one) for one in again} == {"one", "two"} and not session.given_up()
 
 
 def test_an_idempotency_key_names_a_request(session):

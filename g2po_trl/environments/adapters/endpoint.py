@@ -24,7 +24,7 @@ from typing import Any
 
 import h11
 
-from .dialects import DIALECTS, chat_completions
+from .dialects import DIALECTS, ROUTES
 from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .session import CONTINUE, Call, Session
 
@@ -60,17 +60,17 @@ class Endpoint:
         self._sessions.pop(session.key, None)
         session.close()
 
-    def session_of(self, authorization: str | None) -> Session:
-        """Return the session whose key a header contains. Raises `RefusedRequestError` if there is none."""
-        scheme, _, key = (authorization or "").strip().partition(" ")
-        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
-        if session is None:
-            raise RefusedRequestError(
-                "the API key is not the one of a running episode: use the client's api_key, in the episode it is for",
-                code="invalid_api_key",
-                status=401,
-            )
-        return session
+    def session_of(self, headers: Mapping[str, str]) -> Session:
+        """Return the session whose key the headers contain. Raises `RefusedRequestError` if there is none."""
+        scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
+        for key in (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")):
+            if (session := self._sessions.get(key.strip())) is not None:
+                return session
+        raise RefusedRequestError(
+            "the API key is not the one of a running episode: use the client's api_key, in the episode it is for",
+            code="invalid_api_key",
+            status=401,
+        )
 
 
 _endpoint: Endpoint | None = None
@@ -141,7 +141,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._dialect, self._session = chat_completions, None
+        self._dialect, self._session = DIALECTS[0], None
         try:
             asked = self._read()
         except (h11.RemoteProtocolError, TimeoutError, RefusedRequestError) as error:
@@ -179,19 +179,20 @@ class _Connection(socketserver.BaseRequestHandler):
         if not isinstance(head, h11.Request):
             return None
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
-        method, path = head.method.decode(), head.target.decode().partition("?")[0].rstrip("/")
-        self._dialect = DIALECTS.get(path, chat_completions)
-        self._session = self.server.endpoint.session_of(headers.get("authorization"))
+        route = f"{head.method.decode()} {head.target.decode().partition('?')[0].rstrip('/')}"
+        self._dialect, read = ROUTES.get(route, (self._dialect, None))
+        self._session = self.server.endpoint.session_of(headers)
         self.server.knows(self.request)
-        if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            return chat_completions.models(path)
-        if method != "POST" or path not in DIALECTS:
-            raise _unknown_path(method, path)
+        if read is None:
+            raise _unknown_path(route)
         body = self._body(headers)
+        asked = read(body, headers)
+        if isinstance(asked, bytes):
+            return asked
         self._is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        digest, limit = hashlib.blake2b(body, digest_size=16).digest(), headers.get("x-stainless-read-timeout")
+        digest, limit = hashlib.blake2b(route.encode() + body).digest(), headers.get("x-stainless-read-timeout")
         name = headers.get("idempotency-key")
-        return Call(self._dialect.parse(body), digest, name, [self.request], time.monotonic() + _seconds(limit))
+        return Call(asked, digest, name, [self.request], time.monotonic() + _seconds(limit))
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         """Return the whole body of a request, decompressed."""
@@ -224,7 +225,7 @@ class _Connection(socketserver.BaseRequestHandler):
             if request.stream:
                 answer, kind = self._dialect.stream(answer, request), "text/event-stream"
             else:
-                answer = self._dialect.answer(answer)
+                answer = self._dialect.answer(answer, request)
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {kind}"]
         lines += [f"Content-Length: {len(answer)}", "Connection: close", "", ""]
         self.request.settimeout(SEND_SECONDS)
@@ -271,11 +272,11 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
     return plain
 
 
-def _unknown_path(method: str, path: str) -> RefusedRequestError:
-    remedy = f"use POST {', '.join(DIALECTS)}"
-    if path.startswith("/v1/responses"):
+def _unknown_path(route: str) -> RefusedRequestError:
+    remedy = f"use {', '.join(ROUTES)}"
+    if "/v1/responses" in route:
         remedy += ", as libraries do that are set to chat completions instead of the Responses API"
-    return RefusedRequestError(f"{method} {path} is not served: {remedy}", code="unknown_url", status=404)
+    return RefusedRequestError(f"{route} is not served: {remedy}", code="unknown_url", status=404)
 
 
 def _seconds(text: str | None) -> float:

@@ -57,12 +57,6 @@ class Call:
         """Return whether all clients that waited for the answer have gone without it."""
         return not self.delivered and all(map(is_closed, self.connections))
 
-    def is_repeated_by(self, other: Call, said: bool) -> bool:
-        """Return whether another call is the same request again. `said`: its client says that it repeats one."""
-        if self.digest != other.digest:
-            return False
-        return said or (other.name is not None and other.name == self.name) or self.is_lost()
-
 
 class Session:
     """The requests of one episode, in their order of arrival, and its end."""
@@ -85,16 +79,30 @@ class Session:
         with self._lock:
             if self.closed:
                 raise episode_ended()
-            for earlier in reversed(self._calls):
-                if earlier.is_repeated_by(call, said):
-                    earlier.connections += call.connections
-                    return earlier
-            self._lost = [lost for lost in self._lost if lost.digest != call.digest]
+            if (earlier := self._repeated(call, said)) is not None:
+                earlier.connections += call.connections
+                return earlier
             self._calls.append(call)
             self.ignored.update(call.request.ignored)
             self._count(+1)
         self._events.put(call)
         return call
+
+    def _repeated(self, call: Call, said: bool) -> Call | None:
+        """Return the call that another one repeats. `said`: its client says that it repeats one.
+
+        Equal calls may wait beside each other, and may be answered already: one whose clients have gone comes first.
+        """
+        same = [one for one in reversed(self._calls) if one.digest == call.digest]
+        if named := [one for one in same if one.name is not None and one.name == call.name]:
+            return named[0]
+        if gone := [one for one in same if one.is_lost()]:
+            return gone[0]
+        for lost in self._lost:
+            if lost.digest == call.digest:  # before its turn: it is new
+                self._lost.remove(lost)
+                return None
+        return same[0] if said and same else None
 
     def next(self) -> Call | AgentEnd:
         """Wait for the next request whose client is there, or for the end of the agent."""
@@ -106,7 +114,7 @@ class Session:
                 if not event.is_lost():
                     return event
                 self._calls.remove(event)  # if it is sent again, it is new
-                self._lost.append(event)
+                self._lost += [] if event in self._lost else [event]
                 self._answer(event, episode_ended())
 
     def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:

@@ -1,17 +1,19 @@
 """Protocols in which agents ask the model, one file each.
 
-A dialect is a module with these functions. To add one, write the module and a row of `DIALECTS`.
+A dialect is a module with these names. To add one, write the module and its place in `DIALECTS`.
 
-| Function | Returns |
+| Name | |
 | --- | --- |
-| `parse(body: bytes)` | the `AgentRequest` in a request's body; raises `RefusedRequestError` |
-| `answer(completion: Completion)` | the response's body |
-| `stream(completion: Completion, request: AgentRequest)` | the response's body as server-sent events |
-| `error(refusal: RefusedRequestError)` | the body of an error |
-"""
+| `ROUTES` | "METHOD /path" -> function of (body, headers) |
+| `answer(completion, request)` | returns the response's body |
+| `stream(completion, request)` | returns the response's body as server-sent events |
+| `error(refusal)` | returns the body of an error |
 
-from types import ModuleType
+A route's function gets the decompressed body, and the headers by their names in lower case. It returns an
+`AgentRequest`, which is a step, or the bytes of an answer that needs no model, or raises `RefusedRequestError`.
+"""
 
 from . import chat_completions
 
-DIALECTS: dict[str, ModuleType] = {"/v1/chat/completions": chat_completions}  # by the path that they are asked at
+DIALECTS = (chat_completions,)  # the first one's error is what a client gets at an unknown path
+ROUTES = {route: (dialect, read) for dialect in DIALECTS for route, read in dialect.ROUTES.items()}

@@ -40,7 +40,7 @@ _REFUSED = {
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
-def parse(body: bytes) -> AgentRequest:
+def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
     data = read_object(body)
     for name, (allowed, remedy) in _REFUSED.items():
@@ -61,8 +61,8 @@ def parse(body: bytes) -> AgentRequest:
     if schema is not None:
         chat = replace(chat, messages=_asking_for(schema, chat.messages))
     options = data.get("stream_options")
-    include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    return AgentRequest(chat, _ignored(data), bool(data.get("stream")), include_usage)
+    fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
+    return AgentRequest(chat, _ignored(data), bool(data.get("stream")), fields)
 
 
 def _tools(tools: Any) -> Any:
@@ -115,7 +115,7 @@ def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in sorted(data) if not given.get(name, name in known))
 
 
-def answer(completion: Completion) -> bytes:
+def answer(completion: Completion, request: AgentRequest) -> bytes:
     return to_body(_written(completion))
 
 
@@ -133,9 +133,9 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
     choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]})
     common = {name: written[name] for name in ("id", "created", "model")}
     common["object"] = "chat.completion.chunk"
-    no_usage = {"usage": None} if request.include_usage else {}
+    no_usage = {"usage": None} if request.fields["include_usage"] else {}
     events: list[dict[str, Any]] = [{**common, "choices": [choice], **no_usage} for choice in choices]
-    if request.include_usage:
+    if request.fields["include_usage"]:
         events.append({**common, "choices": [], "usage": written["usage"]})
     return b"".join(b"data: " + to_body(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
 
@@ -143,13 +143,6 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
 def error(refusal: RefusedRequestError) -> bytes:
     message, kind = str(refusal), "invalid_request_error"
     return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
-
-
-def models(path: str) -> bytes:
-    """Return the answer to `GET /v1/models`, or to that of one model."""
-    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "g2po-trl"}
-    one = path.removeprefix("/v1/models").strip("/")
-    return to_body(model if one else {"object": "list", "data": [model]})
 
 
 def _written(completion: Completion) -> dict[str, Any]:
@@ -175,3 +168,11 @@ def _written(completion: Completion) -> dict[str, Any]:
             "total_tokens": response.prompt_tokens + response.completion_tokens,
         },
     }
+
+
+_THE_MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "g2po-trl"}
+ROUTES = {
+    "POST /v1/chat/completions": parse,
+    "GET /v1/models": lambda body, headers: to_body({"object": "list", "data": [_THE_MODEL]}),
+    f"GET /v1/models/{MODEL}": lambda body, headers: to_body(_THE_MODEL),
+}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....prompts.conversation import ChatRequest, ChatResponse
@@ -28,12 +29,19 @@ class RefusedRequestError(ValueError):
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """A request of an agent."""
+    """A request of an agent.
+
+    Args:
+        chat: what the model is asked.
+        ignored: names of fields that the trainer decides otherwise.
+        stream: the response is sent as events.
+        fields: what its dialect needs of it for the response.
+    """
 
     chat: ChatRequest
-    ignored: tuple[str, ...] = ()  # names of fields that the trainer decides otherwise
-    stream: bool = False  # the response is sent as events
-    include_usage: bool = False  # the last event reports the number of tokens
+    ignored: tuple[str, ...] = ()
+    stream: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
