@@ -40,8 +40,8 @@ class ChatTemplate:
 
     Attributes:
         template: what it renders.
-        reserved: special tokens that only the template may write. In messages they are text, and get a `MARK` after
-            their first character, where `ChatEncoder` cuts them: an environment's text cannot end a turn.
+        reserved: special tokens that only the template may write. In messages and tools they are text, and get a
+            `MARK` after their first character, where `ChatEncoder` cuts them: an environment's text cannot end a turn.
 
     Raises:
         G2POError: if the template lacks one of the variables; when called, if it omits the user's message.
@@ -70,7 +70,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
-        messages = [self._as_text(message) for message in messages]
+        messages, tools = self._as_text(list(messages)), self._as_text(tools)
         late = 1 if any(message["role"] == "user" for message in messages) else 0
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
             rest = [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[late:]]

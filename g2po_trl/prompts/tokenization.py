@@ -19,7 +19,9 @@ class ChatEncoder:
         self.processing_class, self.tokenizer = processing_class, get_tokenizer(processing_class)
         self.text = ChatTemplate(processing_class, chat_template_kwargs, chat_template)
         self._rendered = self._special_tokens_of(self.text.sample)
-        self.text.reserved = [self._added[number] for number in sorted(self._rendered)]
+        ends = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
+        reserved = self._rendered | ends if self._rendered else ()  # else messages write them themselves
+        self.text.reserved = [self._added[number] for number in sorted(reserved)]
 
     def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
         text = self.text(messages)

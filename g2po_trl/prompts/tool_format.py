@@ -89,7 +89,7 @@ class ProseTools:
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         rendered = [_as_prose(message) for message in messages]
         if tools:
-            instructions = HOW_TO_CALL.format(tools="\n".join(json.dumps(t.get("function", t)) for t in tools))
+            instructions = HOW_TO_CALL.format(tools="\n".join(_in_json(t.get("function", t)) for t in tools))
             if rendered[0]["role"] == "system":
                 rendered[0] = {**rendered[0], "content": f"{rendered[0]['content']}\n\n{instructions}".strip()}
             else:
@@ -103,8 +103,12 @@ class ProseTools:
 def _as_prose(message: Message) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": message["content"]}
-    calls = [f"{OPEN_CALL}{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    calls = [f"{OPEN_CALL}{_in_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
     return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))}
+
+
+def _in_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # as models write it
 
 
 def _without_thought(text: str) -> Message:
