@@ -8,7 +8,7 @@ from g2po_envs.sokoban.environment import SokobanEnvironment
 from g2po_envs.sokoban.games import SIZES, level_rows
 from g2po_envs.sokoban.prompts import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT
 from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS
-from g2po_trl.runs.panel import Panel
+from g2po_trl.runs.panel import Panel, check_selection
 
 ABOUT = """You play Sokoban: a grid with walls, boxes and goals. You move up, down, left or right, and push a box by \
 walking into it. You can push one box at a time, never pull, and a box in a corner is stuck. The level is solved when \
@@ -34,8 +34,9 @@ def load_panel(
         end_when_lost: see `SokobanEnvironment`.
 
     Raises:
-        ValueError: if there is no such size, or it has too few levels.
+        G2POError: if there is no such size, or it has too few levels.
     """
+    check_selection(number, skip)
     rows = level_rows(name, skip + number, held_out=True)[skip:]
     return Panel(
         name=f"Sokoban {name}",

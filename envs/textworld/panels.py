@@ -7,7 +7,7 @@ from functools import partial
 from g2po_envs.textworld.environment import TextWorldEnvironment
 from g2po_envs.textworld.games import CACHE, KINDS, game_rows
 from g2po_envs.textworld.prompts import TEXTWORLD_PROMPT
-from g2po_trl.runs.panel import Panel
+from g2po_trl.runs.panel import Panel, check_selection
 from g2po_trl.utils.errors import G2POError
 
 ABOUT = """You play a text game: you walk through rooms ("go north"), open things, take them and put them where they \
@@ -26,6 +26,7 @@ def load_panel(name: str = "coin-5", number: int = 128, skip: int = 0, cache_dir
     Raises:
         G2POError: if there is no such kind.
     """
+    check_selection(number, skip)
     if name not in KINDS:
         raise G2POError(f"--panel is {name!r}: choose one of {', '.join(KINDS)}")
     return Panel(

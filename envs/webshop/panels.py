@@ -11,11 +11,13 @@ from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
 from g2po_trl.evaluation.checkpoints import files_hash
-from g2po_trl.runs.panel import Panel
+from g2po_trl.runs.panel import Panel, check_selection
+from g2po_trl.utils.options import require
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
 click[target] clicks what the page shows: a product's number, an option, a page. Choose every option that was asked \
 for, and end with click[buy now]: what you buy then is compared with what was asked for."""
+NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
 COLUMNS = {"Score": "score", "Succ.": "success_rate", "Corrected": "score_corrected"}
 
 
@@ -44,9 +46,11 @@ def load_panel(
         partial_reward: see `WebshopEnvironment`.
         nouns: see `WebshopEnvironment`.
     """
+    check_selection(number, skip)
+    require(nouns in NOUNS, "nouns", nouns, f"choose one of {', '.join(NOUNS)}")
     tiny, invented = name == "tiny", name in ("tiny", "invented")
     source = ShopSource(goals=goals, seed=seed) if invented else ShopSource.official(name, size, goals, seed)
-    number = number or (192 if invented else 500)
+    number = (192 if invented else 500) if number is None else number
     files = [path for path in (source.items, source.attributes, source.human_instructions) if path]
     return Panel(
         name=f"WebShop {Path(name).name}",
@@ -56,7 +60,7 @@ def load_panel(
             source,
             plain=tiny if plain is None else plain,
             partial_reward=partial_reward,
-            nouns={"textblob": textblob_nouns, "spacy": spacy_nouns}[nouns],
+            nouns=NOUNS[nouns],
         ),
         prompt_template=WEBSHOP_COMPACT_PROMPT if tiny else WEBSHOP_PROMPT,
         max_turns=12 if tiny else 15,

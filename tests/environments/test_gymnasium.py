@@ -74,6 +74,8 @@ def test_masked_actions_are_not_listed():
     taxi = GymnasiumEnvironment("Taxi-v4", {"render_mode": "ansi"})
     first = taxi.reset(seed=3)
     assert 0 < len(first.admissible_actions) < 6
+    assert taxi.reset(seed=None) == taxi.reset(), "a row without a seed is one task"
+    taxi.reset(seed=3)
     assert taxi.step(first.admissible_actions[0]).observation.state_key != first.state_key
 
 

@@ -82,6 +82,7 @@ def test_games_in_turn_do_not_disturb_each_other_or_the_generator():
         return [game.step(move).observation.text for move in moves]
 
     alone, first, second = (TextArenaEnvironment("2048-v0-3x3") for _ in range(3))
+    assert alone.reset(seed=None) == first.reset()
     expected = [alone.reset(seed=1).text, *play(alone, MOVES), *play(alone, MOVES)]
     random.seed(0)
     expected_outside = random.random()

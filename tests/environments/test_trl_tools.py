@@ -30,8 +30,9 @@ from g2po_trl.environments.adapters.trl_tools import (
     text_environment_factory,
 )
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.evaluation.examine import check_start
+from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls
 
@@ -154,6 +155,26 @@ def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
     rooms.reset()
     assert rooms.step(call("rooms")).observation == shown
     rooms.close()
+
+
+@pytest.mark.parametrize("history", ["window", "conversation"])
+def test_code_of_the_model_that_exits_is_answered(history):
+    class Python(Safe):
+        def run(self, code: str) -> str:
+            """
+            Run code.
+
+            Args:
+                code: the code.
+            """
+            exec(code)
+
+    python = text_environment_factory(Python, 9, history)()
+    python.reset()
+    made = {"type": "function", "function": {"name": "run", "arguments": {"code": "exit(3)"}}}
+    action = call("run", code="exit(3)") if history == "window" else ChatResponse("", (made,)).to_action()
+    assert "error" in validate_step(python.step(action), "step").observation.text
+    python.close()
 
 
 def test_a_call_that_a_thought_quotes_is_not_made():

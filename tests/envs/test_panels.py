@@ -1,12 +1,13 @@
 """The same panel, observations, keys and rewards whatever the number of workers, and the second time."""
 
 import hashlib
+import importlib
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from g2po_trl import EnvironmentPool, Observation, PoolLimits
+from g2po_trl import EnvironmentPool, G2POError, Observation, PoolLimits
 
 APPWORLD = Path(__file__).parents[2] / ".venv-appworld"
 
@@ -54,6 +55,15 @@ def test_webshop():
         partial(WebshopEnvironment, source), rows, ["search[soft towels]", "click[next >]", "click[b0]", "search[a]"]
     )
     check(partial(WebshopEnvironment, source), rows)
+
+
+@pytest.mark.parametrize("environment", ["sokoban", "textworld", "webshop"])
+@pytest.mark.parametrize("options", [{"number": 0}, {"number": "2"}, {"number": 3, "skip": -1}])
+def test_a_selection_that_means_other_tasks_is_refused(environment, options):
+    if environment == "webshop":
+        pytest.importorskip("thefuzz")
+    with pytest.raises(G2POError, match="skip" if "skip" in options else "number"):
+        importlib.import_module(f"g2po_envs.{environment}.panels").load_panel(**options)
 
 
 @pytest.mark.appworld

@@ -128,7 +128,7 @@ def test_rollouts_in_a_row(encode, kind, streams, ahead):
 
         def watched(*arguments):
             slots = begin(*arguments)
-            most.append(len(pool._scheduler.episodes))
+            most.append(len(pool.episodes))
             return slots
 
         pool.begin = watched
@@ -202,7 +202,7 @@ def test_ctrl_c_while_environments_come_to_rest(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4)]
     with EnvironmentPool(partial(Slow, 0.2), PoolLimits(2)) as pool:
         rollouts, rolling = roll(pool, make_actor(encode), tasks, 1)
-        assert pool._scheduler.pending
+        assert pool.pending
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -289,7 +289,7 @@ def test_after_an_error_open_tasks_come_first(encode):
         with pytest.raises(ZeroDivisionError):
             collect(rolling, [tasks[3]] * 3 + [tasks[1]] * 3, 1)
         (waiting,) = rolling.state_dict()
-        assert not pool._scheduler.episodes and len(waiting) == 4
+        assert not pool.episodes and len(waiting) == 4
         assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more

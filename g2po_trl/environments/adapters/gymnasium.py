@@ -74,13 +74,14 @@ class GymnasiumEnvironment(TextEnvironment):
         self.action_names = self._named_actions(action_names)
         self._last: Observation | None = None  # of the current episode; `None`: no episode is running
 
-    def reset(self, seed: int = 0, **options: Any) -> Observation:
+    def reset(self, seed: int | None = 0, **options: Any) -> Observation:
         """Start a task.
 
         Args:
-            seed: seed of the environment and its spaces.
+            seed: seed of the environment and its spaces. `None`, as of a row without one: 0.
             **options: passed as Gymnasium's `options`, except `task_id` and `task_type`.
         """
+        seed = seed or 0
         options = {k: v for k, v in options.items() if k not in ("task_id", "task_type") and v is not None}
         with self.randomness.active(seed):
             self.env.action_space.seed(seed)

@@ -66,12 +66,13 @@ class TextArenaEnvironment(TextEnvironment):
             ) from error
         self._playing = False
 
-    def reset(self, seed: int = 0, task_id: Any = None, task_type: Any = None) -> Observation:
-        """Start the game of a seed.
+    def reset(self, seed: int | None = 0, task_id: Any = None, task_type: Any = None) -> Observation:
+        """Start the game of a seed; `None`, as of a row without one, is 0.
 
         Raises:
             G2POError: if the game has several players.
         """
+        seed = seed or 0
         with self.randomness.active(seed):
             try:
                 self.game.reset(num_players=1, seed=seed)

@@ -180,7 +180,7 @@ class ToolEnvironment(TextEnvironment):
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
             return _text(self._await(self.tools[name](**arguments)), name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
             return _error(message_of(error) or type(error).__name__)
@@ -238,7 +238,7 @@ class ChatToolEnvironment(ToolEnvironment):
             if name not in self.tools:
                 raise G2POError(f"Tool {name} not found.")
             return _text(self._await(self.tools[name](**arguments)), name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
             return str({"error": message_of(error)})

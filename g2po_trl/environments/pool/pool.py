@@ -4,11 +4,21 @@ Each episode has a *slot*. If an environment raises, times out, crashes or retur
 `EnvironmentFailure` replaces its result. A lost worker is replaced, and its other episodes are replayed: the reset and
 all actions, with every answer compared with the first one. Episodes with equal answers continue; the others are
 `"lost"`.
+
+There are no rounds: jobs are sent at once and answers collected as they arrive. A worker runs its jobs in order, so
+the time of an answer depends only on earlier jobs of the same worker. Lost workers are counted per episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import itertools
+import os
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -17,12 +27,17 @@ from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import factory_name
-from .episode_log import EnvironmentFailure
+from .answers import InvalidAnswerError
+from .episode_log import EnvironmentFailure, PooledEpisode
+from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, is_old, too_big, why_give_up
 from .limits import PoolLimits
-from .scheduler import WorkerScheduler
-from .worker_process import pickled
+from .listener import Listener
+from .placement import least_busy, place_groups
+from .worker_process import Job, WorkerProcess, end_all, pickled
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
+
+Received = Observation | StepResult | EnvironmentFailure
 
 
 class EnvironmentPool:
@@ -37,22 +52,26 @@ class EnvironmentPool:
         pool.send({slot: act(seen) for slot, seen in answers.items() if is_running(seen)})
     ```
 
-    Use it as a context manager, or call `close`; and from one thread at a time.
+    Use it as a context manager, or call `close`; and from one thread at a time. `replayed` is the number of episodes
+    that continued after a replay, `recycled` that of workers replaced for their resets or memory.
 
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
         limits: number and limits of workers; by default `PoolLimits()`.
+        **options: fields of `PoolLimits`, instead of those in `limits`.
 
     Raises:
         G2POError: if the factory cannot be pickled, or a variable is not set.
     """
 
-    def __init__(self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None):
-        limits = PoolLimits() if limits is None else limits
-        withheld = withheld_variables(limits.environment_variables or ())
+    def __init__(
+        self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None, **options: Any
+    ):
+        self.limits = limits = replace(limits or PoolLimits(), **options)
+        self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get: secrets
         self.name = factory_name(environment_factory)
         try:
-            setup = cloudpickle.dumps(
+            self._setup = cloudpickle.dumps(
                 (environment_factory, limits.max_observation_characters, limits.environment_episode_timeout)
             )
         except Exception as error:
@@ -60,48 +79,43 @@ class EnvironmentPool:
                 f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
                 "function or a functools.partial with plain data"
             ) from error
-        self._scheduler = WorkerScheduler(setup, withheld, limits, self.name)
+        self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
+        self.pending: set[int] = set()  # slots with a pending answer
+        self.replayed = self.recycled = 0
+        self._answers: dict[int, Received] = {}  # not collected yet, in order of arrival
+        self._workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
+        self._in_service: list[WorkerProcess] = []  # including draining workers
+        self._processes: list[WorkerProcess] = []  # including workers that are being ended
+        self._listener = Listener()
+        self._failed_resets = FailedResets()
+        self._numbers = itertools.count()
+        self._close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
 
     @property
     def num_workers(self) -> int:
-        return len(self._scheduler.workers)
+        return len(self._workers)
 
     @property
     def worker_pids(self) -> list[int]:
         """Ids of the running processes."""
-        return [worker.process.pid for worker in self._scheduler.in_service]
-
-    @property
-    def withheld(self) -> list[str]:
-        """Names of environment variables that workers do not get because they look like secrets."""
-        return list(self._scheduler.withheld)
+        return [worker.process.pid for worker in self._in_service]
 
     def describe(self, episodes: int) -> str:
         """Return a line about the workers. `episodes`: number of concurrent episodes."""
+        memory = max(worker.memory() for worker in self._in_service) / 2**20
         withheld = ", ".join(self.withheld)
         return (
-            f"Environments: {self.name} in {self.num_workers} worker processes per rank, "
-            f"{max(self.memory()) / 2**20:.0f} MB each after one episode, {episodes} episodes at a time"
+            f"Environments: {self.name} in {self.num_workers} worker processes per rank, {memory:.0f} MB each after "
+            f"one episode, {episodes} episodes at a time"
             + (f"; they do not get {withheld} (environment_variables)" if withheld else "")
         )
-
-    @property
-    def replayed(self) -> int:
-        """Number of episodes that were replayed after their worker was lost or replaced, and continued."""
-        return self._scheduler.replayed
-
-    @property
-    def recycled(self) -> int:
-        """Number of workers that were replaced for their resets or memory."""
-        return self._scheduler.recycled
 
     def reset(
         self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
     ) -> list[Observation | EnvironmentFailure]:
         """End all episodes, open one per task (the i-th in slot i), and return first observations or failures."""
-        prepared, groups = self._prepared(tasks, groups)
         self.end()
-        return list(self.collect(self._scheduler.begin(prepared, groups, [None] * len(prepared))).values())
+        return list(self.collect(self.begin(tasks, groups, retry_group="all")).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
         """Play one action in each of the given slots, in parallel, and return all results. Errors as of `send`."""
@@ -114,7 +128,7 @@ class EnvironmentPool:
         groups: Sequence[Hashable] | None = None,
         retry_group: Hashable | None = None,
     ) -> list[int]:
-        """Open an episode per task in addition to running ones, without waiting; return their slots.
+        """Open an episode per task in addition to running ones, without waiting; return their slots, the first free.
 
         `receive` returns their first observations. A slot is free once its episode's last answer was received.
 
@@ -128,8 +142,26 @@ class EnvironmentPool:
         Raises:
             G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
-        prepared, names = self._prepared(tasks, groups)
-        return self._scheduler.begin(prepared, names, names if retry_group is None else [retry_group] * len(prepared))
+        self._check_open()
+        groups = [object() for _ in tasks] if groups is None else list(groups)
+        if len(groups) != len(tasks):
+            raise G2POError(f"{len(tasks)} tasks and {len(groups)} groups: give one group for each task")
+        sent = [(dict(task), pickled(dict(task))) for task in tasks]
+        with self._ending_all_on_error():
+            if not self.episodes:
+                self._failed_resets.clear()
+            self._replace_workers()
+            free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self._answers)
+            episodes = [
+                PooledEpisode(next(self._numbers), slot, *task, group if retry_group is None else retry_group)
+                for slot, task, group in zip(free, sent, groups)
+            ]
+            slots = [episode.slot for episode in episodes]
+            homes = dict(zip(slots, place_groups(groups, self._load())))
+            self.episodes |= zip(slots, episodes)
+            self.pending |= set(slots)
+            self._submit(self._without_failing_tasks(episodes), homes)
+        return slots
 
     def send(self, actions: Mapping[int, str]) -> None:
         """Send actions, by slot, to running episodes, without waiting. `receive` returns the results.
@@ -138,26 +170,29 @@ class EnvironmentPool:
             G2POError: if a slot has no running episode, or its answer is pending. Nothing is sent then.
         """
         self._check_open()
-        for slot, action in actions.items():
-            if slot in self._scheduler.pending or slot in self._scheduler.answers:
+        for slot in actions:
+            if slot in self.pending or slot in self._answers:
                 raise G2POError(f"slot {slot} has a pending answer: receive it before the next action")
-            if slot not in self._scheduler.episodes:
+            if slot not in self.episodes:
                 raise G2POError(f"slot {slot} has no running episode: it ended, failed, or was never reset")
-            if type(action) is not str:
-                pickled(action)
-        self._scheduler.send(actions)
+        with self._ending_all_on_error():
+            for slot, action in actions.items():
+                self.episodes[slot].action = action
+            self.pending |= actions.keys()
+            self._submit([self.episodes[slot] for slot in actions])
 
-    def receive(self, timeout: float | None = 0.0) -> dict[int, Observation | StepResult | EnvironmentFailure]:
+    def receive(self, timeout: float | None = 0.0) -> dict[int, Received]:
         """Return all answers that have arrived, by slot: first observations, results and failures.
 
         It waits `timeout` seconds for the first one (`None`: while one is pending). Time limits run continuously, but
         are enforced only here: call it about every second. An exception such as Ctrl-C in the call ends all episodes.
         """
         self._check_open()
-        self._scheduler.wait(timeout)
-        return self._scheduler.collect()
+        self._wait(timeout)
+        answers, self._answers = self._answers, {}
+        return answers
 
-    def collect(self, slots: Sequence[int]) -> dict[int, Observation | StepResult | EnvironmentFailure]:
+    def collect(self, slots: Sequence[int]) -> dict[int, Received]:
         """Wait for the answers of these slots and return them in this order; other answers stay.
 
         Raises:
@@ -165,19 +200,30 @@ class EnvironmentPool:
         """
         self._check_open()
         for slot in slots:
-            if slot not in self._scheduler.pending and slot not in self._scheduler.answers:
+            if slot not in self.pending and slot not in self._answers:
                 raise G2POError(f"slot {slot} has no pending answer: send an action first")
-        self._scheduler.wait(None, slots)
-        return self._scheduler.collect(slots)
+        self._wait(None, slots)
+        return {slot: self._answers.pop(slot) for slot in slots}
 
     def end(self, slots: Iterable[int] | None = None) -> None:
         """End episodes early, free their slots and drop their answers. `slots=None`: all episodes."""
         self._check_open()
-        self._scheduler.end([*self._scheduler.episodes, *self._scheduler.answers] if slots is None else slots)
+        workers = set()
+        for slot in [*self.episodes, *self._answers] if slots is None else slots:
+            self._answers.pop(slot, None)
+            self.pending.discard(slot)
+            episode = self.episodes.pop(slot, None)
+            if episode is not None and episode.worker is not None:
+                episode.worker.ended_episodes.append(episode.number)
+                workers.add(episode.worker)
+        for worker in workers & {*self._in_service}:
+            worker.send_ended()
+            self._listener.sent(worker)
+        self._end_drained_workers()
 
     def close(self) -> None:
         """End all workers. The pool cannot be used afterwards."""
-        self._scheduler.close()
+        self._close()
 
     def __enter__(self) -> EnvironmentPool:
         return self
@@ -185,20 +231,198 @@ class EnvironmentPool:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def memory(self) -> list[int]:
-        """Return the resident bytes of each worker, with its child processes."""
-        return [worker.memory() for worker in self._scheduler.in_service]
-
-    def _prepared(
-        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None
-    ) -> tuple[list[tuple[dict[str, Any], bytes]], list[Hashable]]:
-        """Return the tasks with their pickles, and the group of each."""
-        self._check_open()
-        names = [object() for _ in tasks] if groups is None else list(groups)
-        if len(names) != len(tasks):
-            raise G2POError(f"{len(tasks)} tasks and {len(names)} groups: give one group for each task")
-        return [(dict(task), pickled(dict(task))) for task in tasks], names
-
     def _check_open(self) -> None:
-        if not self._scheduler.close.alive:
+        if not self._close.alive:
             raise G2POError("this EnvironmentPool is closed")
+
+    def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:
+        """Send pending jobs of episodes. One without a worker gets `homes[slot]`, by default the least busy worker."""
+        unassigned = [episode for episode in episodes if episode.worker is None]
+        if unassigned and homes is None:
+            homes = dict(zip((episode.slot for episode in unassigned), least_busy(self._load(), len(unassigned))))
+        for index in sorted({homes[episode.slot] for episode in unassigned}):
+            if self._workers[index] is None:  # all start before the first job is sent, in parallel
+                self._workers[index] = self._start()
+        jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
+        for episode in episodes:
+            if episode.worker is None:
+                episode.worker = self._workers[homes[episode.slot]]
+                jobs[episode.worker] += episode.replay_jobs(self.limits)
+            if episode.action is not None:
+                jobs[episode.worker].append(episode.step(episode.action, self.limits))
+        for worker, of_worker in jobs.items():
+            worker.send(of_worker)
+            self._listener.sent(worker)
+
+    def _start(self) -> WorkerProcess:
+        self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
+        worker = WorkerProcess(self._setup, self.withheld, self.limits.load_timeout)
+        self._processes.append(worker)
+        self._in_service.append(worker)
+        self._listener.add(worker)
+        return worker
+
+    def _load(self) -> list[int]:
+        load = Counter(episode.worker for episode in self.episodes.values())
+        return [load[worker] if worker is not None else 0 for worker in self._workers]
+
+    def _wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> None:
+        """Wait up to `timeout` seconds while answers are pending, until any, or all of `slots`, are there."""
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        with self._ending_all_on_error():
+            patience = 0.0
+            while True:
+                self._listen(patience)
+                done = bool(self._answers) if slots is None else all(slot in self._answers for slot in slots)
+                patience = until - time.monotonic()
+                if done or not self.pending or patience <= 0:
+                    return
+
+    def _listen(self, patience: float) -> None:
+        for worker, messages, failure_kind in self._listener.listen(self._in_service, patience):
+            why = "a message above the maximum size"
+            try:
+                for message in messages:
+                    self._on_message(worker, message)
+            except InvalidAnswerError as error:
+                failure_kind, why = "corrupt", str(error)
+            if failure_kind:
+                self._on_worker_failure(worker, failure_kind, why)
+            elif worker.draining:
+                self._end_drained_workers()
+
+    def _on_message(self, worker: WorkerProcess, message: bytes) -> None:
+        """Deliver the answer in a message, if there is one. Raises `InvalidAnswerError` for an unexpected message."""
+        delivered = worker.handle(message)
+        if delivered is None:
+            return
+        job, answer = delivered
+        episode = self._pending_episode(job)
+        if episode is None:  # the episode has ended or failed
+            return
+        result, wanted = answer.result, StepResult if job.command == "step" else Observation
+        if isinstance(result, tuple):
+            kind, text = result
+            hidden = [name for name in self.withheld if name in text]
+            if hidden:
+                text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
+            self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
+        elif not job.expected and isinstance(result, wanted) and answer.digest is not None:
+            self.replayed += episode.record(job, answer.digest)
+            self._deliver(episode, result)
+        elif not job.expected:
+            self._deliver(episode, episode.failure("invalid", f"the worker sent no answer to {job.command}"))
+
+    def _pending_episode(self, job: Job | None) -> PooledEpisode | None:
+        """Return the running episode of a job if its answer is pending."""
+        episode = self.episodes.get(job.slot) if job else None
+        return episode if episode and episode.number == job.episode and job.slot in self.pending else None
+
+    def _deliver(self, episode: PooledEpisode, answer: Received) -> None:
+        self.pending.discard(episode.slot)
+        self._answers[episode.slot] = answer
+        failed = isinstance(answer, EnvironmentFailure)
+        if failed or (isinstance(answer, StepResult) and (answer.terminated or answer.truncated)):
+            del self.episodes[episode.slot]
+            if failed and episode.worker is not None:
+                episode.worker.ended_episodes.append(episode.number)
+        elif episode.worker.over_memory:
+            episode.reassign(episode.worker.over_memory)
+
+    def _on_worker_failure(self, worker: WorkerProcess, failure_kind: str, why: str) -> None:
+        """End a failed worker, fail the episode of its running job, and reassign its other episodes.
+
+        Episodes with a pending answer are replayed now, other episodes at their next action.
+        """
+        self._retire(worker)
+        failure = end_failed_worker(worker, failure_kind, self.name, why)
+        blamed = self._pending_episode(failure.job)
+        pending = {episode.slot: episode for job in worker.pending_jobs if (episode := self._pending_episode(job))}
+        for episode in self.episodes.values():
+            if episode.worker is worker:
+                episode.reassign(failure.message)
+        if blamed:
+            del pending[blamed.slot]
+            if failure.job.command == "reset" and failure.job.expected is None:
+                self._failed_resets.add(blamed, failure)
+            self._fail(blamed, failure, in_replay=failure.job.expected is not None)
+        waiting = []
+        for episode in self._without_failing_tasks(pending.values()):
+            why = why_give_up(episode, failure)
+            if why is None:
+                waiting.append(episode)
+            else:
+                self._fail(episode, failure, why, in_replay=not why and bool(episode.digests))
+        self._submit(waiting)
+
+    def _without_failing_tasks(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
+        """Return the episodes to try; fail new episodes of tasks whose resets ended too many workers."""
+        accepted = []
+        for episode in episodes:
+            failure = self._failed_resets.last_failure(episode)
+            if failure is None:
+                accepted.append(episode)
+            else:
+                self._fail(episode, failure, "not tried, since resets of this task failed before: ")
+        return accepted
+
+    def _fail(self, episode: PooledEpisode, failure: WorkerFailure, why: str = "", in_replay: bool = False) -> None:
+        """Deliver the failure of an episode. `in_replay`: it happened while the episode was replayed."""
+        if in_replay:
+            self._deliver(episode, episode.replay_failure(failure.message))
+        else:
+            self._deliver(episode, episode.failure(failure.kind, why + failure.message))
+
+    @contextmanager
+    def _ending_all_on_error(self) -> Iterator[None]:
+        """On any exception, end all episodes, so that late answers are not mistaken for new ones."""
+        try:
+            yield
+        except BaseException:
+            self.end()
+            busy = [worker for worker in self._in_service if worker.pending_jobs]
+            for worker in busy:
+                self._retire(worker)
+                worker.end(wait=0.0)
+            for worker in busy:
+                worker.end()
+            raise
+
+    def _replace_workers(self) -> None:
+        """Replace workers over their limits of resets or memory."""
+        live = Counter(episode.worker for episode in self.episodes.values())
+        draining = sum(worker.draining for worker in self._in_service)
+        for index, worker in enumerate(self._workers):
+            if worker is None:
+                continue
+            worker.over_memory = too_big(self.limits, worker, live[worker])
+            if not worker.over_memory and not is_old(self.limits, worker, live[worker], draining):
+                continue
+            self._workers[index], worker.draining = None, True
+            self.recycled += 1
+            draining += live[worker] > 0
+            for episode in self.episodes.values():
+                if worker.over_memory and episode.worker is worker and episode.slot not in self.pending:
+                    episode.reassign(worker.over_memory)
+        self._end_drained_workers()
+
+    def _end_drained_workers(self) -> None:
+        """End draining workers without running episodes."""
+        draining = [worker for worker in self._in_service if worker.draining and not worker.pending_jobs]
+        if draining:
+            live = {episode.worker for episode in self.episodes.values()}
+            for worker in draining:
+                if worker not in live:
+                    self._retire(worker)
+                    worker.end(patience=2.0, wait=0.0)
+
+    def _retire(self, worker: WorkerProcess) -> None:
+        self._listener.remove(worker)
+        self._in_service = [other for other in self._in_service if other is not worker]
+        self._workers = [None if other is worker else other for other in self._workers]
+
+
+def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:
+    if os.getpid() == owner:
+        listener.close()
+    end_all(processes, owner)
