@@ -44,23 +44,27 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
     Raises `G2POError` if the configuration cannot be read.
     """
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = AutoConfig.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:
+        own = getattr(transformers, (config.architectures or [""])[0], None)  # as it is trained, e.g. with its vision
+        with torch.device("meta"):
+            module = own(config) if own else AutoModelForCausalLM.from_config(config)
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+    except (OSError, ValueError, AttributeError) as error:
         first = str(error).strip().splitlines()[0]
-        raise G2POError(f"model_name_or_path is {model!r}, whose config.json cannot be read: {first}") from error
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
-    text = config.get_text_config()
-    heads = text.num_attention_heads
+        raise G2POError(
+            f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first}"
+        ) from error
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     return ModelShape(
         parameters=sum(p.numel() for p in module.parameters()),
         head=text.vocab_size * text.hidden_size,
-        tied=bool(text.tie_word_embeddings),
+        tied=bool(getattr(text, "tie_word_embeddings", getattr(config, "tie_word_embeddings", False))),
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         layers=text.num_hidden_layers,

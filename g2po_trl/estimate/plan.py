@@ -33,11 +33,13 @@ class Episodes:
 
     @classmethod
     def of_log(cls, log: Sequence[Mapping[str, Any]], source: str) -> Episodes:
-        """Return what the episodes of a run's logged iterations were like."""
+        """Return what the episodes of a run's logged iterations were like. Raises `G2POError` if none took a step."""
         steps, number, prompts, completions = (
             sum(entry[f"rollout/{name}"] for entry in log)
             for name in ("steps", "episodes", "prompt_tokens", "completion_tokens")
         )
+        if not steps:
+            raise G2POError(f"like is {source!r}, whose log.jsonl has no iteration with a step: pass another run")
         forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in log)
         return cls(steps / number, prompts / steps, completions / steps, forwarded / (prompts + completions), source)
 
@@ -75,7 +77,10 @@ class Plan:
     @property
     def slices(self) -> int:
         """Mini-batches of a rollout that `max_steps` counts."""
-        return self["steps_per_generation"] or self["gradient_accumulation_steps"] or 1
+        of_batch = (self["generation_batch_size"] or 0) // (
+            self.processes * (self["per_device_train_batch_size"] or 8)
+        )
+        return self["steps_per_generation"] or of_batch or self["gradient_accumulation_steps"] or 1
 
     @property
     def steps_per_iteration(self) -> int:

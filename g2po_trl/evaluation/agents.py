@@ -98,22 +98,22 @@ class ReActAgent:
         if notes:
             listed = "\n".join(f"- {note}" for note in notes)
             instructions.append(f"What you noted after earlier attempts at it:\n{listed}")
+        now = episode.observation.text
         exchanges = [
             [
                 {"role": "assistant", "content": step.completion},
                 {"role": "user", "content": f"Observation: {after}"},
             ]
-            for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), ""])
+            for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), now])
         ]
-        first = episode.steps[0].observation if episode.steps else episode.observation.text
+        first = episode.steps[0].observation if episode.steps else now
         opening = [{"role": "user", "content": "\n\n".join([*instructions, f"Observation: {first}"])}]
         shown = last_steps(exchanges, self.history_length)
         if len(shown) < len(exchanges):
             opening[0]["content"] += f"\n\n({len(exchanges) - len(shown)} steps are left out here.)"
+            opening[0]["content"] += "" if shown else f"\n\nObservation: {now}"
         conversation = [{"role": "system", "content": system}, *opening]
-        conversation += [dict(message) for exchange in shown for message in exchange]
-        if episode.steps:
-            conversation[-1]["content"] = f"Observation: {episode.observation.text}"
+        conversation += [message for exchange in shown for message in exchange]
         if actions := episode.observation.admissible_actions:
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
         return ChatRequest(conversation, stop=("\nObservation:",))

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from math import isnan
+from os.path import isfile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -199,7 +200,7 @@ def _files_in(data: Any) -> Iterator[str]:
     """Yield the files that are named in data."""
     for part in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
         yield from _files_in(part)
-    if isinstance(data, str) and data.startswith("/") and Path(data).is_file():
+    if isinstance(data, str) and isfile(data):
         yield data
 
 
@@ -224,14 +225,16 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         except ValueError as error:
             raise G2POError(f"task {number} of {panel.name}: {error}") from error
     agent, sampling = make_agent(options, panel), Sampling.of(options)
-    about = masked(identity(options, panel, agent))
-    _write_settings(output, about, options.overwrite)
-    write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
-    budget, rows, reasons, errors = TokenBudget(options.max_total_tokens, path=output / "tokens.json"), [], [], []
+    about = json.loads(to_json(masked(identity(options, panel, agent))))
+    _check_output(output, about, options.overwrite)
+    rows, reasons, errors = [], [], []
     with (
         EnvironmentPool(environment_factory, PoolLimits.of(options)) as pool,
         closing(make_chat_model(options)) as chat,
     ):
+        _begin(output, about, options.overwrite)  # an evaluation whose model cannot be loaded deletes nothing
+        write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
+        budget = TokenBudget(options.max_total_tokens, path=output / "tokens.json")
         print(
             f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {options.agent} agent, "
             f"{options.model}, temperature {options.temperature}",
@@ -244,7 +247,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
                 trajectories = player.play()
                 rows.append(seed_row(panel, trajectories))
                 reasons.append(summarize(trajectories)["failure_reasons"])
-                errors += [trajectory.error for trajectory in trajectories if trajectory.outcome == "error"]
+                errors += [trajectory.error for trajectory in trajectories if not trajectory.counted]
         finally:
             budget.save()
     tokens = {"read": budget.read, "written": budget.written}
@@ -253,28 +256,34 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     return {**results, "first_error": errors[0] if errors else None}
 
 
-def _write_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:
-    """Write OUTPUT/settings.json; refuse a folder with episodes of other settings, which must not mix."""
-    path = output / "settings.json"
-    about = json.loads(to_json(about))
+def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
+    """Refuse a folder with something else, or with episodes of other settings, which must not mix."""
+    settings = output / "settings.json"
     if (output / "run.json").is_file():
         raise G2POError(f"output is {str(output)!r}, which holds a training run: pass another --output")
+    if not any(output.glob("trajectories/*.jsonl")):
+        return
+    if not settings.is_file():
+        raise G2POError(f"output is {str(output)!r}, whose trajectories are of no evaluation: pass another --output")
+    before = json.loads(settings.read_text(encoding="utf-8"))
+    changed = [
+        f"{name} {before.get(name)!r} -> {about.get(name)!r}"
+        for name in {**before, **about}
+        if before.get(name) != about.get(name)
+    ]
+    if changed and not overwrite:
+        raise G2POError(
+            f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
+            "delete it"
+        )
+
+
+def _begin(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
+    """Write OUTPUT/settings.json, after the deletion of what belongs to other settings: a kill mixes nothing."""
+    settings = output / "settings.json"
     if overwrite:
-        for name in ("settings.json", "results.json", "tokens.json"):
-            (output / name).unlink(missing_ok=True)
         shutil.rmtree(output / "trajectories", ignore_errors=True)
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [
-            f"{name} {before.get(name)!r} -> {about.get(name)!r}"
-            for name in {**before, **about}
-            if before.get(name) != about.get(name)
-        ]
-        if changed and any(output.glob("trajectories/*.jsonl")):
-            raise G2POError(
-                f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
-                "delete it"
-            )
-        if changed:  # no episode was finished, e.g. because a server did not answer
-            (output / "tokens.json").unlink(missing_ok=True)
-    write_json(path, about, indent=1)
+    if overwrite or not settings.is_file() or json.loads(settings.read_text(encoding="utf-8")) != about:
+        for name in ("results.json", "tokens.json"):
+            (output / name).unlink(missing_ok=True)
+    write_json(settings, about, indent=1)

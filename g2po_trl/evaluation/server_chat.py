@@ -16,7 +16,8 @@ from ..utils.extras import install_command
 from .chat_models import ChatCompletion, ChatModel
 
 # Words in servers' errors about conversations that exceed the model's context.
-_TOO_LONG = ("context_length", "context length", "context window", "maximum context", "too long")
+_TOO_LONG = ("context_length", "context length", "context size", "context window", "maximum context")
+_TOO_LONG += ("maximum model length", "prompt is too long", "input is too long", "input token count")
 
 
 class ServerChat(ChatModel):

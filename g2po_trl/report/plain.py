@@ -81,7 +81,7 @@ def five_lines(
         verdict = f"{learned} {finding}"
         to_do = " ".join(filter(None, [None if is_log else _next_step(iterations[-window:], end, change), advice]))
     lines = {
-        "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(iterations), evaluations),
+        "Success": _success(start, end, len(iterations), evaluations, is_log),
         "Failures": _failures(iterations[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
         "Recurrence": _recurrence(numbers["iterations"]),
         "Verdict": verdict,
@@ -108,9 +108,11 @@ def _error_of_share(won: float, number: float) -> float:
     return (share * (1 - share) / (number + 2)) ** 0.5
 
 
-def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]]) -> str:
+def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:
     if np.isnan(end.rate):
         return "No episode has a result."
+    if is_log:
+        return f"{100 * end.rate:.1f} %."
     said = str(end) if number == 1 or np.isnan(start.rate) else f"{start}, {end}"
     evaluated = before_and_after(evaluations) if evaluations else ()
     rates = [f"{100 * one['success_rate']:.1f} %" for one in evaluated if one.get("success_rate") is not None]

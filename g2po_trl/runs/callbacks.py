@@ -186,7 +186,7 @@ class CollapseStoppingCallback(TrainerCallback):
 
     def _means(self, log_history: list[dict], name: str) -> list[float]:
         """Return the moving means of a metric over `patience` log lines."""
-        values = [entry[name] for entry in log_history if entry.get(name) is not None]
+        values = [value for entry in log_history if (value := entry.get(name)) is not None and not math.isnan(value)]
         return [sum(values[i - self.patience : i]) / self.patience for i in range(self.patience, len(values) + 1)]
 
 

@@ -10,6 +10,7 @@ from g2po_trl.cli import main
 from g2po_trl.estimate.memory import ModelShape, Training, memory_parts, read_shape, vllm_cache
 from g2po_trl.estimate.plan import Episodes, Plan
 from g2po_trl.runs.iterations import load_log
+from g2po_trl.utils.errors import G2POError
 
 ROOT = Path(__file__).parents[2]
 # 1,000 parameters beside a head of 200, two layers.
@@ -109,6 +110,22 @@ def test_shape_is_that_of_the_models_card(qwen):
     assert read_shape(qwen) == LARGE
 
 
+def test_shape_of_a_multimodal_model_has_all_its_parts(tmp_path):
+    from transformers import MambaConfig, Qwen2VLConfig
+
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 200}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, architectures=["Qwen2VLForConditionalGeneration"])
+    config.save_pretrained(tmp_path / "vision")
+    shape = read_shape(str(tmp_path / "vision"))
+    assert (shape.hidden, shape.layers, shape.kv_width) == (64, 2, 64)
+    assert shape.parameters > 2 * shape.head + 2 * 3 * 64 * 96
+    MambaConfig(num_hidden_layers=1, hidden_size=8).save_pretrained(tmp_path / "mamba")
+    with pytest.raises(G2POError, match="model_name_or_path"):
+        read_shape(str(tmp_path / "mamba"))
+
+
 SETTINGS = {
     "max_steps": 12,
     "num_generations": 4,
@@ -119,8 +136,9 @@ SETTINGS = {
 }
 
 
-def test_iterations_and_episodes_are_counted():
-    plan = Plan.from_settings(SETTINGS, processes=2)
+@pytest.mark.parametrize("batch", [{}, {"steps_per_generation": None, "generation_batch_size": 48}])
+def test_iterations_and_episodes_are_counted(batch):
+    plan = Plan.from_settings({**SETTINGS, **batch}, processes=2)
     assert (plan.steps_per_iteration, plan.iterations, plan.episodes) == (6, 2, 48)
 
 
@@ -143,6 +161,8 @@ def test_episodes_are_those_of_a_run(tmp_path, capsys):
     found = Episodes.of_log(load_log(tmp_path), "a run")
     assert found == Episodes(5, 30, 10, 0.5, "a run")
     assert "5 turns" in run(capsys, "alfworld", "--like", str(tmp_path))
+    with pytest.raises(G2POError, match="like"):
+        Episodes.of_log([dict.fromkeys(tokens, 0.0)], "a run of errors")
 
 
 def run(capsys, *words):

@@ -54,6 +54,24 @@ def test_no_completion_is_one_line(ask, body, status, content_type, told):
 
 
 @pytest.mark.parametrize(
+    ("told", "overflows"),
+    [
+        ("This model's maximum context length is 4096 tokens.", True),  # vLLM, OpenAI
+        ("the request exceeds the available context size (4096 tokens)", True),  # llama.cpp
+        ("prompt is too long: 204858 tokens > 200000 maximum", True),  # Anthropic
+        ("Invalid 'tools[0].function.name': string too long. Expected at most 64 characters.", False),
+    ],
+)
+def test_which_refusals_are_overflows(ask, told, overflows):
+    """Any other is the user's to correct, and no failure of the model."""
+    if overflows:
+        assert told in ask({"error": {"message": told}}, 400).error
+    else:
+        with pytest.raises(G2POError, match="refuses the request"):
+            ask({"error": {"message": told}}, 400)
+
+
+@pytest.mark.parametrize(
     "message",
     [
         {"content": ACTION, "reasoning_content": "so"},

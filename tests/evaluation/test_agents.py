@@ -53,6 +53,8 @@ def test_long_conversations_lose_their_middle():
     shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ()).messages
     assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
+    (_, only) = ReActAgent("House.", history_length=0).ask(an_episode(["completion"]), ()).messages
+    assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
 
 
 @pytest.mark.parametrize(

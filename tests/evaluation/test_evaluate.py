@@ -208,8 +208,28 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
     changed.view(-1)[-1] += 1
     save_file({**weights, name: changed}, model / "model.safetensors", metadata={"format": "pt"})
     refused(match="weights")
+    with pytest.raises(ValueError, match="nosuch"):  # nothing is deleted for a model that cannot be loaded
+        main([*given, "--overwrite", "--chat-template-kwargs", '{"nosuch": 1}'])
+    assert (game / "out" / "results.json").read_text() == results
     main([*given, "--overwrite"])
     main(given)
+    (game / "out" / "settings.json").unlink()
+    for more in ([], ["--overwrite"]):  # somebody else's
+        with pytest.raises(G2POError, match="output"):
+            main([*given, *more])
+
+
+def test_files_of_an_environment_count_by_content(game, server, monkeypatch):
+    monkeypatch.chdir(game)
+    (game / "hint.txt").write_text("a")
+    (game / "game.py").write_text(
+        GAME.replace("def reset(", "def __init__(self, file):\n        pass\n\n    def reset(")
+    )
+    given = served(game, server, "--environment-options", '{"file": "hint.txt"}')
+    main(given)
+    (game / "hint.txt").write_text("b")
+    with pytest.raises(G2POError, match="environment_files"):
+        main(given)
 
 
 # -- as it was trained ------------------------------------------------------------------------------------------------

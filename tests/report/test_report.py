@@ -142,6 +142,8 @@ def test_what_to_do_follows_from_how_a_run_ended():
     assert ends(won, won, won, lost, first=lost).startswith("Train on while evaluations rise")
     lines = lines_of([lost, won], run={"traces": {"file": "x"}})
     assert lines["Verdict"].startswith("These runs were not trained on.") and "Train" not in lines["What to do"]
+    errors = lines_of([[episode("ab", 0.0, outcome="error")] * 2], run={"traces": {"file": "x"}})
+    assert errors["Success"] == "No episode has a result."
 
 
 def test_the_verdict_knows_of_replaced_groups(tmp_path, capsys):

@@ -174,6 +174,7 @@ def collapse(valid, success, **kwargs):
         ([1] * 6, [0.2, 0.8, 0.8, 0.8, 0.1, 0.1], {"min_success_of_best": 0.5}, 5),
         ([1] * 5, [0.8, 0.0, 0.8, 0.0, 0.8], {"min_success_of_best": 0.5}, None),
         ([1] * 3, [0.0, 0.0, 0.0], {"min_success_of_best": 0.5}, None),
+        ([1] * 6, [float("nan"), 0.8, 0.8, 0.8, 0.1, 0.1], {"min_success_of_best": 0.5}, 5),  # an outage at first
         ([1] * 3, [None, 0.8, None], {"min_success_of_best": 0.5}, None),
         ([0.1] * 3, [0.8] * 3, {"min_valid_action_ratio": 0.5, "patience": 3}, 2),
     ],

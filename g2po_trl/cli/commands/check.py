@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, _ = parse((CheckOptions,), argv, command="g2po check", description=__doc__)
     name = options.name if options.agent is None else resolve_agent_name(options.agent)
     config = _config_beside(name)
-    turns, limits = options.max_turns or config.get("max_turns", TURNS), PoolLimits.of(options)
+    turns, limits = options.max_turns or config.get("max_turns") or TURNS, PoolLimits.of(options)
     if options.agent is None:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
         if options.environment_options:

@@ -49,9 +49,7 @@ class Options:
     def episodes(self, plan: Plan) -> Episodes:
         """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
         if self.like is not None:
-            if not (log := load_log(self.like)):
-                raise G2POError(f"like is {str(self.like)!r}, whose log.jsonl has no iteration: pass a run's folder")
-            return Episodes.of_log(log, str(self.like))
+            return Episodes.of_log(load_log(self.like), str(self.like))
         if self.mean_turns is not None and self.mean_turns > plan["max_turns"]:
             raise G2POError(f"mean_turns is {self.mean_turns:g}: set it to at most max_turns, {plan['max_turns']}")
         means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
