@@ -38,7 +38,10 @@ def step_advantages(
         TypeError: for a key that is not a string.
         ValueError: for lists of unequal lengths, and the errors of `StateGraph.from_groups`.
     """
+    if text := next((episode for episode in keys if isinstance(episode, str)), None):
+        raise TypeError(f"keys has the text {text!r} as an episode: give each episode a list with a key a step")
     keys = [list(episode) for episode in keys]
+    groups = [group.item() if hasattr(group, "item") else group for group in groups]  # tensors are equal by identity
     valid = [[True] * len(episode) for episode in keys] if valid is None else [list(episode) for episode in valid]
     if not len(keys) == len(rewards) == len(groups) == len(valid):
         raise ValueError(

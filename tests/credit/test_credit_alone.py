@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from g2po_trl import Step, Trajectory
 from g2po_trl.credit import StateGraph, g2po, gigpo, rloo, spread_over_tokens, step_advantages
@@ -78,6 +79,10 @@ def test_step_advantages_are_those_of_the_graph_in_any_order():
         np.testing.assert_array_equal(got[episode], part)
     assert [len(part) for part in got] == [2, 1, 3, 2, 1]
     assert step_advantages([], [], []) == []
+    lists = [[[*"ab"], [*"ac"]], [1.0, 0.0], [7, 7]]
+    arrays = step_advantages(lists[0], *map(np.array, lists[1:]))
+    np.testing.assert_array_equal(arrays, step_advantages(*lists))
+    np.testing.assert_array_equal(step_advantages(lists[0], *map(torch.tensor, lists[1:])), arrays)
 
 
 def test_an_episode_without_a_result_is_compared_with_none():
@@ -95,6 +100,7 @@ def test_an_episode_without_a_result_is_compared_with_none():
         (([["a"]], [1.0, 2.0], [0]), ValueError, "keys, rewards, groups and valid have 1, 2, 1 and 1 episodes"),
         (([["a"]], [1.0], [0], [[True, True]]), ValueError, "episode 0 has 1 keys and 2 validity flags"),
         (([["a"], [7]], [1.0, 2.0], [0, 0]), TypeError, "a key of episode 1 is 7"),
+        ((["ab"], [1.0], [0]), TypeError, "the text 'ab' as an episode"),
         (([[]], [1.0], ["task"]), ValueError, "no steps"),
         (([["a"]], [float("nan")], ["task"]), ValueError, "reward nan"),
     ],
