@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .utils.errors import G2POError
 from .utils.json import atomic_write, to_json
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
@@ -156,7 +157,7 @@ class Trajectory:
         known, known_step = {f.name for f in fields(cls)}, {f.name for f in fields(Step)}
         unknown = (set(data) - known) | {f"steps.{k}" for step in data["steps"] for k in set(step) - known_step}
         if unknown:
-            raise ValueError(
+            raise G2POError(
                 f"unknown trajectory fields {sorted(unknown)}: written by another version of g2po_trl; read the "
                 "file with that version, or rename the fields to this version's"
             )
@@ -226,5 +227,7 @@ def read_unfinished(path: str | Path) -> Iterator[Trajectory | None]:
                 yield Trajectory.from_dict(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 if line.endswith(b"\n"):
-                    raise ValueError(f"{path}, line {number}: not a trajectory ({error})") from error
+                    raise G2POError(
+                        f"{path}, line {number}: not a trajectory ({error}): restore the file, or delete the line"
+                    ) from error
                 yield None

@@ -71,13 +71,13 @@ def weights_in(folder: str | Path) -> list[Path]:
     return [*(path for pattern in patterns for path in Path(folder).glob(pattern)), *adapters_below(folder)]
 
 
-def read_description(folder: str | Path) -> dict[str, Any]:
-    """Return the run.json in a folder as it is written; empty if there is none.
+def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
+    """Return the run.json in a folder, or another such file, as it is written; empty if there is none.
 
     Raises:
         G2POError: for a file without a description of a run.
     """
-    path = Path(folder, FILE)
+    path = Path(folder, name)
     try:
         run = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:

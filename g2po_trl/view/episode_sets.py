@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runs.ownership import read_description
 from ..trajectory import read_unfinished
 from ..utils.errors import G2POError
 from ..utils.json import read_json_lines
@@ -108,15 +108,14 @@ class Evaluation:
                 "again with the same command"
             )
         self._files = sorted(found)
-        self._settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+        self._settings = read_description(self.folder, "settings.json")
 
     def about(self) -> dict[str, Any]:
         """Return name and settings."""
-        results = self.folder / "results.json"
-        model = json.loads(results.read_text(encoding="utf-8")).get("model") if results.is_file() else None
-        model = model or self._settings.get("model")
-        settings = {"model": model, **{name: self._settings.get(name) for name in _SETTINGS}}
-        settings["seeds"] = f"{len(self._files)}{'' if results.is_file() else ' (unfinished)'}"
+        results = read_description(self.folder, "results.json")
+        settings = {"model": results.get("model") or self._settings.get("model")}
+        settings |= {name: self._settings.get(name) for name in _SETTINGS}
+        settings["seeds"] = f"{len(self._files)}{'' if results else ' (unfinished)'}"
         return {"name": self.name, "settings": {k: v for k, v in settings.items() if v is not None}}
 
     def overview(self) -> dict[str, Any]:
