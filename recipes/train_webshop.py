@@ -23,6 +23,7 @@ from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
+from g2po_trl.utils.errors import G2POError
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -68,6 +69,8 @@ def main(
     args.eval_on_start = checkpoint is None
 
     # data
+    if script_args.shop is None and script_args.shop_size != "small":
+        raise G2POError(f"shop_size is {script_args.shop_size!r}: it has no effect without shop, leave it out")
     if script_args.shop is None:
         source = ShopSource(goals=script_args.goals, seed=script_args.shop_seed)
     else:
