@@ -32,6 +32,7 @@ from ..utils.errors import G2POError
 from ..utils.options import option  # noqa: F401, for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
+COMMAND_FLAGS: Sequence[str] = ()  # that the command takes itself, for suggestions
 _METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
@@ -114,11 +115,12 @@ def read(
 class Parser(argparse.ArgumentParser):
     """The flags of dataclasses. `parse` is the way in."""
 
-    def __init__(self, types: Sequence[type], **options: Any):
+    def __init__(self, types: Sequence[type], takes_help: bool = True, **options: Any):
         shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
         options |= {"formatter_class": shape, "add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
-        self.add_argument("-h", "--help", action="store_true", help="print this help")
+        if takes_help:
+            self.add_argument("-h", "--help", action="store_true", help="print this help")
         self.types, self.kinds, self.arguments = types, {}, {}
         found = list(_fields(types))
         groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
@@ -147,7 +149,8 @@ class Parser(argparse.ArgumentParser):
         """Return the values of the flags in `argv` by field."""
         values, unknown = self.split(argv)
         if unknown and not {"help", "help_all"} & values.keys():
-            raise G2POError(self._unknown(unknown[0], "a flag"))
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            raise G2POError(_unknown(unknown[0], [*known, *COMMAND_FLAGS], "a flag"))
         return values
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -162,11 +165,11 @@ class Parser(argparse.ArgumentParser):
         while words:
             word = words.pop(0)
             name, equals, value = word.partition("=")
-            if not re.fullmatch(r"--[A-Za-z][\w-]*", name):
+            name = name.replace("_", "-")
+            if name not in self._option_string_actions:
                 yield word
                 continue
-            name = name.replace("_", "-")
-            if not isinstance(self._option_string_actions.get(name), argparse.BooleanOptionalAction):
+            if not isinstance(self._option_string_actions[name], argparse.BooleanOptionalAction):
                 yield f"{name}{equals}{value}"
                 continue
             if not equals and words and words[0].lower() in _BOOLEANS:
@@ -183,43 +186,40 @@ class Parser(argparse.ArgumentParser):
     def read_keys(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a YAML file by field."""
         aliases = {alias.removeprefix("--"): name for name, alias in _ALIASES.items() if name in self.arguments}
+        if both := next((alias for alias, name in aliases.items() if {alias, name} <= keys.keys()), None):
+            raise G2POError(f"config has {both} and {aliases[both]}, which are the same: remove one")
         keys = {aliases.get(name, name): value for name, value in keys.items()}
         if unknown := next((name for name in keys if name not in self.arguments), None):
-            raise G2POError(self._unknown(_flag(unknown), "a key of the config file"))
+            raise G2POError(_unknown(unknown, self.arguments, "a key of the config file"))
         return {name: self._converted(name, value) for name, value in keys.items()}
 
     def _converted(self, name: str, value: Any) -> Any:
         """Return a value of a YAML file in the field's type."""
-        action, kinds = self.arguments[name], self.kinds[name]
-        kind = get_origin(kinds[0]) or kinds[0]
-        if value is None or len(kinds) > 1 or not isclass(kind) or issubclass(kind, Enum):
+        kinds = self.kinds[name]
+        if value is None or len(kinds) > 1:
+            return value
+        if get_origin(kinds[0]) is list and isinstance(value, (list, str)):
+            (kind,) = get_args(kinds[0])
+            parts = [value] if isinstance(value, str) else value  # all-linear of lora_target_modules
+            return [self._converted_one(name, one, kind) for one in parts]
+        return self._converted_one(name, value, kinds[0])
+
+    def _converted_one(self, name: str, value: Any, kind: Any) -> Any:
+        kind = get_origin(kind) or kind
+        if not isclass(kind) or issubclass(kind, Enum):
             return value
         if kind is bool and isinstance(value, str):
             value = _BOOLEANS.get(value.lower(), value)
-        elif kind is list and isinstance(value, (list, str)):
-            value = [value] if isinstance(value, str) else value  # all-linear of lora_target_modules
-            return [self._get_value(action, one) if isinstance(one, str) else one for one in value]
         elif isinstance(value, str):
             try:
-                value = self._get_value(action, value)
-                self._check_value(action, value)
+                value = self._get_value(self.arguments[name], value)
+                self._check_value(self.arguments[name], value)
             except argparse.ArgumentError as error:
                 raise G2POError(f"{name} is {value!r}: {error.message}") from error
         accepted = {float: (int, float), Path: (str, Path), dict: Mapping}.get(kind, kind)
         if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
             raise G2POError(f"{name} is {value!r}: write {_EXPECTED.get(kind, 'a text')}")
         return value
-
-    def _unknown(self, word: str, where: str) -> str:
-        """Return the message about a word that is no flag or key, with the nearest name."""
-        if not word.startswith("-"):
-            return f"{word!r} does not belong to a flag: --help lists the flags"
-        word = word.partition("=")[0]
-        names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        usual = _flag(_OTHER_NAMES.get(word.lstrip("-").replace("-", "_"), ""))
-        near = [usual] if usual in names else difflib.get_close_matches(word, names, 1)
-        remedy = f"did you mean {near[0]}?" if near else "--help lists the flags"
-        return f"{word} is not {where}: {remedy}"
 
     def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
         """Yield an object of each dataclass."""
@@ -316,6 +316,17 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def _unknown(word: str, known: Iterable[str], where: str) -> str:
+    """Return the message about a word that is no flag or key, with the nearest known one."""
+    word, known = word.partition("=")[0], list(known)
+    if where == "a flag" and not word.startswith("-"):
+        return f"{word!r} does not belong to a flag: --help lists the flags"
+    usual = _OTHER_NAMES.get(word.lstrip("-").replace("-", "_"))
+    near = [name for name in known if name.lstrip("-").replace("-", "_") == usual]
+    near = near or difflib.get_close_matches(word, known, 1)
+    return f"{word} is not {where}: {f'did you mean {near[0]}?' if near else '--help lists the flags'}"
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -338,10 +349,14 @@ def read_config(path: str | Path | None) -> dict[str, Any]:
     import yaml
 
     try:
-        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        keys, document = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise G2POError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
     if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
         raise G2POError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
+    names = [key.value.replace("-", "_") for key, _ in document.value]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise G2POError(f"config is {str(path)!r}, which has {twice} twice: remove one")
     return {name.replace("-", "_"): value for name, value in keys.items()}

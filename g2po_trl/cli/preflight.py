@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,12 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
             raise G2POError(f"{name} is True, and {module} is not installed: {install_command(extra_of(module))}")
     if (kind := ENGINES.get(values.get("engine"))) and kind.extra and find_spec(kind.extra) is None:
         raise G2POError(f"engine is {values['engine']!r}, which is not installed: {install_command(kind.extra)}")
+    if values.get("use_peft") and values.get("lora_r", 1) < 1:
+        raise G2POError(f"lora_r is {values['lora_r']}: set it to at least 1")
     report_to = values.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:
+        if name not in (None, "none", "all", *_trackers()):
+            raise G2POError(f"report_to is {name!r}: choose none, or of {', '.join(sorted(_trackers()))}")
         if name in _TRACKERS and find_spec(name) is None:
             raise G2POError(f"report_to is {name}, which is not installed: pip install {name}")
     for name in ("model_name_or_path", "critic_model_name_or_path"):
@@ -34,6 +38,12 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for name in _FILES:
         if values.get(name) is not None and not Path(values[name]).is_file():
             raise G2POError(f"{name} is {str(values[name])!r}: there is no such file")
+
+
+def _trackers() -> Iterable[str]:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK  # with torch
+
+    return INTEGRATION_TO_CALLBACK
 
 
 def check_model(field: str, name: str) -> None:

@@ -19,8 +19,8 @@ from run_g2po import outcome
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, HELP, main
 from g2po_trl.cli.commands.init import FILES, write_folder
-from g2po_trl.cli.commands.train import Request, read, resolve
 from g2po_trl.cli.commands.train import main as train_main
+from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.preflight import check_files_and_packages, check_model
 from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
 from g2po_trl.utils.errors import G2POError
@@ -111,8 +111,9 @@ def test_errors_are_one_line(capsys, folder):
         (["train", "nosuch"], 1, "'nosuch' is not a recipe: pass alfworld, alfworld-ppo, appworld"),
         (["train", "alfwrld"], 1, "'alfwrld' is not a recipe: did you mean alfworld?"),
         (["train", "--num_processes", "many"], 2, "invalid int value: 'many'"),
-        (["train", "--num_processes", "0"], 1, "num_processes is 0: set it to at least 1"),
+        (["train", "--num_processes", "0"], 2, "num_processes is 0: set it to at least 1"),
         (["teach", "--num-processes", "2"], 1, "num_processes is above 1"),
+        (["teach", "--view"], 1, "view has no effect"),
         (
             ["train", "--accelerate_config", "fsdp"],
             1,
@@ -121,8 +122,9 @@ def test_errors_are_one_line(capsys, folder):
         (["view", "nosuch"], 1, "nosuch"),
     ):
         found, _, errors = outcome(capsys, *arguments)
-        assert found == code and text in errors.splitlines()[-1], (arguments, errors)
+        assert found == code and text in errors and len(errors.splitlines()) == 1, (arguments, errors)
     (folder / "environment.py").unlink()
+    assert outcome(capsys, "train", "--seed", "1", "alfworld")[2].endswith("write alfworld before the flags\n")
     for command in ("train", "teach"):
         assert "there is no environment.py here and no target is given: pass alfworld, " in outcome(capsys, command)[2]
     assert "there is no environment.py here" in outcome(capsys, "check")[2]
@@ -198,7 +200,8 @@ def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
 def test_flags_are_read_and_passed_on():
     words = "alfworld --config tiny --seed 1 --num-processes=2 --model m --beta=-1 --view --help-all".split()
     passed = "--config tiny --seed 1 --model m --beta=-1 --help-all".split()
-    assert read(words) == Request("alfworld", None, 2, None, True, passed)
+    options = {"agent": None, "num_processes": 2, "accelerate_config": None, "view": True}
+    assert vars(read(words)) == {**options, "target": "alfworld", "passed": passed}
     assert read(["--seed", "1"]).target is None
 
 
@@ -252,10 +255,13 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
         ("model_name_or_path", "config.yaml", "no such folder"),
         ("critic_model_name_or_path", "./none", "no such folder"),
         ("report_to", ["none", "wandb"], "not installed"),
+        ("report_to", "wandbb", "choose none"),
         ("load_in_4bit", True, "not installed"),
     ):
         with pytest.raises(G2POError, match=f"^{field} is .*{text}"):
             check_files_and_packages({field: value})
+    with pytest.raises(G2POError, match="lora_r"):
+        check_files_and_packages({"use_peft": True, "lora_r": 0})
     check_files_and_packages({"model_name_or_path": "model", "tasks": "tasks.jsonl", "report_to": "none"})
     check_model("model", "Qwen/none")
 

@@ -197,7 +197,7 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
         (["alfworld", "--mean-turns", "5000"], "mean_turns is 5000: set it to at most max_turns, 15"),
         (["alfworld", "--like", "nowhere"], "like is 'nowhere', whose log.jsonl has no iteration"),
         (["alfworld", "--like", "nowhere", "--mean-turns", "3"], "like and mean_turns are both given"),
-        (["alfworld", "--max_step", "3"], "--max-step is not a flag: did you mean --max-steps?"),
+        (["alfworld", "--max_step", "3"], "--max_step is not a flag: did you mean --max-steps?"),
         (["alfworld", "--num-processes", "-1"], "num_processes is -1"),
     ],
 )

@@ -84,8 +84,9 @@ def test_flags_then_file_then_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("here --max_turn 3", "--max-turn is not a flag: did you mean --max-turns?"),
+        ("here --max_turn 3", "--max_turn is not a flag: did you mean --max-turns?"),
         ("here --lr 3", "--lr is not a flag: did you mean --learning-rate?"),
+        ("here --go_no", "--go_no is not a flag: did you mean --go-now?"),
         ("here --zzz", "--zzz is not a flag: --help lists"),
         ("here --max_turns x", "--max-turns: invalid int value: 'x'"),
         ("here --max_turns 0", "max_turns is 0"),
@@ -96,14 +97,17 @@ def test_flags_then_file_then_defaults(tmp_path):
         ("here --config none.yaml", "config is 'none.yaml', which cannot be read"),
     ],
 )
-def test_what_a_command_line_cannot_have(capsys, words, text):
+def test_what_a_command_line_cannot_have(capsys, monkeypatch, words, text):
+    monkeypatch.setattr("g2po_trl.cli.parser.COMMAND_FLAGS", ["--go-now"])  # of the command that runs a recipe
     assert text in refused(capsys, *words.split())
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("lerning_rate: 1", "did you mean --learning-rate?"),
+        ("lerning_rate: 1", "lerning_rate is not a key of the config file: did you mean learning_rate?"),
+        ("max_turns: 1\nmax-turns: 2", "which has max_turns twice"),
+        ("more: [no]", "more is False: write a text"),
         ("max_turns: many", "max_turns"),
         ("max_turns: true", "max_turns"),
         ("max_turns: 1.5", "max_turns"),

@@ -60,4 +60,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv, "g2po teach")
     if request.num_processes not in (None, 1) or request.accelerate_config is not None:
         raise G2POError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
+    if request.view:
+        raise G2POError("view has no effect on teaching, whose exams are in the folder exams: leave it out")
     run_in_place(*resolve(request), "g2po teach")

@@ -6,9 +6,8 @@ import difflib
 import os
 import runpy
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...credit.estimators.registry import ESTIMATORS
@@ -62,29 +61,32 @@ processes   --num-processes N          processes, through Accelerate: one per GP
 
 @dataclass
 class Request:
-    """A command line: its target, the options of `g2po train` itself, and the words for the script."""
+    """A command line: the options of `g2po train` itself, its target, and the words for the script."""
 
-    target: str | None
-    agent: str | None
-    num_processes: int | None
-    accelerate_config: str | None
-    view: bool
-    passed: list[str]
+    agent: str | None = None
+    num_processes: int | None = None
+    accelerate_config: str | None = None
+    view: bool = False
+    target: str | None = field(default=None, init=False)
+    passed: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self):
+        if self.num_processes is not None and self.num_processes < 1:
+            raise G2POError(f"num_processes is {self.num_processes}: set it to at least 1")
 
 
 def read(argv: Sequence[str], command: str = "g2po train") -> Request:
     """Return the parsed command line. The target is its first word."""
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    own = ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
-    own.add_argument("--agent")
-    own.add_argument("--num-processes", "--num_processes", type=int)
-    own.add_argument("--accelerate-config", "--accelerate_config")
-    own.add_argument("--view", action="store_true")
-    known, passed = own.parse_known_args(words)
-    if known.num_processes is not None and known.num_processes < 1:
-        raise G2POError(f"num_processes is {known.num_processes}: set it to at least 1")
-    return Request(target, **vars(known), passed=passed)
+    own = parser.Parser((Request,), takes_help=False, prog=command)
+    try:
+        values, passed = own.split(words)
+        (request,) = own.build(values)
+    except ValueError as error:
+        own.error(str(error))
+    request.target, request.passed = target, passed
+    return request
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
@@ -111,6 +113,8 @@ def own_target(request: Request, names: Sequence[str]) -> list[str]:
         near = difflib.get_close_matches(target or "", names, 1)
         problem = f"{target!r} is not a recipe" if target else "there is no environment.py here and no target is given"
         remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
+        if target is None and (late := next((word for word in request.passed if word in names), None)):
+            remedy = f"write {late} before the flags"
         raise G2POError(f"{problem}: {remedy}")
     return ["--environment", resolve_environment_name(target)]
 
@@ -119,6 +123,7 @@ def run_in_place(script: Path, arguments: Sequence[str], command: str) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process; messages of a recipe begin with the command."""
     sys.argv = [str(script), *arguments]
     parser.COMMAND = command
+    parser.COMMAND_FLAGS = [f"--{one.name.replace('_', '-')}" for one in fields(Request) if one.init]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
