@@ -61,6 +61,11 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         None,
         within="(0, inf)",
     )
+    eval_steps: float | None = option(
+        "Optimizer steps between evaluations. `None`: `logging_steps`.",
+        None,
+        within="(0, inf)",
+    )
     save_total_limit: int | None = option(
         "Number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.",
         2,
@@ -310,7 +315,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         self.load_best_model_at_end = given["load_best_model_at_end"]
         if given["logging_steps"] is None:
             self.logging_steps = self.optimizer_steps_per_iteration
-        if not given["eval_steps"] and self.eval_strategy == "steps":  # the parent takes the logging steps of before
+        if given["eval_steps"] is None and self.eval_strategy == "steps":  # the parent took logging_steps of before
             self.eval_steps = self.logging_steps
         if given["save_steps"] is None:
             self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
@@ -329,10 +334,6 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
 
     def _check_estimator(self) -> None:
         check_estimator(self)
-
-    def training_sampling(self) -> Sampling:
-        """Return how completions are sampled in rollouts."""
-        return Sampling.of(self)
 
     def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
         """Return how completions are sampled in evaluations.

@@ -124,8 +124,12 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
     defaults = {one.name: one.default for one in fields(args)}
     changed = [name for name, value in given.items() if value != defaults[name]]
     useless = [f"{name} has no effect in G2PO: {reason}" for name, reason in _used(given, WITHOUT_EFFECT)]
-    for sentence in (*useless, *without_effect(changed, vars(args), needs_of(type(args)))):
+    for sentence in (*useless, *without_effect(changed, vars(args), NEEDS)):  # scripts for TRL may have them
         warnings.warn(f"{sentence}.", stacklevel=4)
+    needs = needs_of(type(args))
+    for name in changed:
+        for sentence in without_effect([name], vars(args), needs) if name not in NEEDS else ():
+            require(False, name, given[name], f"{sentence}; leave it out")
     require(args.temperature > 0, "temperature", args.temperature, "set it above 0: a greedy group is all equal")
     require(args.max_steps != 0, "max_steps", 0, "set it to 1 or more, or to -1 for num_train_epochs")
     require(args.num_train_epochs > 0, "num_train_epochs", args.num_train_epochs, "set it above 0")
@@ -287,4 +291,5 @@ def _check_best_model(args: GRPOConfig) -> None:
         remedy = (
             f"every evaluation (eval_steps={args.eval_steps}) needs a checkpoint; set it to a divisor of eval_steps"
         )
-        require(args.eval_steps % args.save_steps == 0, "save_steps", args.save_steps, remedy)
+        times = args.eval_steps / args.save_steps  # parts of a run may be fractions
+        require(round(times) > 0 and math.isclose(times, round(times)), "save_steps", args.save_steps, remedy)

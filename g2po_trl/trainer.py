@@ -84,6 +84,8 @@ from .trainer_validation import (
     check_errors,
     check_not_imported,
     check_trainer,
+    check_unchanged,
+    values_read_once,
     warn_of_different_starts,
     warn_of_ignored_fields,
 )
@@ -96,6 +98,7 @@ from .utils.adapter_files import find_adapter
 from .utils.adapters import load_adapter_to_train, only_active_adapter
 from .utils.errors import G2POError
 from .utils.json import atomic_write
+from .utils.options import require
 from .utils.ranks import on_main
 from .utils.trl_compat import (
     fsdp_plugin_of,
@@ -163,6 +166,8 @@ class G2POTrainer(GRPOTrainer):
     ):
         check_not_imported()
         args = args or G2POConfig("g2po-output")
+        if not isinstance(args, G2POConfig):
+            raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
         if agent is not None:
             environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None
         environment_factory = with_rewards(environment_factory, reward_funcs, args.reward_weights, tools)
@@ -198,10 +203,11 @@ class G2POTrainer(GRPOTrainer):
                 **kwargs,
             )
         self.beta = args.beta
-        self.sampling = args.training_sampling()
+        self.sampling = Sampling.of(args)
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         end_completions(self)
+        self._read_once = values_read_once(args)
         self.card_facts = card_facts or {}
         self._ignored_fields: set[str] = set()  # that were warned of
         self._warned_of_starts = False
@@ -461,8 +467,12 @@ class G2POTrainer(GRPOTrainer):
             `evaluations.jsonl` in `output_dir`, with the trajectories in `trajectories/`.
         """
         check_panel_name(metric_key_prefix)
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        dataset = plain(self.eval_dataset[dataset] if isinstance(dataset, str) else dataset)
+        dataset, panels = self.eval_dataset if eval_dataset is None else eval_dataset, self.eval_dataset
+        if isinstance(dataset, str):
+            known = list(panels) if isinstance(panels, dict) else []
+            require(dataset in known, "eval_dataset", dataset, f"the trainer's panels with a name are {known}")
+            dataset = {dataset: panels[dataset]}
+        dataset = plain(dataset)
         if isinstance(dataset, dict):
             return {
                 key: value
@@ -524,6 +534,7 @@ class G2POTrainer(GRPOTrainer):
             G2POError: when `output_dir` holds another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
+        check_unchanged(self.args, self._read_once)
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart()

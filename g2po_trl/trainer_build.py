@@ -129,7 +129,6 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
         group_size=args.num_generations,
         tasks=trainer.train_dataset,
         seed=args.seed,
-        batch_size=args.per_device_train_batch_size * args.steps_per_generation,
         sampling=trainer.sampling,
         rank=accelerator.process_index,
         gather=gather_object,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -40,6 +41,9 @@ _REFUSED_ARGUMENTS = {
 # Fields that an `advantage_fn` replaces. State keys and `gamma` are not among them: they make its graph.
 _READ_BY_ESTIMATORS = ("advantage_estimator", "estimator_kwargs", "step_advantage_weight", "invalid_action_penalty")
 _READ_BY_ESTIMATORS += ("scale_rewards",)
+# Fields that a trainer reads again whenever it needs them.
+_READ_AGAIN = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "max_error_rate", "overwrite")
+_READ_AGAIN += ("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed")
 
 
 def check_not_imported() -> None:
@@ -63,8 +67,6 @@ def check_arguments(
     state_key: Callable | None,
 ) -> None:
     """Check the trainer's arguments before anything is loaded."""
-    if not isinstance(args, G2POConfig):
-        raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
     for name, remedy in _REFUSED_ARGUMENTS.items():
         if options.get(name) is not None:
             raise TypeError(f"G2POTrainer does not accept {name}: {remedy}")
@@ -104,6 +106,19 @@ def _check_writable(output_dir: Path) -> None:
         raise G2POError(
             f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
         ) from error
+
+
+def values_read_once(args: G2POConfig) -> dict[str, Any]:
+    """Return a copy of the options that a trainer reads when it is made."""
+    own = (one.name for one in fields(G2POConfig) if "within" in one.metadata)
+    return {name: copy.deepcopy(getattr(args, name)) for name in own if name not in _READ_AGAIN}
+
+
+def check_unchanged(args: G2POConfig, read: Mapping[str, Any]) -> None:
+    """Refuse options that were changed after the trainer has read them: the change would have no effect."""
+    for name, value in read.items():
+        remedy = f"the trainer was made with {value!r} and reads it once; make another trainer"
+        require(getattr(args, name) == value, name, getattr(args, name), remedy)
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:

@@ -24,6 +24,7 @@ from ..rollout.player import EXCLUDED
 from ..rollout.stats import RolloutStats
 from ..rollout.strategy import Rollout, RolloutContext, Row
 from ..utils.errors import G2POError
+from ..utils.options import require
 
 
 @dataclass(eq=False)
@@ -85,11 +86,10 @@ class PartialRollouts:
             and the policy that is trained on it; at least 1.
 
     Raises:
-        G2POError: if the engine generates for several ranks together, or a rank has parts of groups.
+        G2POError: if the engine generates for several ranks together.
     """
 
     def __init__(self, context: RolloutContext, *, max_off_policy_steps: int = 1):
-        context.check_whole_groups("partial_rollouts")
         if context.player.actor.is_collective:
             raise G2POError(
                 "rollout_strategy is 'partial_rollouts', and this engine generates for several processes together, "
@@ -116,6 +116,14 @@ class PartialRollouts:
                 f"max_off_policy_steps (rollout_strategy_kwargs) is {max_off_policy_steps!r}: set it to 1 or 2, or "
                 "use rollout_strategy='synchronous' to train on-policy"
             )
+        episodes = args.per_device_train_batch_size * args.steps_per_generation
+        require(
+            episodes % args.num_generations == 0,
+            "rollout_strategy",
+            args.rollout_strategy,
+            f"a process plays per_device_train_batch_size x steps_per_generation = {episodes} episodes, which are not "
+            f"whole groups of num_generations={args.num_generations}: make it a multiple",
+        )
         mode = args.vllm_importance_sampling_mode
         if args.loss_type == "vespo" and mode in ("sequence_truncate", "sequence_mask"):
             raise G2POError(

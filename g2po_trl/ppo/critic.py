@@ -111,7 +111,7 @@ class Critic:
         Raises:
             FloatingPointError: for a gradient that is not finite, on every process. The weights are unchanged.
         """
-        lengths = [(len(prompt), 0) for prompt in prompts]
+        lengths = list(map(len, prompts))
         sums, updates = np.zeros(3), 0
         self.model.train()
         for _ in range(epochs):
@@ -157,7 +157,7 @@ class Critic:
 
     def _micro_batches(self, prompts, rows) -> list[list[int]]:
         rows = sorted(rows, key=lambda row: -len(prompts[row]))
-        plan = plan_micro_batches([[(self._width(len(prompts[row])), 0) for row in rows]], self.max_tokens)
+        plan = plan_micro_batches([[self._width(len(prompts[row])) for row in rows]], self.max_tokens)
         return [rows[start:stop] for start, stop in plan if rows[start:stop]]
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:

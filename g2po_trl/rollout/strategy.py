@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
 from .player import Player
 from .stats import RolloutStats
 
@@ -98,7 +97,6 @@ class RolloutContext:
         group_size: episodes of a group, all of one task.
         tasks: rows that further tasks are drawn from.
         seed: of such draws, and of completions.
-        batch_size: episodes of a rollout on this rank. `None`: any number of whole groups.
         sampling: how completions are sampled.
         rank: this process.
         gather: a list of each rank -> the lists of all ranks, joined.
@@ -111,7 +109,6 @@ class RolloutContext:
     group_size: int
     tasks: Sequence[Row] = ()
     seed: int = 0
-    batch_size: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     rank: int = 0
     gather: Callable[[list], list] = list
@@ -122,15 +119,6 @@ class RolloutContext:
         """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
         with self.progress(self.player.max_turns, self.player.number_of(rows), "turn") as on_turn:
             return self.player.play(rows, self.sampling, groups, on_turn=on_turn)
-
-    def check_whole_groups(self, strategy: str) -> None:
-        """Refuse a batch of this rank that holds parts of groups. Raises `G2POError`, with the remedy."""
-        if (self.batch_size or 0) % self.group_size:
-            raise G2POError(
-                f"rollout_strategy is {strategy!r}, and a process plays per_device_train_batch_size x "
-                f"steps_per_generation = {self.batch_size} episodes, which are not whole groups of num_generations="
-                f"{self.group_size}: make it a multiple"
-            )
 
 
 class SynchronousRollout:

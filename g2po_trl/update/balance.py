@@ -133,11 +133,11 @@ def plan_update(
         else:
             packs = _plan_packs(part, lengths, ordering, layout, row_length, num_ranks)
         ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
-        sizes = [[(row_width(packs[pack].num_tokens, row_multiple), 0) for pack in dealt] for dealt in ranks]
+        widths = [[row_width(packs[pack].num_tokens, row_multiple) for pack in dealt] for dealt in ranks]
         mini_batches.append(
             [
                 MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
-                for start, stop in plan_micro_batches(sizes, max_tokens)
+                for start, stop in plan_micro_batches(widths, max_tokens)
             ]
         )
     return mini_batches, _metrics(rows, lengths, kept, mini_batches, row_multiple)
@@ -202,7 +202,7 @@ def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
 
 
 def deal_rows(
-    lengths: Sequence[tuple[int, int]], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
+    tokens: Sequence[int], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
 ) -> list[list[list[int]]]:
     """Return random mini-batches that do not depend on the number of ranks, each dealt to ranks in balance.
 
@@ -211,7 +211,7 @@ def deal_rows(
     and sums of tokens that differ by less than the longest row.
 
     Args:
-        lengths: (prompt, completion) tokens of the rows of all ranks.
+        tokens: of the rows of all ranks.
         num_mini_batches: number of mini-batches.
         num_ranks: number of ranks.
         rng: in the same state on every rank.
@@ -219,9 +219,9 @@ def deal_rows(
     Returns:
         [mini-batch][rank] -> row numbers, longest first.
     """
-    total = np.array([prompt + completion for prompt, completion in lengths], dtype=np.int64)
+    total = np.asarray(tokens, dtype=np.int64)
     return [
-        _deal(part, total, num_ranks) for part in split_into_mini_batches(range(len(lengths)), num_mini_batches, rng)
+        _deal(part, total, num_ranks) for part in split_into_mini_batches(range(len(total)), num_mini_batches, rng)
     ]
 
 
@@ -267,27 +267,22 @@ def imbalance(work: Sequence[float]) -> float:
     return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
 
-def plan_micro_batches(lengths: Sequence[Sequence[tuple[int, int]]], max_tokens: int) -> list[tuple[int, int]]:
+def plan_micro_batches(widths: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[int, int]]:
     """Return where to split a mini-batch into micro-batches, the same on every rank.
 
     Args:
-        lengths: for each rank, (prompt, completion) tokens of its rows in the mini-batch, longest first.
+        widths: for each rank, padded tokens of its rows in the mini-batch.
         max_tokens: maximum number of padded tokens of a micro-batch on any rank; a longer row is one of its own.
 
     Returns:
-        (start, stop) positions into the ranks' sorted rows, covering all of them; at least one micro-batch.
+        (start, stop) positions into the ranks' rows, covering all of them; at least one micro-batch.
     """
-    num_rows = max(map(len, lengths), default=0)
-    plan, start = [], 0
-    widest = [(0, 0)] * len(lengths)
+    plan, start, widest = [], 0, 0
+    num_rows = max(map(len, widths), default=0)
     for position in range(num_rows):
-        grown = [
-            (max(p, rows[position][0]), max(c, rows[position][1])) if position < len(rows) else (p, c)
-            for (p, c), rows in zip(widest, lengths)
-        ]
-        if position > start and (position + 1 - start) * max(p + c for p, c in grown) > max_tokens:
+        width = max(own[position] for own in widths if position < len(own))
+        widest = max(widest, width)
+        if position > start and (position + 1 - start) * widest > max_tokens:
             plan.append((start, position))
-            start = position
-            grown = [rows[position] if position < len(rows) else (0, 0) for rows in lengths]
-        widest = grown
+            start, widest = position, width
     return [*plan, (start, max(num_rows, 1))]

@@ -18,7 +18,7 @@ once (`shared`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ import torch
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 from .balance import MicroBatchPlan, RowSummary, count_mini_batches, plan_update
-from .packing import Pack, RowLength, common_prefix, lay_out
+from .packing import RowLength, lay_out
 from .prefix_order import Ordering
 
 # How a TRL loss averages, and so how its micro-batches add up.
@@ -64,11 +64,23 @@ class StepBatch:
             trajectories: of this rank.
             advantages: one per step of each trajectory, in order, including trajectories that do not count.
             mask_truncated: do not train completions truncated by the length limit.
+
+        Raises:
+            ValueError: for other numbers of advantages or log-probabilities, or an empty prompt.
         """
         steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
+        if advantages.shape != (len(steps),):
+            raise ValueError(f"advantages has shape {advantages.shape}: pass one for each of {len(steps)} steps")
         kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
         rows = [steps[i][1] for i in kept]
+        for step in rows:
+            numbers = len(step.prompt_ids), len(step.completion_ids), len(step.logprobs or step.completion_ids)
+            if not numbers[0] or numbers[1] != numbers[2]:
+                raise ValueError(
+                    f"a step has {numbers[0]} prompt tokens, {numbers[1]} completion tokens and {numbers[2]} "
+                    "logprobs: there must be a prompt, and one of the latter for each token"
+                )
         with_logprobs = all(step.logprobs is not None for step in rows)
         return cls(
             [np.array(step.prompt_ids, dtype=np.int32) for step in rows],
@@ -229,7 +241,7 @@ def collate_plan(
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         local_rows = [place_of[row] for row in planned.rows[rank]]
         micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
-        packs = [_local_pack(pack, place_of, sequences) for pack in planned.packs[rank]]
+        packs = [replace(pack, rows=[place_of[row] for row in pack.rows]) for pack in planned.packs[rank]]
         micro_batch |= lay_out(packs, sequences, scored_lengths, config.pad_token_id, config.pad_to_multiple_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(
@@ -239,14 +251,6 @@ def collate_plan(
         return micro_batch
 
     return [[collate(planned) for planned in mini_batch] for mini_batch in plan]
-
-
-def _local_pack(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
-    """Return the pack with numbers of this rank's rows, whose common tokens are counted: the plan may use hashes."""
-    rows = [place_of[row] for row in pack.rows]
-    common = [common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:])]
-    shared = [0, *map(min, pack.shared[1:], common)]
-    return Pack(rows, shared, sum(len(sequences[row]) for row in rows) - sum(shared))
 
 
 def loss_scale(

@@ -107,7 +107,7 @@ class Iteration:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.step, self.update_time = state["step"], state["update_time"]
-        self.inner_steps, self._tokens = state.get("inner_steps", 0), dict(state.get("tokens", {}))
+        self.inner_steps, self._tokens = state["inner_steps"], dict(state["tokens"])
         for name, values in state["metrics"].items():  # JSON has no NaN
             self.metrics[name] = [math.nan if value is None else value for value in values]
 

@@ -68,7 +68,12 @@ def cut_into_packs(
 
 def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
     """Return indices in lexicographic order: no earlier sequence shares a longer prefix than the predecessor."""
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
+    return sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))
+
+
+def sort_key(sequence: np.ndarray) -> bytes:
+    """Return bytes that compare as the token ids do."""
+    return sequence.astype(">u4").tobytes()
 
 
 def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -> list[Pack]:

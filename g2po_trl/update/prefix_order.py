@@ -1,21 +1,22 @@
 """Lexicographic order of all ranks' sequences, and the common prefixes of neighbours.
 
-A rank sends its sequences in order, each without the tokens that it has in common with the one before. All ranks
-merge them.
+Each rank sorts one range of all sequences, which others send it; the ranks then exchange numbers alone.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from .packing import common_prefix, lexicographic
+from ..utils.ranks import all_to_all
+from .packing import common_prefix, lexicographic, sort_key
 
-_NOTHING = np.zeros(0, dtype=np.int32)
+_SAMPLES = 8  # sequences of each rank from which the ranges are chosen
 
 
 @dataclass
@@ -34,8 +35,7 @@ class Ordering:
     def from_sequences(cls, sequences: Sequence[np.ndarray]) -> Ordering:
         """Return the ordering of sequences whose tokens are known."""
         order = lexicographic(sequences)
-        overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))]
-        return cls.from_neighbours(order, overlaps[: len(order)], [len(sequence) for sequence in sequences])
+        return cls.from_neighbours(order, _overlaps(sequences, order), [len(sequence) for sequence in sequences])
 
     @classmethod
     def from_neighbours(cls, order: Sequence[int], overlaps: Sequence[int], lengths: Sequence[int]) -> Ordering:
@@ -68,48 +68,48 @@ class Ordering:
         return np.append(0, np.where(places[1:] == places[:-1], lengths[rows[1:]], smallest))
 
 
-@dataclass
-class SortedSequences:
-    """A rank's sequences in lexicographic order, without the tokens that each shares with its predecessor.
+def _overlaps(sequences: Sequence[np.ndarray], order: Sequence[int]) -> list[int]:
+    """Return the tokens that each sequence has in common with the one before it in the order; 0 for the first."""
+    return [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))][: len(order)]
+
+
+def order_over_ranks(
+    sequences: Sequence[np.ndarray], rank: int, gather: Callable[[Any], list[Any]], device: torch.device
+) -> Ordering:
+    """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together.
 
     Args:
-        rows, lengths, shared: (n,) number of each sequence, its tokens, and how many of them are its predecessor's.
-        tokens: the other tokens, one sequence after another.
+        sequences: (tokens,) int32 each, of this rank.
+        rank: this process.
+        gather: returns the objects of all ranks, by rank.
+        device: of the tensors that ranks exchange.
     """
-
-    rows: np.ndarray
-    lengths: np.ndarray
-    shared: np.ndarray
-    tokens: np.ndarray
-
-    @classmethod
-    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> SortedSequences:
-        order = lexicographic(sequences)
-        shared = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))][: len(order)]
-        tokens = [_NOTHING, *(sequences[row][common:] for row, common in zip(order, shared))]
-        lengths = [len(sequences[row]) for row in order]
-        return cls(
-            *(np.array(numbers, dtype=np.int32) for numbers in (order, lengths, shared)), np.concatenate(tokens)
-        )
-
-    def each(self, first_row: int) -> Iterator[tuple[bytes, int, np.ndarray]]:
-        """Yield (sort key, number counted from `first_row`, token ids) of each sequence."""
-        sequence, start = _NOTHING, 0
-        for row, length, common in zip(self.rows.tolist(), self.lengths.tolist(), self.shared.tolist()):
-            stop = start + length - common
-            sequence, start = np.concatenate([sequence[:common], self.tokens[start:stop]]), stop
-            yield sequence.astype(">u4").tobytes(), first_row + row, sequence
-
-
-def order_over_ranks(sequences: Sequence[np.ndarray], gather: Callable[[Any], list[Any]]) -> Ordering:
-    """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together."""
-    parts = gather(SortedSequences.from_sequences(sequences))
-    firsts = np.cumsum([0, *(len(part.rows) for part in parts)]).tolist()
-    order, overlaps, before = [], [], _NOTHING
-    lengths = np.zeros(firsts[-1], dtype=np.int64)
-    merged = heapq.merge(*(part.each(first) for part, first in zip(parts, firsts)), key=lambda item: item[:2])
-    for _, row, sequence in merged:
-        order.append(row)
-        overlaps.append(common_prefix(before, sequence))
-        lengths[row], before = len(sequence), sequence
-    return Ordering.from_neighbours(order, overlaps, lengths)
+    keys = [sort_key(sequence) for sequence in sequences]
+    counts, samples = zip(*gather((len(keys), sorted(keys)[:: len(keys) // _SAMPLES + 1])))
+    sampled = sorted(key for of_rank in samples for key in of_rank)
+    bounds = [sampled[n * len(sampled) // len(counts)] for n in range(1, len(counts))] if sampled else []
+    ranges: list[list[int]] = [[] for _ in counts]
+    for row, key in enumerate(keys):
+        ranges[bisect_right(bounds, key)].append(row)
+    parts = []
+    for rows in ranges:
+        header = np.array([len(rows), *rows, *(len(sequences[row]) for row in rows)], dtype=np.int32)
+        parts.append(np.concatenate([header, *(sequences[row] for row in rows)]))
+    # The sequences of one range, in the order of their numbers; equal ones are all in the same range.
+    numbers, own = np.zeros(0, dtype=np.int64), []
+    first_rows = np.cumsum([0, *counts])
+    for first_row, part in zip(first_rows, all_to_all(parts, rank, gather, device)):
+        rows, lengths, tokens = np.split(part[1:], [part[0], 2 * part[0]])
+        numbers = np.append(numbers, first_row + rows)
+        own += np.split(tokens, np.cumsum(lengths))[:-1]
+    order = lexicographic(own)
+    found = np.array([numbers[order], [len(own[i]) for i in order], _overlaps(own, order)], dtype=np.int32)
+    shares = gather((found, [own[i] for i in order[:1] + order[-1:]]))  # with the first and last sequence of each
+    before = np.zeros(0, dtype=np.int32)
+    for of_range, edges in shares:
+        if edges:
+            of_range[2, 0], before = common_prefix(before, edges[0]), edges[1]
+    numbers, sizes, overlaps = np.concatenate([of_range for of_range, _ in shares], axis=1)
+    lengths = np.empty(first_rows[-1], dtype=np.int64)
+    lengths[numbers] = sizes
+    return Ordering.from_neighbours(numbers, overlaps, lengths)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..utils.ranks import all_to_all
 from .balance import RowSummary
 from .batch import BatchingConfig, StepBatch, collate_plan
 from .prefix_order import order_over_ranks
@@ -29,46 +30,38 @@ def make_mini_batches_over_ranks(
     `gather` returns the objects of all ranks, by rank; `device` is that of the tensors that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
-    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), gather), rng)
+    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather, device), rng)
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]
-    own = exchange(local, rows, dealt, rank, device)
+    own = exchange(local, rows, dealt, rank, gather, device)
     place_of = {row: place for place, row in enumerate(dealt[rank])}
     return collate_plan(plan, own, place_of, rows, rank, config), metrics
 
 
 def exchange(
-    local: StepBatch, rows: RowSummary, dealt: Sequence[Sequence[int]], rank: int, device: torch.device
+    local: StepBatch,
+    rows: RowSummary,
+    dealt: Sequence[Sequence[int]],
+    rank: int,
+    gather: Callable[[Any], list[Any]],
+    device: torch.device,
 ) -> StepBatch:
     """Return the rows that this rank trains, `dealt[rank]`, in order. All ranks call it together."""
-    first = rows.first
-    sizes = rows.prompts.astype(np.int64) + rows.completions * (1 + rows.with_logprobs)
-
-    def part(of: int, to: int) -> list[int]:
-        """Return the rows that one rank has played and another trains."""
-        start, stop = np.searchsorted(dealt[to], [first[of], first[of + 1]])
-        return list(dealt[to][start:stop])
-
-    def size(numbers: Sequence[int]) -> int:
-        return int(sizes[np.asarray(numbers, dtype=np.int64)].sum())
-
-    ranks, pieces = range(len(dealt)), [np.zeros(0, dtype=np.int32)]
-    for row in (row - first[rank] for to in ranks for row in part(rank, to)):
-        pieces += [local.prompt_ids[row], local.completion_ids[row]]
-        if rows.with_logprobs:
-            pieces.append(local.logprobs[row].view(np.int32))
-    received = torch.empty(size(dealt[rank]), dtype=torch.int32, device=device)
-    torch.distributed.all_to_all_single(
-        received,
-        torch.from_numpy(np.concatenate(pieces)).to(device),
-        [size(part(of, rank)) for of in ranks],
-        [size(part(rank, to)) for to in ranks],
-    )
+    first, stop = rows.first[rank : rank + 2]
+    parts = []
+    for of_rank in dealt:
+        pieces = [np.zeros(0, dtype=np.int32)]
+        for row in (row - first for row in of_rank if first <= row < stop):
+            pieces += [local.prompt_ids[row], local.completion_ids[row]]
+            if rows.with_logprobs:
+                pieces.append(local.logprobs[row].view(np.int32))
+        parts.append(np.concatenate(pieces))
+    received = np.concatenate(all_to_all(parts, rank, gather, device))
     own = np.asarray(dealt[rank], dtype=np.int64)
     columns = [rows.prompts, rows.completions, *([rows.completions] if rows.with_logprobs else [])]
     ends = np.cumsum(np.stack([column[own] for column in columns], axis=1))
-    fields = np.split(received.cpu().numpy(), ends[:-1]) if len(own) else []
+    fields = np.split(received, ends[:-1]) if len(own) else []
     return StepBatch(
         fields[0 :: len(columns)],
         fields[1 :: len(columns)],

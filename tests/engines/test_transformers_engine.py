@@ -70,7 +70,7 @@ def test_generate_stops_at_stop_sequences(make_trainer):
     """With every letter a stop sequence, a completion ends with the first; nothing after it is trained."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
-    sampling = trainer.args.training_sampling()
+    sampling = trainer.sampling
     torch.manual_seed(0)
     completions = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
     texts = [trainer.processing_class.decode(completion.ids) for completion in completions]
@@ -98,8 +98,8 @@ def test_cut_off_completions_can_be_left_untrained(make_trainer):
 def test_evaluation_samples_as_it_is_told(tmp_path):
     options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
     args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
-    assert args.training_sampling() == Sampling(1.0, 0.9, 5, None, max_completion_length=args.max_completion_length)
-    assert args.evaluation_sampling() == replace(args.training_sampling(), temperature=0.4)
+    assert Sampling.of(args) == Sampling(1.0, 0.9, 5, None, max_completion_length=args.max_completion_length)
+    assert args.evaluation_sampling() == replace(Sampling.of(args), temperature=0.4)
     args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
     assert args.evaluation_sampling() == Sampling(0.0, 0.5, 0, None, max_completion_length=args.max_completion_length)
 

@@ -4,6 +4,7 @@ import random
 import signal
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from letter_environment import LongLetterEnvironment
 from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Dying, Slow
 
-from g2po_trl import EnvironmentPool, PoolLimits, read_jsonl
+from g2po_trl import EnvironmentPool, G2POError, PoolLimits, read_jsonl
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.experimental.partial_rollouts import PartialRollouts, UnfinishedGroup, _name_of, next_batch
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -359,10 +360,12 @@ def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(enco
             make_rolling(Player(pool, actor, 4), 3, 1, [])
 
 
-def test_partial_rollouts_refuse_parts_of_groups(encode):
-    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
-        with pytest.raises(ValueError, match="= 4 episodes, which are not whole groups of num_generations=3"):
-            make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [], batch_size=4)
+def test_partial_rollouts_refuse_parts_of_groups():
+    """With several processes, which have whole groups together."""
+    args = SimpleNamespace(rollout_strategy="partial_rollouts", per_device_train_batch_size=4, steps_per_generation=1)
+    args.num_generations = 3
+    with pytest.raises(G2POError, match="rollout_strategy"):
+        PartialRollouts.check(args)
 
 
 def test_resuming(make_trainer, tmp_path):

@@ -238,7 +238,7 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     prompts = [prompts[0]] * 8 + prompts[1:]
     result["prompts"] = prompts
 
-    greedy = replace(trainer.args.training_sampling(), temperature=0.0)
+    greedy = replace(trainer.sampling, temperature=0.0)
 
     def answers() -> dict:
         with trainer.player.actor.engine.rollout():

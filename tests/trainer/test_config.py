@@ -86,6 +86,7 @@ BAD = [  # options, and the field that the message is about
         "overwrite": ["false"],
         "logging_steps": [0],
         "save_steps": [0],
+        "eval_steps": [0],
         "state_key_ignores": ["numbers"],
         "num_environment_workers": [0, 1.5],
         "environment_load_timeout": [0, "9", float("nan")],
@@ -121,7 +122,8 @@ BAD = [  # options, and the field that the message is about
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2}, "steps_per_generation"),
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_generation": 1}, "mini_batch_size"),
     ({"log_trajectories_every": 2}, "log_trajectories_every"),  # no tracker has tables
-    ({"num_trajectories_logged": -1}, "num_trajectories_logged"),
+    *(({"num_trajectories_logged": value}, "num_trajectories_logged") for value in (-1, 8)),  # no tracker
+    ({"packed_row_tokens": 64, "token_layout": "padded"}, "packed_row_tokens"),
     ({"state_key": "similar:1.5"}, "state_key"),
     ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key"),
     ({"state_key_ignores": ["colour"]}, "state_key_ignores"),
@@ -185,7 +187,6 @@ def test_generation_kwargs_that_repeat_a_field_are_refused(tmp_path):
     "options",
     [
         *({"log_multimodal": False}, {"entropy_target": 0.3}, {"eval_do_concat_batches": False}, {"eval_delay": 3}),
-        {"packed_row_tokens": 64, "token_layout": "padded"},
     ],
 )
 def test_harmless_options_without_effect_are_warned_about(tmp_path, options):
@@ -241,6 +242,7 @@ def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
     args = make(tmp_path, **BEST, steps_per_generation=4)
     assert args.metric_for_best_model == "success_rate" and args.greater_is_better
     assert args.load_best_model_at_end and args.save_steps == 12
+    assert make(tmp_path, **{**BEST, "eval_steps": 0.3}, save_steps=0.1).save_steps == 0.1, "0.3 % 0.1 is not 0"
 
 
 @pytest.mark.parametrize(("given", "value"), [(0.5, 0.5), (0, 0.0), (1.0, 1.0)])
@@ -314,7 +316,7 @@ def test_a_regex_of_completions_is_refused_with_importance_weights(tmp_path):
 
 def test_a_top_k_of_none_is_off(tmp_path):
     """transformers takes 50 where it is left open."""
-    assert make(tmp_path, top_k=None).training_sampling().top_k == 0
+    assert make(tmp_path, top_k=None).top_k == 0
 
 
 def test_vllm_options(tmp_path):

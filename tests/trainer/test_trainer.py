@@ -22,13 +22,15 @@ from letter_environment import (
 )
 from letter_trainer import TASKS, flat_gradient, flat_weights, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
 
-from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl import G2POError, G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
 from g2po_trl.update.balance import deal_rows
 from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.utils.json import read_json_lines
 
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
@@ -36,7 +38,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     trainer.update.config.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
     ((part,), _) = trainer.update.make_mini_batches(trainer.model, batch)
     if extra_rows:
-        (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
+        (((rows,)),) = deal_rows(list(map(sum, batch.lengths(range(len(batch))))), 1, 1, np.random.default_rng(0))
         micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
         tokens = batch.summary.num_trained_tokens()
         micro_batch["num_items_in_batch"] = torch.tensor(tokens)
@@ -380,10 +382,25 @@ def test_output_dir_that_cannot_be_written_is_refused(make_trainer, tmp_path):
         make_trainer()
 
 
-def test_a_temperature_changed_later_changes_neither_rollouts_nor_loss(make_trainer):
+def test_a_panel_is_evaluated_by_its_name(make_trainer, tmp_path):
+    trainer = make_trainer(eval_dataset={"a": TASKS, "b": TASKS})
+    assert "eval_b_success_rate" in trainer.evaluate("b")
+    assert [line["name"] for line in read_json_lines(tmp_path / "out" / "evaluations.jsonl")] == ["eval_b"]
+    with pytest.raises(G2POError, match="eval_dataset"):
+        trainer.evaluate("c")
+
+
+def test_arguments_of_another_trainer_are_refused(tmp_path):
+    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    with pytest.raises(TypeError, match="args"):
+        G2POTrainer("no/model", args, TASKS, agent=lambda task, client: 0.0)
+
+
+def test_an_option_changed_after_it_was_read_is_refused(make_trainer):
     trainer = make_trainer()
     trainer.args.temperature = 0.5
-    assert trainer.sampling.temperature == trainer.temperature == 1.0 == trainer.strategy.context.sampling.temperature
+    with pytest.raises(G2POError, match="temperature"):
+        trainer.train()
 
 
 def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny_model_dir):
