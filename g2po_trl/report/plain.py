@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..credit.estimators.registry import ESTIMATORS
 from ..runs.iterations import Iteration
 from ..runs.summary import before_and_after
 from ..trajectory import Trajectory
@@ -70,7 +71,9 @@ def five_lines(
     window = max(1, min(WINDOW, len(iterations) // 2))
     start, end = success_of(iterations[:window]), success_of(iterations[-window:])
     is_log = "traces" in run
-    used = 1.0 if is_log else run.get("trainer", {}).get("value_lambda", 1.0)
+    row = ESTIMATORS.get(run.get("estimator", {}).get("estimator_name", "g2po").split(" ")[0].rstrip(","))
+    has_lambda = not is_log and row is not None and row.uses_value_lambda
+    used = run.get("trainer", {}).get("value_lambda", 1.0) if has_lambda else None
     finding, advice = keys.in_short(numbers["prediction"], used)
     if nothing_learned:
         reason, _, remedy = nothing_learned.partition(". ")

@@ -236,8 +236,8 @@ def bootstrap(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np
     return np.nanpercentile(totals / base - 1, [2.5, 97.5], axis=0).T
 
 
-def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
-    """Return a finding and an advice, either may be empty. `used`: value_lambda of the run."""
+def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]:
+    """Return a finding and an advice, either may be empty. `used`: value_lambda of the run, `None` if it has none."""
     whole, share = found["all"], found["hidden_share"]
     if not found["steps"]:
         return "", ""
@@ -249,10 +249,10 @@ def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
     if (share is not None and share > HIDDEN) or any(one is not None and one > LOSES for one in errors):
         keep = f"If success stalls, let the state keys show more: {KEYS_HELP}."
         finding = "The state keys hide something, or the environment is random."
-        return finding, keep if used == 1 else f"Set value_lambda 1. {keep}"
+        return finding, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
     is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
     best = found["value_lambda"] if is_better else 1.0
-    return "The state keys look right.", "" if best == used else f"Try --value_lambda {best:g}."
+    return "The state keys look right.", "" if used in (best, None) else f"Try --value_lambda {best:g}."
 
 
 def text(found: dict[str, Any]) -> str:
@@ -275,7 +275,7 @@ def text(found: dict[str, Any]) -> str:
             f"{100 * found['hidden_share']:.0f} % of how far the next states of a state differ in value is among "
             f"steps of the same action (right keys: at most {100 * HIDDEN:.0f} %)"
         )
-    return "\n".join([*lines, " ".join(filter(None, in_short(found)))])
+    return "\n".join([*lines, " ".join(filter(None, in_short(found, None)))])
 
 
 def _change(part: dict[str, Any], number: int) -> str:

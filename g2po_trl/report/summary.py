@@ -1,10 +1,8 @@
-"""Summarise the state graphs of a run: rows, means and notes of `g2po report`."""
+"""The numbers of a report: visits of states by iteration, the test of the state keys, the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
 
 from ..credit.graph import StateGraph, record
 from ..runs.iterations import Iteration
@@ -65,36 +63,3 @@ def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Tr
         tally.add([[record(t) for t in group] for group in iteration.groups], everyone)
     tally.add([], replaced, [record(t) for t in replaced])
     return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))
-
-
-def notes(run: dict) -> list[str]:
-    """Return warnings about values of a run that was not trained by G2PO with mean returns."""
-    if "traces" in run:
-        return ["These are means over the returns of the log; value_lambda is an option of training."]
-    name = run.get("estimator", {}).get("estimator_name", "g2po")
-    used = run.get("trainer", {}).get("value_lambda", 1.0)
-    said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
-    if used != 1:
-        said.append(f"The run was trained with value_lambda {used}; all but the test of keys is about mean returns.")
-    return said
-
-
-def summary(rows: list[dict], run: dict) -> str:
-    """Return a run in a few lines: means over its iterations (`rows` of analysis.json). `run`: its run.json."""
-    unfinished = sum(row["unfinished"] for row in rows)
-    lines = [f"{unfinished} lines were not written to their end and are left out"] if unfinished else []
-    lines.append(_what(run, len(rows), sum(row["steps"] for row in rows)))
-    if sizes := [row["group_size"] for row in rows if row["steps"]]:
-        mean, of_step, once = (np.mean([size[name] for size in sizes]) for name in sizes[0])
-        lines.append(
-            f"visits of a node: {mean:.1f} (of a mean step's node: {of_step:.1f}); {100 * once:.1f} % of steps in a "
-            "node visited once"
-        )
-    return "\n".join(lines)
-
-
-def _what(run: dict, iterations: int, steps: int) -> str:
-    if "traces" not in run:
-        return f"{iterations} iterations, {steps} steps"
-    file, name = run["traces"]["file"], run.get("estimator", {}).get("estimator_name", "g2po")
-    return f"logged runs of {file}, credited with {name} and not trained on: {steps} calls of episodes with a result"

@@ -16,7 +16,7 @@ from ..credit.graph import StateGraph
 from ..rollout.words import action_text, state_text
 from ..trajectory import Step
 from ..utils.errors import G2POError
-from .traces import Traces, first_lines
+from .traces import Traces
 
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl
 ROWS = 5  # calls with the largest and with the smallest advantages
@@ -115,8 +115,7 @@ def counts(credit: TraceCredit) -> str:
         calls = _many(int((~graph.counted).sum()), "call")
         lines.append(f"{_many(failed, 'episode')} without a result (reward null): no advantage for {calls}")
     if traces.without_calls:
-        lines.append(f"{_many(len(traces.without_calls), 'episode')} without a call: left out")
-        lines[-1] += f" ({first_lines(traces.without_calls)})"
+        lines.append(f"{_many(traces.without_calls, 'episode')} without a call: left out")
     if traces.unread:
         listed = ", ".join(f"{name} ({number:,})" for name, number in traces.unread.most_common())
         lines.append(f"fields that are not read: {listed}")

@@ -48,12 +48,12 @@ class Traces:
     Args:
         groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
             number of its line, and `line`: its first line.
-        without_calls: first lines of episodes without a call, which are left out.
+        without_calls: number of episodes without a call, which are left out.
         unread: field that was not read -> number of times.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
-    without_calls: list[int] = field(default_factory=list)
+    without_calls: int = 0
     unread: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -102,7 +102,7 @@ def _read(numbered: Iterable[tuple[int, Any]], state_key: StateKey | None) -> Tr
 
 @dataclass
 class _Episode:
-    """An episode of which lines are still read. `reward`, `success`: value and line; `None` if not given so far."""
+    """An episode of which lines are still read. `reward`, `success`: `None` if not given so far."""
 
     task_id: str
     name: str | int
@@ -111,8 +111,8 @@ class _Episode:
     steps: list[Step] = field(default_factory=list)
     final: str | None = None
     has_reward: bool = False
-    reward: tuple[float, int] | None = None
-    success: tuple[bool, int] | None = None
+    reward: float | None = None
+    success: bool | None = None
 
 
 class _Reader:
@@ -127,7 +127,7 @@ class _Reader:
         _check_fields(data)
         self.found.unread.update(data.keys() - form - _COMMON)
         episode = self._episode(number, data, form)
-        _set_reward(episode, data, number)
+        _set_reward(episode, data)
         if form is _CALL:
             self._add_call(episode, data)
         elif form is _CALLS:
@@ -207,7 +207,7 @@ class _Reader:
                     "result"
                 )
             if not episode.steps:
-                self.found.without_calls.append(episode.line)
+                self.found.without_calls += 1
                 continue
             groups.setdefault(episode.task_id, []).append(_trajectory_of(episode))
         self.found.groups = list(groups.values())
@@ -293,20 +293,18 @@ def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
     return json.dumps(value, ensure_ascii=False, sort_keys=True), words
 
 
-def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None:
-    reward, success = data.get("reward"), data.get("success")
+def _set_reward(episode: _Episode, data: Mapping[str, Any]) -> None:
     if "reward" not in data and "episode_id" not in data:
         raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
     episode.has_reward |= "reward" in data
-    for name, value in (("reward", reward), ("success", success)):
-        before = getattr(episode, name)
-        if value is not None and before is not None and before[0] != value:
+    for name in ("reward", "success"):
+        value, before = data.get(name), getattr(episode, name)
+        if value is not None and before not in (None, value):
             raise ValueError(
-                f"{name} is {value}, but {before[0]} on line {before[1]} of the same episode; it is the whole "
-                "episode's: give it on one line, or the same on all"
+                f"{name} is {value}, but {before} on an earlier line of the same episode; it is the whole episode's: "
+                "give it on one line, or the same on all"
             )
-        if value is not None and before is None:
-            setattr(episode, name, (value, number))
+        setattr(episode, name, before if value is None else value)
 
 
 def _response_of(response: Any, where: str) -> tuple[Message, bool]:
@@ -331,12 +329,6 @@ def _trajectory_of(episode: _Episode) -> Trajectory:
     facts: dict[str, Any] = {"final_observation": episode.final, "info": info, "task": episode.task}
     if episode.reward is None:
         return Trajectory(episode.task_id, episode.steps, 0.0, "error", error="its reward is null", **facts)
-    reward = float(episode.reward[0])
-    succeeded = reward > 0 if episode.success is None else episode.success[0]
+    reward = float(episode.reward)
+    succeeded = reward > 0 if episode.success is None else episode.success
     return Trajectory(episode.task_id, episode.steps, reward, "success" if succeeded else "failure", **facts)
-
-
-def first_lines(numbers: Sequence[int], most: int = 5) -> str:
-    """Return the numbers of lines as text: `line 3`, `lines 3, 8, …`."""
-    shown = ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
-    return f"line{'s' if len(numbers) > 1 else ''} {shown}"

@@ -9,16 +9,14 @@ from letter_graphs import episode, random_walks
 from g2po_trl import StateGraph, Step, Trajectory
 from g2po_trl.report.state_key_test import (
     LAMBDAS,
-    LeftOutErrors,
     best_lambda,
     hidden_share,
     left_out_errors,
     same_action_spread,
-    standard_errors,
 )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
     groups = random_walks(seed)
     expected = []
@@ -47,14 +45,6 @@ def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
     assert errors.num_steps == sum(len(t.steps) for group in groups for t in group if t.outcome != "error")
 
 
-def test_errors_do_not_depend_on_the_graphs_own_values():
-    groups = random_walks(1)
-    plain = left_out_errors(StateGraph.from_groups(groups))
-    np.testing.assert_array_equal(
-        left_out_errors(StateGraph.from_groups(groups, value_lambda=0.0)).errors, plain.errors
-    )
-
-
 def test_by_hand():
     """Two episodes a b -> 8 and a b -> 0, gamma 0.5: each is predicted by the other, at both of its states."""
     errors = left_out_errors(StateGraph.from_groups([[episode("ab", 8.0), episode("ab", 0.0)]], 0.5), (1.0, 0.0))
@@ -70,18 +60,6 @@ def test_a_group_of_one_predicts_nothing():
     assert best_lambda(errors.by_group(), np.zeros((1, 2))) == 1.0
 
 
-def test_standard_errors_of_a_sum():
-    assert standard_errors(np.array([1.0, 1.0, 1.0, 1.0])) == 2.0
-    assert standard_errors(np.array([3.0, -4.0])) == pytest.approx(-0.2)
-    assert standard_errors(np.zeros(3)) == 0.0 and standard_errors(np.zeros(0)) == 0.0
-
-
-def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErrors:
-    """One prediction a group; what is not given is as at λ = 1."""
-    table = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
-    return LeftOutErrors(table, np.full(len(table), visits), np.arange(len(table)), len(table))
-
-
 def spread_of(graph: StateGraph) -> np.ndarray:
     return same_action_spread(graph, np.zeros(len(graph.rewards), bool))
 
@@ -94,7 +72,9 @@ TRUSTED = np.array([[0.0, 1.0]])
 
 
 def chosen(columns: dict[float, list[float]], spread: np.ndarray = TRUSTED) -> float:
-    return best_lambda(errors_of(columns).by_group(), spread)
+    """What is not given is as at λ = 1; one prediction a group."""
+    errors = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
+    return best_lambda(errors, spread)
 
 
 def test_the_least_error_is_chosen_if_it_is_told_apart_from_that_of_zero():

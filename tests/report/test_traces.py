@@ -126,7 +126,7 @@ def test_what_is_no_call_and_has_no_result_is_counted():
     ]
     traces = trajectories_of_traces(lines)
     assert [[t.outcome for t in group] for group in traces.groups] == [["error", "success"], ["success"]]
-    assert traces.without_calls == [4]
+    assert traces.without_calls == 1
     second = traces.groups[0][1].steps[1]
     assert second.key == 'assistant: Hello!\n\nuser: Find the mug.\n\nassistant: go({"to": "x"})'
     credit = credit_traces(traces, unscaled, gamma=0.5)
@@ -228,7 +228,10 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
             r"line 1: calls\[0\]\.messages\[0\] is 3",
         ),
         ([CALL], "line 1: no line of the episode 'e' of task 't' has a reward"),
-        ([{**CALL, "reward": 0}, {**CALL, "reward": 1}], "line 2: reward is 1, but 0 on line 1 of the same episode"),
+        (
+            [{**CALL, "reward": 0}, {**CALL, "reward": 1}],
+            "line 2: reward is 1, but 0 on an earlier line of the same episode",
+        ),
         ([{**CALL, "response": TASK}], "line 1: response is .*; give the assistant's message"),
         ([{**CALL, "response": {"content": 3}}], "line 1: response: content is 3; give a text"),
         ([{**CALL, "response": {"choices": []}}], r"line 1: response\.choices is \[\]; give the one choice"),
@@ -328,9 +331,7 @@ def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
     assert outcome(capsys, "credit", file, "--gamma", "0.5")[0] == 0
     code, text, _ = outcome(capsys, "report", str(tmp_path / "runs-credit"), "--details")
     assert code == 0 and "Verdict       These runs were not trained on." in text
-    assert f"logged runs of {file}, credited with g2po and not trained on: 4 calls" in text
-    assert "value_lambda is an option of training" in text
-    assert not any(word in text for word in ("iteration ", "iterations,", "Nothing to", "was trained"))
+    assert not any(word in text for word in ("iteration ", "Nothing to", "value_lambda"))
     assert json.loads((tmp_path / "runs-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
 
 

@@ -1,10 +1,10 @@
 """Summarise a run in five lines: success, where groups fail, what recurs, the verdict, what to do.
 
     g2po report RUN                 # the five lines; numbers in RUN/report
-    g2po report RUN --details       # the statistics too
+    g2po report RUN --details       # the test of the state keys too
 
-RUN is the folder of a training run or of `g2po credit`. The statistics are visits of states, and the test of the state
-keys: how well the values of each λ predict the returns of held-out episodes.
+RUN is the folder of a training run or of `g2po credit`. The test of the state keys is how well the values of each λ
+predict the returns of held-out episodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...report import state_key_test as keys
 from ...report.plain import five_lines
-from ...report.summary import analyse, notes, summary, verdict_on
+from ...report.summary import analyse, verdict_on
 from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
 from ...utils.errors import G2POError
@@ -28,7 +28,7 @@ class Options:
     run: Path = option("output_dir of a run, or --output of `g2po credit`", positional=True, metavar="RUN")
     output: Path | None = option("where to write; default: RUN/report", None, metavar="FOLDER")
     gamma: float | None = option("discount per step; default: the run's, or 0.95 if it records none", None)
-    details: bool = option("print the statistics too", False)
+    details: bool = option("print the test of the state keys too", False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,9 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
         raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
-    rows, evaluations = numbers["iterations"], load_evaluations(args.run)
     verdict = verdict_on(iterations, run, load_replaced(args.run))
-    print(five_lines(iterations, numbers, run, evaluations, verdict), end="\n\n")
+    print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict), end="\n\n")
+    if unfinished := sum(iteration.unfinished for iteration in iterations):
+        print(f"{unfinished} lines were not written to their end and are left out")
     if args.details:
-        print("\n".join([summary(rows, run), "", keys.text(numbers["prediction"]), *notes(run), ""]))
-    print(f"{output / 'analysis.json'}{'' if args.details else '; --details prints the statistics'}")
+        print(keys.text(numbers["prediction"]), end="\n\n")
+    print(f"{output / 'analysis.json'}{'' if args.details else '; --details prints the test of the state keys'}")
