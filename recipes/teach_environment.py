@@ -17,11 +17,11 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, cycle, islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -58,6 +58,7 @@ from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.ownership import held
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import option
 from g2po_trl.utils.show import printable
 
 DEFAULTS = Path(__file__).parent / "teach" / "environment.yaml"
@@ -67,55 +68,38 @@ MORE = 10  # times as many demonstrations are suggested where they were too few:
 
 @dataclass
 class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
-    train_config: str | None = field(
-        default=None,
-        metadata={"help": "Configuration of the training, with tasks, model and prompts. None: config.yaml."},
+    train_config: str | None = option(
+        "Configuration of the training, with tasks, model and prompts. None: config.yaml.", None
     )
-    expert: str | None = field(
-        default=None,
-        metadata={"help": "file.py:FUNCTION. None: `expert` in the file or the class of the environment."},
+    expert: str | None = option("file.py:FUNCTION. None: `expert` in the file or the class of the environment.", None)
+    demonstrations: str | None = option(
+        "File of recorded trajectories, whose successful episodes are played again.", None
     )
-    demonstrations: str | None = field(
-        default=None, metadata={"help": "File of recorded trajectories, whose successful episodes are played again."}
+    random_episodes: int = option("Random episodes to play, instead of an expert.", 0, within="[0, inf)")
+    num_episodes: int | None = option(
+        "Episodes of the expert. None: one for each training task.", None, within="[1, inf)"
     )
-    random_episodes: int = field(default=0, metadata={"help": "Random episodes to play, instead of an expert."})
-    num_episodes: int | None = field(
-        default=None, metadata={"help": "Episodes of the expert. None: one for each training task."}
+    demonstration_turns: int | None = option(
+        "Maximum turns of a demonstration. None: max_turns.", None, within="[1, inf)"
     )
-    demonstration_turns: int | None = field(
-        default=None,
-        metadata={"help": "Maximum turns of a demonstration. None: max_turns."},
+    num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
+    target_valid: float = option(
+        "Fraction of well-formed completions at which training ends, with target_success.", 0.95, within="[0, 1]"
     )
-    num_demonstrations: int = field(default=2048, metadata={"help": "Maximum number of expert actions to train on."})
-    target_valid: float = field(
-        default=0.95,
-        metadata={"help": "Fraction of well-formed completions at which training ends, with target_success."},
+    num_exam_tasks: int | None = option(
+        "Training tasks that are only in exams. 0: exams play shown tasks. None: a fifth.", None, within="[0, inf)"
     )
-    num_exam_tasks: int | None = field(
-        default=None,
-        metadata={"help": "Training tasks that are only in exams. 0: exams play shown tasks. None: a fifth."},
-    )
-    num_exam_episodes: int = field(default=24, metadata={"help": "Episodes of an exam."})
-    chat_template_kwargs: dict[str, Any] | None = field(
-        default=None, metadata={"help": "Variables of the chat template, as JSON."}
-    )
-    prompt: str | None = field(default=None, metadata={"help": "module:TEMPLATE or file.py:TEMPLATE."})
-    history: str | None = field(
-        default=None, metadata={"help": "What prompts show of an episode.", "choices": ("window", "conversation")}
-    )
-    max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
-    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
-    max_completion_length: int = field(default=512, metadata={"help": "Maximum tokens of a completion in an exam."})
-
-    minimum: ClassVar[dict[str, int]] = {
-        **TeachingArguments.minimum,
-        **dict.fromkeys(("num_episodes", "num_exam_episodes", "demonstration_turns"), 1),
-        **dict.fromkeys(("num_exam_tasks", "random_episodes"), 0),
-    }
+    num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
+    chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)
+    prompt: str | None = option("module:TEMPLATE or file.py:TEMPLATE.", None)
+    history: str | None = option("What prompts show of an episode.", None, choices=("window", "conversation"))
+    max_prompt_length: int | None = option("Maximum number of tokens of a prompt.", 2048, within="[1, inf)")
+    max_turns: int = option("Maximum number of turns of an episode.", 50, within="[1, inf)")
+    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 512, within="[1, inf)")
 
     def __post_init__(self):
         OwnArguments.__post_init__(self)
-        TeachingArguments.__post_init__(self)  # and that of the options
+        TeachingArguments.__post_init__(self)  # the ranges of all fields
         sources = [name for name in ("expert", "demonstrations", "random_episodes") if getattr(self, name)]
         if len(sources) > 1:
             raise G2POError(f"{' and '.join(sources)} are both given: demonstrations have one source, leave one out")

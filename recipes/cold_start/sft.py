@@ -11,9 +11,9 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -39,6 +39,7 @@ from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 from g2po_trl.utils.json import write_json
+from g2po_trl.utils.options import option
 
 _UNSUPPORTED = {
     "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
@@ -115,27 +116,16 @@ def teach(
 class TeachingArguments(Sampling):
     """Arguments of all cold-start recipes; each is a flag and a YAML key."""
 
-    num_demonstrations: int = field(default=768, metadata={"help": "Maximum number of expert actions to train on."})
-    target_success: float = field(default=0.3, metadata={"help": "Success rate of an exam at which training ends."})
-    exam_steps: int = field(default=24, metadata={"help": "Optimizer steps between two exams."})
-    num_exam_tasks: int = field(default=24, metadata={"help": "Tasks of an exam, excluded from the demonstrations."})
-    prompt: str = field(default="compact", metadata={"help": "Wording of prompts.", "choices": ("full", "compact")})
-    history_length: int = field(default=2, metadata={"help": "Past turns in a prompt."})
-    max_turns: int = field(default=15, metadata={"help": "Turns of an exam's episode."})
-    max_completion_length: int = field(default=32, metadata={"help": "Maximum tokens of a completion in an exam."})
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of tasks and SmolLM2."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace a model in output_dir that reached its target."})
-
-    minimum: ClassVar[dict[str, int]] = {
-        **dict.fromkeys(("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"), 1),
-        **dict.fromkeys(("history_length", "temperature"), 0),
-    }
-
-    def __post_init__(self):
-        for name, least in self.minimum.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise G2POError(f"{name} is {value}: set it to at least {least}")
-        super().__post_init__()
+    num_demonstrations: int = option("Maximum number of expert actions to train on.", 768, within="[1, inf)")
+    target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
+    exam_steps: int = option("Optimizer steps between two exams.", 24, within="[1, inf)")
+    num_exam_tasks: int = option("Tasks of an exam, excluded from the demonstrations.", 24, within="[1, inf)")
+    prompt: str = option("Wording of prompts.", "compact", choices=("full", "compact"))
+    history_length: int = option("Past turns in a prompt.", 2, within="[0, inf)")
+    max_turns: int = option("Turns of an exam's episode.", 15, within="[1, inf)")
+    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 32, within="[1, inf)")
+    cache_dir: str = option("Folder of tasks and SmolLM2.", "~/.cache/g2po_trl")
+    overwrite: bool = option("Replace a model in output_dir that reached its target.", False)
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations.

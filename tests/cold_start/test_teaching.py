@@ -233,19 +233,14 @@ def test_tasks_of_the_exam_are_not_shown():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"target": 0}, "target_success is 0"), ({"every": 0}, "exam_steps")]
-)
-def test_arguments_that_make_no_sense(options, message):
-    with pytest.raises(ValueError, match=message):
-        exam(**options)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -1), ("history_length", -1), ("max_completion_length", 0), ("num_demonstrations", 0)],
+    [
+        *(("temperature", -1), ("history_length", -1), ("max_completion_length", 0), ("num_demonstrations", 0)),
+        *(("exam_steps", 0), ("target_success", 0.0), ("target_success", 7.0)),
+    ],
 )
 def test_arguments_of_teaching(name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value}: set it to at least {0 if value else 1}"):
+    with pytest.raises(ValueError, match=name):
         TeachingArguments(**{name: value})
 
 
