@@ -249,6 +249,9 @@ def set_best_metric(args: GRPOConfig, load_best: bool) -> None:
 
 def _check_training_loop(args: GRPOConfig) -> None:
     """Refuse what transformers' training loop would ignore, or do wrongly with rollouts and micro-batches."""
+    require(bool(args.output_dir), "output_dir", args.output_dir, "name a folder")
+    require(0 <= args.learning_rate < math.inf, "learning_rate", args.learning_rate, "set it to 0 or more")
+    require(0 <= args.seed < 2**32, "seed", args.seed, "set it to 0 or more, below 2**32")
     schedule, optimizer = option_text(args.lr_scheduler_type), option_text(args.optim)
     never_warms = args.warmup_steps and schedule in ("constant", "reduce_lr_on_plateau", "greedy")
     remedy = f"lr_scheduler_type={schedule!r} has no warm-up; set it to 'constant_with_warmup', or warmup_steps to 0"

@@ -86,6 +86,8 @@ BAD = [  # options, and the field that the message is about
         "overwrite": ["false"],
         "logging_steps": [0],
         "save_steps": [0],
+        "learning_rate": [-1e-6, float("nan"), float("inf")],
+        "seed": [-1, 2**32],
         "eval_steps": [0],
         "state_key_ignores": ["numbers"],
         "num_environment_workers": [0, 1.5],
@@ -147,6 +149,11 @@ BAD = [  # options, and the field that the message is about
 def test_what_cannot_be_is_refused_by_its_field(tmp_path, options, field):
     with pytest.raises(ValueError, match=rf"\b{field}\b"):
         make(tmp_path, **options)
+
+
+def test_a_run_has_a_folder():
+    with pytest.raises(G2POError, match="output_dir"):
+        G2POConfig("", **CPU)
 
 
 @pytest.mark.parametrize(
