@@ -294,7 +294,7 @@ def make_exam(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game
 
 def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults: those of this recipe, and tasks, model, prompts and output_dir of the training's file."""
-    keys = read_config(given["train_config"]) if given.get("train_config") else keys_beside(given)
+    keys = read_config(given["train_config"], "train_config") if given.get("train_config") else keys_beside(given)
     shared = {one.name for one in fields(ScriptArguments)} | {"model_name_or_path"}
     return {
         **read_config(DEFAULTS),

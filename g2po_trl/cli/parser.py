@@ -342,8 +342,8 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def read_config(path: str | Path | None) -> dict[str, Any]:
-    """Return the keys of a YAML file; `{}` for `None`."""
+def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any]:
+    """Return the keys of a YAML file; `{}` for `None`. Errors name the `field`."""
     if path is None:
         return {}
     import yaml
@@ -353,10 +353,10 @@ def read_config(path: str | Path | None) -> dict[str, Any]:
         keys, document = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise G2POError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
+        raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}") from error
     if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
-        raise G2POError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
+        raise G2POError(f"{field} is {str(path)!r}, without fields: write one per line, like max_steps: 100")
     names = [key.value.replace("-", "_") for key, _ in document.value]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise G2POError(f"config is {str(path)!r}, which has {twice} twice: remove one")
+        raise G2POError(f"{field} is {str(path)!r}, which has {twice} twice: remove one")
     return {name.replace("-", "_"): value for name, value in keys.items()}

@@ -111,7 +111,7 @@ def test_errors_are_one_line(capsys, folder):
         (["train", "nosuch"], 1, "'nosuch' is not a recipe: pass alfworld, alfworld-ppo, appworld"),
         (["train", "alfwrld"], 1, "'alfwrld' is not a recipe: did you mean alfworld?"),
         (["train", "--num_processes", "many"], 2, "invalid int value: 'many'"),
-        (["train", "--num_processes", "0"], 2, "num_processes is 0: set it to at least 1"),
+        (["train", "--num_processes", "0"], 2, "num_processes is 0"),
         (["teach", "--num-processes", "2"], 1, "num_processes is above 1"),
         (["teach", "--view"], 1, "view has no effect"),
         (
@@ -120,6 +120,9 @@ def test_errors_are_one_line(capsys, folder):
             "accelerate_config is 'fsdp', which is not a file: pass one, or",
         ),
         (["view", "nosuch"], 1, "nosuch"),
+        (["view", "nosuch", "--serve", "--port", "99999"], 2, "port is 99999"),
+        (["serve", "environment.py", "--port", "99999"], 2, "port is 99999"),
+        (["serve", "environment.py", "--max-sessions", "0"], 2, "max_sessions is 0"),
     ):
         found, _, errors = outcome(capsys, *arguments)
         assert found == code and text in errors and len(errors.splitlines()) == 1, (arguments, errors)

@@ -115,8 +115,8 @@ def test_what_a_command_line_cannot_have(capsys, monkeypatch, words, text):
         ("task: {seed: 1}", "task"),
         ("keys: [1]", "keys"),
         ("engine: vlm", "engine"),
-        ("", "no fields"),
-        ("- 1", "no fields"),
+        ("", "without fields"),
+        ("- 1", "without fields"),
         ("a: [1", "cannot be read"),
     ],
 )

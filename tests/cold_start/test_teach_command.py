@@ -100,6 +100,7 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
         (["--num_exam_tasks", "-1"], "num_exam_tasks"),
         (["--num_episodes", "0"], "num_episodes"),
         (["--target_valid", "1.5"], "target_valid"),
+        (["--train_config", "none.yaml"], "train_config is 'none.yaml'"),
         (["--history", "all"], "history"),
         (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes"),
         (["--environment_episode_timeout", "-1"], "episode_timeout"),

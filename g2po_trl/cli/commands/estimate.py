@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import runpy
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
 from ...runs.iterations import load_log
 from ...utils.errors import G2POError
+from ...utils.options import Options
 from ..parser import Parser, option
 from ..parser import read as read_values
 from ..recipe_files import bundled_model, recipes_folder
@@ -31,19 +31,17 @@ Estimate the memory by part and the tokens that a training needs. Loads no weigh
 
 
 @dataclass
-class Options:
-    gpu_memory: float | None = option("memory of a GPU in GB", None)
+class EstimateOptions(Options):
+    gpu_memory: float | None = option("memory of a GPU in GB", None, within="(0, inf)")
     like: Path | None = option("run whose episodes the training's are like", None)
-    mean_turns: float | None = option("mean turns of an episode", None)
-    prompt_tokens: float | None = option("mean tokens of a prompt", None)
-    completion_tokens: float | None = option("mean tokens of a completion", None)
+    mean_turns: float | None = option("mean turns of an episode", None, within="(0, inf)")
+    prompt_tokens: float | None = option("mean tokens of a prompt", None, within="(0, inf)")
+    completion_tokens: float | None = option("mean tokens of a completion", None, within="(0, inf)")
 
     def __post_init__(self):
-        numbers = ("gpu_memory", "mean_turns", "prompt_tokens", "completion_tokens")
-        for name in numbers:
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise G2POError(f"{name} is {value:g}: set it above 0")
-        if self.like is not None and (means := [name for name in numbers[1:] if getattr(self, name) is not None]):
+        super().__post_init__()
+        numbers = ("mean_turns", "prompt_tokens", "completion_tokens")
+        if self.like is not None and (means := [name for name in numbers if getattr(self, name) is not None]):
             raise G2POError(f"like and {means[0]} are both given: remove one of them")
 
     def episodes(self, plan: Plan) -> Episodes:
@@ -58,7 +56,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser((Options,), prog="g2po estimate")
+    parser = Parser((EstimateOptions,), prog="g2po estimate")
     try:
         values, words = parser.split(sys.argv[1:] if argv is None else argv)
         if "help" in values:

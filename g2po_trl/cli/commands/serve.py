@@ -17,26 +17,29 @@ from ...environments.adapters.openenv import make_app
 from ...environments.loading import load
 from ...utils.errors import G2POError
 from ...utils.extras import install_command
+from ...utils.options import Options
 from ..parser import option, parse
 
 
 @dataclass
-class Options:
+class ServeOptions(Options):
     environment: str = option("module:Class, file.py:Class, or file.py with one environment", positional=True)
     host: str = option(
         "address to listen on, by default on this machine only; 0.0.0.0: whoever reaches the port can play, without "
         "a password, and run what the environment runs",
         "127.0.0.1",
     )
-    port: int = option("port to listen on", 8000)
-    max_sessions: int = option("concurrent episodes", 64)
+    port: int = option("port to listen on", 8000, within="[0, 65535]")
+    max_sessions: int = option("concurrent episodes", 64, within="[1, inf)")
     environment_variables: list[str] = option("variables to pass even if the name looks secret", [], metavar="NAME")
-    max_turns: int | None = option("the trainer's max_turns; required for tool-based classes only", None)
+    max_turns: int | None = option(
+        "the trainer's max_turns; required for tool-based classes only", None, within="[1, inf)"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options, _ = parse(
-        (Options,),
+        (ServeOptions,),
         argv,
         command="g2po serve",
         description="Serve an environment over OpenEnv; each session plays in its own process.\n\n"

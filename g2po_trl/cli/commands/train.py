@@ -13,6 +13,7 @@ from pathlib import Path
 from ...credit.estimators.registry import ESTIMATORS
 from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.errors import G2POError
+from ...utils.options import Options, option
 from .. import parser
 from ..launch import VIEW, launch
 from ..recipe_files import OWN_RECIPE, find_config, recipe_names, recipes_folder
@@ -60,19 +61,15 @@ processes   --num-processes N          processes, through Accelerate: one per GP
 
 
 @dataclass
-class Request:
+class Request(Options):
     """A command line: the options of `g2po train` itself, its target, and the words for the script."""
 
     agent: str | None = None
-    num_processes: int | None = None
+    num_processes: int | None = option("", None, within="[1, inf)")
     accelerate_config: str | None = None
     view: bool = False
     target: str | None = field(default=None, init=False)
     passed: list[str] = field(default_factory=list, init=False)
-
-    def __post_init__(self):
-        if self.num_processes is not None and self.num_processes < 1:
-            raise G2POError(f"num_processes is {self.num_processes}: set it to at least 1")
 
 
 def read(argv: Sequence[str], command: str = "g2po train") -> Request:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...utils.errors import G2POError
+from ...utils.options import Options
 from ...view.page import write_page
 from ...view.server import make_server
 from ...view.sources import Sources, open_folder
@@ -36,7 +37,7 @@ MANY = 100
 
 
 @dataclass
-class Options:
+class ViewOptions(Options):
     folders: list[Path] = option("one folder, or several to compare", [], positional=True, metavar="FOLDER")
     output: Path | None = option(
         "the page to write; default: view.html in the first folder, or view-beside-SECOND.html", None, metavar="FILE"
@@ -45,7 +46,7 @@ class Options:
     prompts: bool = option("include the texts of prompts", True)
     open: bool = option("open a browser", True)
     serve: bool = option("serve the page on 127.0.0.1 instead of writing it", False)
-    port: int | None = option("port of --serve; default: any free port", None)
+    port: int | None = option("port of --serve; default: any free port", None, within="[0, 65535]")
     push_space: str | None = option(
         "upload the page to this static Space of the Hugging Face Hub", None, metavar="OWNER/NAME"
     )
@@ -55,6 +56,7 @@ class Options:
     )
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.folders:
             raise G2POError("FOLDER is missing: name the folder of a run or an evaluation")
         writes = not (self.text or self.serve)
@@ -78,7 +80,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args, _ = parse((Options,), argv, command="g2po view", description=__doc__)
+    args, _ = parse((ViewOptions,), argv, command="g2po view", description=__doc__)
     sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
     if args.iterations and not sources.run:
         raise G2POError("iterations chooses among a training run's: pass one training run, or leave it out")
@@ -107,17 +109,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _print(sources: Sources, args: Options) -> None:
+def _print(sources: Sources, args: ViewOptions) -> None:
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
     episode = tuple(map(int, args.episode.split("."))) if args.episode else None
     print(view.text(*(args.iterations or (None,)), episode))
 
 
-def _serve(sources: Sources, args: Options) -> None:
+def _serve(sources: Sources, args: ViewOptions) -> None:
     try:
         server = make_server(sources, args.port or 0)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise G2POError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
     names = ", ".join(str(folder) for folder in args.folders)
     print(f"{names}: {server.address} until Ctrl-C", flush=True)
