@@ -104,6 +104,7 @@ class Training:
         sharded: whether weights, gradients and optimizer are spread over the processes (FSDP2, ZeRO-3).
         processes: number of GPUs.
         vllm_share: `vllm_gpu_memory_utilization` of a colocated vLLM; 0 without one.
+        vllm_gpus: `vllm_tensor_parallel_size`, GPUs that hold one model of it together.
     """
 
     dtype: str = "float32"
@@ -116,6 +117,7 @@ class Training:
     sharded: bool = False
     processes: int = 1
     vllm_share: float = 0.0
+    vllm_gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,12 @@ class Cache:
 
 
 def vllm_cache(shape: ModelShape, training: Training, gpu_memory: float, episodes: int, longest: int) -> Cache:
-    """Return vLLM's cache on one GPU of `gpu_memory` bytes, where so many episodes run at once.
+    """Return vLLM's cache on a GPU of `gpu_memory` bytes, where so many episodes of each GPU run at once.
 
-    vLLM holds the whole model in bfloat16. `longest`: tokens of the longest prompt with its completion.
+    `vllm_gpus` share the model, in bfloat16, and the cache of their episodes. `longest`: tokens of the longest prompt
+    with its completion.
     """
-    weights = 2.0 * (shape.parameters + shape.adapter)
+    gpus = training.vllm_gpus
+    weights = 2.0 * (shape.parameters + shape.adapter) / gpus
     room = training.vllm_share * gpu_memory - weights - VLLM_WORK_SPACE
-    return Cache(weights, max(0, int(room / (2 * shape.layers * shape.kv_width))), episodes * longest)
+    return Cache(weights, max(0, int(room * gpus / (2 * shape.layers * shape.kv_width))), episodes * gpus * longest)

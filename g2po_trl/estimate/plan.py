@@ -129,6 +129,7 @@ class Plan:
             sharded=self.sharded,
             processes=self.processes,
             vllm_share=self["vllm_gpu_memory_utilization"] if self._colocates_vllm else 0.0,
+            vllm_gpus=self["vllm_tensor_parallel_size"] or 1,
         )
 
     @property

@@ -12,6 +12,7 @@ from ..engines.sampling import Sampling
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run, with_moved_files
 from ..utils.errors import G2POError
+from ..utils.masking import masked
 from .options import EvaluateOptions, asked_for, missing_file, same_object
 
 _LENGTHS = ("max_turns", "history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
@@ -73,7 +74,8 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     folder = find_run(options.run or options.model)
     if "temperature" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    quiet = {"environment", "environment_options", "tasks", "prompt", "precision", "panel_options"}
+    quiet = {"environment", "tasks", "prompt", "precision", "panel_options"}
+    quiet |= {"environment_options"} if options.environment == AGENT_ENVIRONMENT else set()
     quiet |= {one.name for one in fields(PoolLimits)} - {"environment_episode_timeout"}
     taken, instead = [], []
     for name, of_run in settings.items():
@@ -89,7 +91,7 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    return json.dumps(masked(value)) if isinstance(value, (dict, list)) else str(value)
 
 
 def _environment(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.agent_command import AgentCommand
 from ..environments.loading import load
@@ -192,9 +194,11 @@ def _place(value: Any) -> tuple[str | None, str | None]:
 
 
 def _argument(value: Any) -> Any:
-    """Return a bound argument as data: a function by its place."""
-    if isinstance(value, list):
+    """Return a bound argument as data: a function by its place, a tuple as a list, a path as its text."""
+    if isinstance(value, (list, tuple)):
         return [_argument(one) for one in value]
+    if isinstance(value, (Path, np.generic)):
+        return str(value) if isinstance(value, Path) else value.item()
     return (describe_object(value) or value) if callable(value) else value
 
 

@@ -75,10 +75,12 @@ def test_shards_are_divided_and_layers_gathered():
     assert found["Adam"] == 9600 / 4 and found["gathered"] == 2 * (2 * 500 + 2 * 200)
 
 
-def test_vllms_cache_is_what_its_share_leaves():
-    cache = vllm_cache(SHAPE, Training(vllm_share=0.5), 4e9 + 2 * 2400 + 32_000, episodes=3, longest=20)
-    assert cache.weights == 2400
-    assert cache.tokens == 500 and cache.needed == 60  # 16,000 bytes at 2 x 2 layers x 8
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_vllms_cache_is_what_its_share_leaves(gpus):
+    memory = 4e9 + 2 * 2400 / gpus + 32_000
+    cache = vllm_cache(SHAPE, Training(vllm_share=0.5, vllm_gpus=gpus), memory, episodes=3, longest=20)
+    assert cache.weights == 2400 / gpus
+    assert cache.tokens == 500 * gpus and cache.needed == 60 * gpus  # 16,000 bytes at 2 x 2 layers x 8
 
 
 def test_shape_of_a_folder_is_its_models():

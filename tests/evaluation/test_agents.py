@@ -14,7 +14,6 @@ from chat_server import chat_completion, chat_server
 from g2po_trl import Observation, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
-from g2po_trl.evaluation.chat_models import TokenBudget
 from g2po_trl.evaluation.evaluate import format_rows
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
@@ -93,14 +92,6 @@ def test_reflections_are_asked_for_and_carried_on():
     assert "it ran out of turns" in asked and "two" in asked and "one" not in asked
     told = agent.ask(an_episode(), ["one", "two", "three"]).messages[1]["content"]
     assert "- two\n- three" in told and "- one" not in told
-
-
-def test_a_budget_ends():
-    budget = TokenBudget(10)
-    budget.check()
-    budget.read = 10
-    with pytest.raises(G2POError, match="max_total_tokens"):
-        budget.check()
 
 
 def test_rows_are_mean_and_deviation():

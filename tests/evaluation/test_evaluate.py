@@ -142,11 +142,6 @@ def test_a_panel_of_errors_has_no_number_and_its_files_are_json(game, server, ca
     assert "n/a" in capsys.readouterr().out
 
 
-def test_an_environment_that_loads_too_slowly_is_given_up_with_the_remedy(game, server):
-    with pytest.raises(SystemExit, match="loading Game .* more than 0.01 s"):
-        main(served(game, server, "--environment-load-timeout", 0.01))
-
-
 def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
     panel = Panel("shop", [{}, {}], TextEnvironment, columns={"Score": "score", "Other": "success_rate_by_type/x"})
     tokens = {"prompt_tokens": 1, "completion_tokens": 1}

@@ -117,6 +117,13 @@ def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     assert options_of(["--model", "run", "--generation-kwargs", "{}"])[0].generation_kwargs == {}, "flags win"
 
 
+def test_options_of_the_environment_that_are_not_given_stay_the_runs(treasure):
+    args, of_run = options_of(["--model", "run", "--environment-options", '{"api_key": "SECRET"}'])
+    assert args.environment_options == {"size": 3, "api_key": "SECRET"}
+    told = describe_settings(args, of_run)
+    assert "--environment-options" in told.partition("other than the run")[2] and "SECRET" not in told
+
+
 @pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game", "game.py"])
 def test_the_runs_environment_has_several_names(treasure, name):
     args, of_run = options_of(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])

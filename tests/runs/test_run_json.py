@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT
@@ -22,6 +23,8 @@ def test_arguments_of_an_environment_are_described_by_name():
     described = describe_object(functools.partial(RemoteEnvironment, ["http://there:8000"], timeout=5.0))
     assert described["kwargs"] == {"base_urls": ["http://there:8000"], "timeout": 5.0} and "args" not in described
     assert describe_object(functools.partial(Path, "x"))["args"] == ["x"]
+    described = describe_object(functools.partial(Sampling, top_p=np.float64(0.5), stop_sequences=("a", Path("b"))))
+    assert described["kwargs"] == {"top_p": 0.5, "stop_sequences": ["a", "b"]}, "else a run would have no environment"
 
 
 def test_what_cannot_be_written_down_is_not():

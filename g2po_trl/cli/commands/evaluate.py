@@ -39,6 +39,9 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
 
     def settings(given: dict[str, Any]) -> dict[str, Any]:
         of_run.update(run_settings(given))
+        for name in ("environment_options", "panel_options"):  # those that are not given stay the run's
+            if name in given:
+                given[name] = {**of_run.get(name, {}), **given[name]}
         return of_run
 
     options, _ = parse(
@@ -49,7 +52,6 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
         find_config=partial(find_config, kind="agents"),
         defaults=settings,
     )
-    options.panel_options = {**of_run.get("panel_options", {}), **options.panel_options}
     return options, of_run
 
 
