@@ -23,7 +23,10 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
     """
     from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
 
-    if not supports_tool_calling(processing_class):
+    try:
+        if not supports_tool_calling(processing_class):
+            return ProseTools()
+    except Exception:  # templates raise errors of any class
         return ProseTools()
     tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
     if not _response_template(tokenizer):

@@ -57,7 +57,7 @@ def solve(tmp_path, monkeypatch):
     return "python solve.py {question} pids"
 
 
-def by_text(task, stdout, folder):
+async def by_text(task, stdout, folder):
     text = (folder / "result.txt").read_text()
     return 1.0, stdout == "done 2 ['solve.py']\n" and text == "kept", {"stdout": stdout}
 
@@ -79,7 +79,7 @@ def test_the_text_of_a_column_is_one_argument(solve, text):
 
 
 def test_values_that_are_no_text(solve):
-    command = ["python", "solve.py", "{number}, {{}}, {things}={nothing}"]
+    command = ["python", Path("solve.py"), "{number}, {{}}, {things}={nothing}"]
     seen, _ = play(AgentCommand(command, lambda: 1), [], number=3, things=[1, "ü"], nothing=None)
     assert seen[0].text == 'user: 3, {}, [1, "ü"]=null'
 
@@ -222,7 +222,7 @@ def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
-    command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": "1"})
+    command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": 1})
     with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1, environment_step_timeout=5)) as pool:
         pool.reset([{}])
         pid, names = json.loads((tmp_path / "seen").read_text())
@@ -235,10 +235,10 @@ def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path,
     ("name", "arguments"),
     [
         ("command", ("", len)),
-        *(("command", (command, print)) for command in ("solve {0}", "solve {a.b}", "solve {a!r}", "solve {a")),
+        *(("command", (command, print)) for command in ("solve {0}", "solve {a.b}", "solve {a!r}", "solve {a", "'a")),
         ("verify", ("solve", None)),
         ("verify", ("solve", lambda task, answer: 1)),
-        ("timeout", ("solve", lambda: 1, None, 0)),
+        *(("timeout", ("solve", lambda: 1, None, seconds)) for seconds in (0, float("nan"))),
     ],
 )
 def test_what_a_command_may_not_be(name, arguments):

@@ -379,6 +379,14 @@ def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     assert read[0] == read[1]
 
 
+def test_template_that_raises_any_error_for_calls_gets_prose():
+    tokenizer = tokenizer_of("qwen2_5")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content + (m.tool_calls or '') }}{% endfor %}"
+    encoder = ConversationEncoder(ChatEncoder(tokenizer))
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "No."}]
+    assert '"digit": 7' in encoder.prompt(ChatRequest(messages, TOOLS), Transcript()).text
+
+
 def test_prose_describes_tools_and_writes_calls_and_results_as_text():
     messages = [
         TASK[1],

@@ -130,7 +130,7 @@ class AgentEnvironment(TextEnvironment):
         Raises:
             EnvironmentContractError: if the agent returns without one.
         """
-        self._abandon()
+        self.close()
         self._turns = self._out_of_turns = 0
         endpoint = running_endpoint()
         self._session = session = endpoint.open_session()
@@ -141,7 +141,7 @@ class AgentEnvironment(TextEnvironment):
         seen = session.next()
         if isinstance(seen, AgentEnd):
             given_up = bool(session.given_up())
-            self._abandon()
+            self.close()
             if isinstance(seen.error, Exception):
                 raise seen.error
             if seen.error is not None:  # SystemExit would end the worker
@@ -177,14 +177,12 @@ class AgentEnvironment(TextEnvironment):
             self._out_of_turns += 1
             if self._out_of_turns > MAX_REFUSALS:
                 lost = self._session.given_up()
-                self._abandon()
+                self.close()
                 if lost:
                     raise _gave_up(None)
                 return self._truncated(f"it asked {MAX_REFUSALS} times after its last turn")
-            self._session.answer(event, self._turn_limit())
-
-    def close(self) -> None:
-        self._abandon()
+            over = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
+            self._session.answer(event, RefusedRequestError(over, code="turn_limit", status=404))
 
     def _end_episode(self) -> None:
         """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
@@ -216,7 +214,7 @@ class AgentEnvironment(TextEnvironment):
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
         facts, lost = self._facts(), self._session.given_up()
-        self._abandon()
+        self.close()
         if lost and not _was_cancelled(end.error, lost):
             raise _gave_up(end) from end.error
         if end.error is None:
@@ -235,10 +233,6 @@ class AgentEnvironment(TextEnvironment):
         info = {**self._facts(), "agent_error": why}
         return StepResult("The agent is out of turns.", truncated=True, info=info)
 
-    def _turn_limit(self) -> RefusedRequestError:
-        message = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
-        return RefusedRequestError(message, code="turn_limit", status=404)
-
     def _facts(self) -> dict[str, Any]:
         """Return the facts about the episode so far."""
         facts: dict[str, Any] = {}
@@ -251,7 +245,7 @@ class AgentEnvironment(TextEnvironment):
             facts["out_of_turns"] = True
         return facts
 
-    def _abandon(self) -> None:
+    def close(self) -> None:
         """End the session and its agent, or note an agent that does not end."""
         session, thread = self._session, self._thread
         self._call = self._thread = None
@@ -267,11 +261,15 @@ _strays: list[tuple[threading.Thread, float]] = []  # agents of ended episodes, 
 
 def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
     try:
-        value = agent(task, client)
-        end = AgentEnd(asyncio.run(awaited(value)) if inspect.isawaitable(value) else value)
+        end = AgentEnd(result_of(agent(task, client)))
     except BaseException as error:  # SystemExit would end this thread without a word
         end = AgentEnd(error=error)
     client.session.end(end)
+
+
+def result_of(value: Any) -> Any:
+    """Return what a function returned, awaited if it is async."""
+    return asyncio.run(awaited(value)) if inspect.isawaitable(value) else value
 
 
 def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:

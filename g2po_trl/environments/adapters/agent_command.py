@@ -23,7 +23,7 @@ from typing import Any
 from ...utils.errors import G2POError
 from ...utils.json import to_json
 from ...utils.show import describe_exit
-from .agent import AgentClient, CommandError
+from .agent import AgentClient, CommandError, result_of
 from .endpoint import bypass_proxies
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
@@ -49,10 +49,10 @@ class AgentCommand:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
             value; `{{` is a brace. No shell runs, and a value is always (part of) one argument. Write
             `--question={question}` or `-- {question}`, else a value that begins with `-` is read as an option.
-        verify: required; function that returns the reward, or anything else an agent may return. It takes those of
-            `task`, `stdout`, `stderr`, `returncode` and `folder` (of the episode) that its parameters name. If
-            `returncode` is not among them, another exit status than 0 is an exception of the agent. Output beyond a
-            megabyte loses its middle.
+        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. It
+            takes those of `task`, `stdout`, `stderr`, `returncode` and `folder` (of the episode) that its parameters
+            name. If `returncode` is not among them, another exit status than 0 is an exception of the agent. Output
+            beyond a megabyte loses its middle.
         environment: further environment variables.
         timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -69,17 +69,24 @@ class AgentCommand:
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ):
-        self.words = shlex.split(command) if isinstance(command, str) else list(command)
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+            for _, column, form, conversion in string.Formatter().parse("\n".join(self.words)):
+                if column is not None and (not column.isidentifier() or form or conversion):
+                    raise ValueError(f"{{{column}}} is not the name of a column")
+        except ValueError as error:
+            raise G2POError(
+                f"command is {command!r} ({error}): quote as in a shell, write {{column}}, and {{{{ for a brace"
+            ) from error
         if not self.words:
             raise G2POError(f"command is {command!r}: give a program and its arguments")
-        for word in self.words:
-            _check_placeholders(word)
         if not callable(verify):
             raise G2POError(f"verify is {verify!r}: pass a function that returns the reward, e.g. of (task, stdout)")
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:
             raise G2POError(f"timeout is {timeout}: set it above 0")
         self.verify, self._verified = verify, _verified(verify)
-        self.environment, self.timeout = dict(environment or {}), timeout
+        self.environment = {name: str(value) for name, value in (environment or {}).items()}
+        self.timeout = timeout
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns.
@@ -94,7 +101,7 @@ class AgentCommand:
             if returncode != 0 and "returncode" not in self._verified:
                 raise CommandError(_failed(returncode, stderr))
             values = dict(zip(_VERIFIED, [task, stdout, stderr, returncode, Path(folder)]))
-            return self.verify(**{name: values[name] for name in self._verified})
+            return result_of(self.verify(**{name: values[name] for name in self._verified}))
 
     def _run(self, words: list[str], variables: dict[str, str], client: AgentClient) -> tuple[int, str, str]:
         """Return exit status, stdout and stderr of a program."""
@@ -134,16 +141,6 @@ class AgentCommand:
             "EPISODE_FOLDER": folder,
             **self.environment,
         }
-
-
-def _check_placeholders(word: str) -> None:
-    """Refuse a placeholder that is not a name."""
-    try:
-        for _, column, form, conversion in string.Formatter().parse(word):
-            if column is not None and (not column.isidentifier() or form or conversion):
-                raise ValueError(f"{{{column}}} is not the name of a column")
-    except ValueError as error:
-        raise G2POError(f"command has {word!r} ({error}): write {{column}}, and {{{{ for a brace") from error
 
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
