@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..credit.graph import StateGraph, record
 from ..runs.iterations import Iteration
+from ..runs.metrics import without_texts
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
 from . import state_key_test as keys
@@ -60,6 +61,6 @@ def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Tr
     tally = Tally()
     for iteration in iterations:
         everyone = [t for group in iteration.groups for t in group]
-        tally.add([[record(t) for t in group] for group in iteration.groups], everyone)
+        tally.add([[record(t) for t in group] for group in iteration.groups], map(without_texts, everyone))
     tally.add([], replaced, [record(t) for t in replaced])
     return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))

@@ -51,14 +51,14 @@ def gather_rollout(
     gather: Callable[[list], list],
 ) -> tuple[list[Trajectory], RolloutStats, dict[str, float]]:
     """Return all ranks' trajectories without texts, the sum of their statistics, and the slowest rank's times."""
-    ranks = gather([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
+    ranks = gather([([without_texts(trajectory) for trajectory in trajectories], stats, times)])
     everyone = [trajectory for played, _, _ in ranks for trajectory in played]
     slowest = {name: max(rank_times[name] for _, _, rank_times in ranks) for name in times}
     return everyone, RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks]), slowest
 
 
-def _without_texts(trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory without its texts, for `summarize`."""
+def without_texts(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory without its texts, for `summarize` and `Tally`, with completions cut that may be no action."""
     steps = [
         Step(
             *("", "", one.valid),

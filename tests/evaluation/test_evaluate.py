@@ -167,6 +167,14 @@ def test_tokens_that_a_server_does_not_report_are_not_0(game, server, capsys):
     assert "n/a" in capsys.readouterr().out
 
 
+def test_lost_episodes_are_too_many_as_well(game, monkeypatch):
+    row = {"Succ.": float("nan"), "errors": 0.0, "lost": 100.0}
+    results = {"seeds": [row], "settings": {"tasks": "4 (x)"}, "failure_reasons": [{}], "first_error": "a worker died"}
+    monkeypatch.setattr("g2po_trl.evaluation.evaluate.evaluate", lambda options: results)
+    with pytest.raises(SystemExit, match="100%(.|\n)*a worker died"):
+        main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"))
+
+
 # -- what numbers belong to -------------------------------------------------------------------------------------------
 
 

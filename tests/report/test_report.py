@@ -66,6 +66,17 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     assert "nan" not in said + capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("length", "is_said"), [(1, False), (8, True)])
+def test_actions_that_end_at_their_limit_are_not_cut(tmp_path, capsys, length, is_said):
+    """As the run itself counts them."""
+    played = [episode("abc", reward) for reward in (10.0, 0.0) * 2]
+    for step in (step for trajectory in played for step in trajectory.steps):
+        step.completion_ids, step.completion_truncated = [5] * length, True
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
+    main([str(tmp_path)])
+    assert ("Completions do not end" in capsys.readouterr().out) == is_said
+
+
 def lines_of(*rollouts, run=None, evaluations=()):
     """The five lines of iterations, as name -> text."""
     iterations = [Iteration(number, groups) for number, groups in enumerate(rollouts, 1)]
