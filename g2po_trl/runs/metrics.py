@@ -58,7 +58,7 @@ def gather_rollout(
 
 
 def without_texts(trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory without its texts, for `summarize` and `Tally`, with completions cut that may be no action."""
+    """Return a trajectory without texts, for `summarize` and `Tally`; an action that ends at its limit is not cut."""
     steps = [
         Step(
             *("", "", one.valid),
