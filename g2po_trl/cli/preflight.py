@@ -11,6 +11,7 @@ from ..engines.registry import ENGINES
 from ..utils.adapter_files import find_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import extra_of, install_command
+from ..utils.options import require
 
 _NEEDED_WITH = {"load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
 _TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "tensorboard", "neptune", "clearml")
@@ -24,8 +25,9 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
             raise G2POError(f"{name} is True, and {module} is not installed: {install_command(extra_of(module))}")
     if (kind := ENGINES.get(values.get("engine"))) and kind.extra and find_spec(kind.extra) is None:
         raise G2POError(f"engine is {values['engine']!r}, which is not installed: {install_command(kind.extra)}")
-    if values.get("use_peft") and values.get("lora_r", 1) < 1:
-        raise G2POError(f"lora_r is {values['lora_r']}: set it to at least 1")
+    if values.get("use_peft"):
+        require(values["lora_r"] >= 1, "lora_r", values["lora_r"], "set it to at least 1")
+        require(0 <= values["lora_dropout"] < 1, "lora_dropout", values["lora_dropout"], "set it in [0, 1)")
     report_to = values.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:
         if name not in (None, "none", "all", *_trackers()):

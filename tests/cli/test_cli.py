@@ -263,8 +263,9 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
     ):
         with pytest.raises(G2POError, match=f"^{field} is .*{text}"):
             check_files_and_packages({field: value})
-    with pytest.raises(G2POError, match="lora_r"):
-        check_files_and_packages({"use_peft": True, "lora_r": 0})
+    for field, value in (("lora_r", 0), ("lora_dropout", 1.5)):
+        with pytest.raises(G2POError, match=field):
+            check_files_and_packages({"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, field: value})
     check_files_and_packages({"model_name_or_path": "model", "tasks": "tasks.jsonl", "report_to": "none"})
     check_model("model", "Qwen/none")
 
