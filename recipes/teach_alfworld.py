@@ -13,7 +13,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from g2po_recipes.cold_start.sft import (
 )
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
+from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -36,15 +37,11 @@ PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 @dataclass
 class ScriptArguments(TeachingArguments):
-    num_games: int = field(default=320, metadata={"help": "Training games to generate, as in the training recipe."})
-    game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
-    game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
-    intro: bool = field(
-        default=False, metadata={"help": "First observation: the whole welcome (true) or the room alone (false)."}
-    )
-    hidden_actions: list[str] = field(
-        default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
-    )
+    num_games: int = option("Training games to generate, as in the training recipe.", 320, within="[1, inf)")
+    game_size: str = option("Size of generated games.", "tiny")
+    game_seed: int = option("Seed of generated games.", 0)
+    intro: bool = option("First observation: the whole welcome (true) or the room alone (false).", False)
+    hidden_actions: list[str] = option("First words of actions left out of the list.", ["help"])
 
 
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)

@@ -98,8 +98,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     max_completion_length: int = option("Maximum tokens of a completion in an exam.", 512, within="[1, inf)")
 
     def __post_init__(self):
-        OwnArguments.__post_init__(self)
-        TeachingArguments.__post_init__(self)  # the ranges of all fields
+        super().__post_init__()
         sources = [name for name in ("expert", "demonstrations", "random_episodes") if getattr(self, name)]
         if len(sources) > 1:
             raise G2POError(f"{' and '.join(sources)} are both given: demonstrations have one source, leave one out")

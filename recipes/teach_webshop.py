@@ -13,7 +13,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from g2po_recipes.cold_start.sft import (
 )
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
+from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -38,8 +39,8 @@ PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
 
 @dataclass
 class ScriptArguments(TeachingArguments):
-    num_goals: int = field(default=320, metadata={"help": "Training goals, as in the training recipe."})
-    shop_seed: int = field(default=0, metadata={"help": "Seed of the synthetic catalogue."})
+    num_goals: int = option("Training goals, as in the training recipe.", 320, within="[1, inf)")
+    shop_seed: int = option("Seed of the synthetic catalogue.", 0)
 
 
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)

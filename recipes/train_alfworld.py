@@ -21,7 +21,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,48 +35,33 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 
 @dataclass
-class ScriptArguments:
-    games: str | None = field(
-        default=None, metadata={"help": "Training games: a folder, or 'official:train'. None: generate them."}
+class ScriptArguments(Options):
+    games: str | None = option("Training games: a folder, or 'official:train'. None: generate them.", None)
+    eval_games: str | None = option(
+        "Held-out games: a folder, 'official:valid_seen' or 'official:valid_unseen', or None.", None
     )
-    eval_games: str | None = field(
-        default=None,
-        metadata={"help": "Held-out games: a folder, 'official:valid_seen' or 'official:valid_unseen', or None."},
+    report_games: str | None = option(
+        "Games to report success on, a folder or official games. None: see docs/evaluation.md.", None
     )
-    report_games: str | None = field(
-        default=None,
-        metadata={"help": "Games to report success on, a folder or official games. None: see docs/evaluation.md."},
+    game_size: str = option("Size of generated games.", "tiny")
+    num_games: int = option("Training games to generate.", 320, within="[1, inf)")
+    num_eval_games: int = option("Held-out games to generate.", 192, within="[1, inf)")
+    game_seed: int = option("Seed of generated games.", 0)
+    cache_dir: str = option("Folder of generated games.", "~/.cache/g2po_trl")
+    prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
+    intro: bool = option("First observation: the whole introduction (true) or only the room (false).", True)
+    hidden_actions: list[str] = option("First words of actions to leave out of the list.", ["help"])
+    key: str = option(
+        "State key, as in the paper's code, or with what was heated, cleaned, cooled.", "released", choices=tuple(KEYS)
     )
-    game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
-    num_games: int = field(default=320, metadata={"help": "Training games to generate."})
-    num_eval_games: int = field(default=192, metadata={"help": "Held-out games to generate."})
-    game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
-    prompt: str = field(
-        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
-    )
-    intro: bool = field(
-        default=True, metadata={"help": "First observation: the whole introduction (true) or only the room (false)."}
-    )
-    hidden_actions: list[str] = field(
-        default_factory=lambda: ["help"], metadata={"help": "First words of actions to leave out of the list."}
-    )
-    key: str = field(
-        default="released",
-        metadata={
-            "help": "State key, as in the paper's code, or with what was heated, cleaned, cooled.",
-            "choices": tuple(KEYS),
-        },
-    )
-    eval_before: bool = field(
-        default=True, metadata={"help": "Also evaluate before training; false if the model's success is known."}
-    )
+    eval_before: bool = option("Also evaluate before training; false if the model's success is known.", True)
 
 
 def load_games(directory: str | None, split: str, number: int, script_args: ScriptArguments) -> Manifest:

@@ -13,7 +13,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,30 +25,24 @@ from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 
 
 @dataclass
-class ScriptArguments:
-    appworld: str = field(
-        default="~/.cache/g2po_trl/appworld", metadata={"help": "Folder that `g2po_envs.appworld.setup` made."}
-    )
-    tiny: bool = field(default=False, metadata={"help": "Set up and play a few bundled tasks, in APPWORLD-tiny."})
-    train_split: str = field(default="train", metadata={"help": "Tasks to train on."})
-    eval_split: str = field(default="dev", metadata={"help": "Tasks of evaluations."})
-    difficulties: list[int] = field(default_factory=list, metadata={"help": "Difficulties of tasks. Empty: all."})
-    refused: list[str] = field(
-        default_factory=list, metadata={"help": "Texts; code that contains one of them is not run."}
-    )
-    code_timeout: float = field(default=40.0, metadata={"help": "Maximum seconds of a code block."})
-    report_split: str | None = field(
-        default=None,
-        metadata={"help": "Tasks to report success on. None: see docs/evaluation.md."},
-    )
-    key: str = field(default="output", metadata={"help": "State key: 'output' of the code, or 'output and calls'."})
-    max_worlds: int = field(default=50, metadata={"help": "Number of worlds after which a server is replaced."})
-    max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Memory above which a server is replaced."})
+class ScriptArguments(Options):
+    appworld: str = option("Folder that `g2po_envs.appworld.setup` made.", "~/.cache/g2po_trl/appworld")
+    tiny: bool = option("Set up and play a few bundled tasks, in APPWORLD-tiny.", False)
+    train_split: str = option("Tasks to train on.", "train")
+    eval_split: str = option("Tasks of evaluations.", "dev")
+    difficulties: list[int] = option("Difficulties of tasks. Empty: all.", [])
+    refused: list[str] = option("Texts; code that contains one of them is not run.", [])
+    code_timeout: float = option("Maximum seconds of a code block.", 40.0, within="(0, inf)")
+    report_split: str | None = option("Tasks to report success on. None: see docs/evaluation.md.", None)
+    key: str = option("State key: 'output' of the code, or 'output and calls'.", "output")
+    max_worlds: int = option("Number of worlds after which a server is replaced.", 50, within="[1, inf)")
+    max_server_memory_mb: float = option("Memory above which a server is replaced.", 2000.0, within="(0, inf)")
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)

@@ -19,7 +19,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -29,42 +29,31 @@ from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = keys_beside  # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
 
 
 @dataclass
-class OwnArguments:
+class OwnArguments(Options):
     """What is played: an environment or an agent, its tasks and its prompts."""
 
-    environment: str | None = field(
-        default=None, metadata={"help": "module:Class, file.py:Class, or an OpenEnv server's address."}
+    environment: str | None = option("module:Class, file.py:Class, or an OpenEnv server's address.", None)
+    agent: str | None = option(
+        "Instead of an environment: file.py:NAME, a function (task, client) or an AgentCommand.", None
     )
-    agent: str | None = field(
-        default=None,
-        metadata={"help": "Instead of an environment: file.py:NAME, a function (task, client) or an AgentCommand."},
+    tasks: str | None = option(
+        "File with one task per line, as JSON: the arguments of reset, or the agent's task.", None
     )
-    tasks: str | None = field(
-        default=None,
-        metadata={"help": "File with one task per line, as JSON: the arguments of reset, or the agent's task."},
+    eval_tasks: str | None = option("File with the held-out tasks. None: see num_eval_tasks.", None)
+    num_eval_tasks: int | None = option(
+        "Number of held-out tasks, the last lines of `tasks`. None: a fifth. Unused with eval_tasks.", None
     )
-    eval_tasks: str | None = field(
-        default=None, metadata={"help": "File with the held-out tasks. None: see num_eval_tasks."}
-    )
-    num_eval_tasks: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of held-out tasks, the last lines of `tasks`. None: a fifth. Unused with eval_tasks."
-        },
-    )
-    chat_template: str | None = field(
-        default=None, metadata={"help": "File with a Jinja chat template, for a model that has none."}
-    )
-    prompt: str | None = field(
-        default=None, metadata={"help": "module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default."}
-    )
+    chat_template: str | None = option("File with a Jinja chat template, for a model that has none.", None)
+    prompt: str | None = option("module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default.", None)
 
     def __post_init__(self):
+        super().__post_init__()
         if (self.environment is None) == (self.agent is None):
             both = "None" if self.agent is None else "both given"
             raise G2POError(
@@ -85,9 +74,8 @@ class OwnArguments:
 
 @dataclass
 class ScriptArguments(OwnArguments):
-    agent_state_key: str | None = field(
-        default=None,
-        metadata={"help": "file.py:FUNCTION, from the messages of an agent's request to its state key."},
+    agent_state_key: str | None = option(
+        "file.py:FUNCTION, from the messages of an agent's request to its state key.", None
     )
 
     def __post_init__(self):

@@ -12,7 +12,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,37 +23,26 @@ from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = Path(__file__).parent / "sokoban" / "tiny.yaml"
 PROMPTS = {"full": SOKOBAN_PROMPT, "compact": SOKOBAN_COMPACT_PROMPT}
 
 
 @dataclass
-class ScriptArguments:
-    level_size: str = field(
-        default="small", metadata={"help": "'tiny' and 'small' (one box), 'medium' and 'large' (two boxes)."}
+class ScriptArguments(Options):
+    level_size: str = option("'tiny' and 'small' (one box), 'medium' and 'large' (two boxes).", "small")
+    num_levels: int = option("Training levels.", 320, within="[1, inf)")
+    num_eval_levels: int = option(
+        "Held-out levels, none of them a rotated or mirrored training level.", 192, within="[1, inf)"
     )
-    num_levels: int = field(default=320, metadata={"help": "Training levels."})
-    num_eval_levels: int = field(
-        default=192, metadata={"help": "Held-out levels, none of them a rotated or mirrored training level."}
+    num_report_levels: int | None = option(
+        "Number of levels to report success on. None: see docs/evaluation.md.", None, within="[1, inf)"
     )
-    num_report_levels: int | None = field(
-        default=None,
-        metadata={"help": "Number of levels to report success on. None: see docs/evaluation.md."},
-    )
-    prompt: str = field(
-        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
-    )
-    positions: bool = field(
-        default=False, metadata={"help": "Add a line with the positions of boxes and goals relative to the player."}
-    )
-    end_when_lost: bool = field(
-        default=False, metadata={"help": "End an episode as soon as it cannot be solved any more."}
-    )
-    exact_distances: bool = field(
-        default=False,
-        metadata={"help": "Compute values from exact distances instead of mean returns."},
-    )
+    prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
+    positions: bool = option("Add a line with the positions of boxes and goals relative to the player.", False)
+    end_when_lost: bool = option("End an episode as soon as it cannot be solved any more.", False)
+    exact_distances: bool = option("Compute values from exact distances instead of mean returns.", False)
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)

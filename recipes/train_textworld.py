@@ -11,7 +11,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,22 +20,20 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from g2po_envs.textworld import KINDS, TEXTWORLD_PROMPT, TextWorldEnvironment, game_rows
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
 
 @dataclass
-class ScriptArguments:
-    kind: str = field(
-        default="coin-5", metadata={"help": "Kind of games; of coin-N, a number of commands.", "choices": tuple(KINDS)}
+class ScriptArguments(Options):
+    kind: str = option("Kind of games; of coin-N, a number of commands.", "coin-5", choices=tuple(KINDS))
+    num_games: int = option("Training games.", 320, within="[1, inf)")
+    num_eval_games: int = option("Held-out games, of other seeds.", 128, within="[1, inf)")
+    num_report_games: int | None = option(
+        "Number of games to report success on. None: see docs/evaluation.md.", None, within="[1, inf)"
     )
-    num_games: int = field(default=320, metadata={"help": "Training games."})
-    num_eval_games: int = field(default=128, metadata={"help": "Held-out games, of other seeds."})
-    num_report_games: int | None = field(
-        default=None,
-        metadata={"help": "Number of games to report success on. None: see docs/evaluation.md."},
-    )
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
+    cache_dir: str = option("Folder of generated games.", "~/.cache/g2po_trl")
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)

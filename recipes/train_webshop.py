@@ -12,7 +12,7 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import Options, option
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -31,29 +32,20 @@ NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
 
 
 @dataclass
-class ScriptArguments:
-    shop: str | None = field(
-        default=None, metadata={"help": "Folder of the official data. None: a synthetic catalogue."}
+class ScriptArguments(Options):
+    shop: str | None = option("Folder of the official data. None: a synthetic catalogue.", None)
+    shop_size: str = option("Of the official data: 'small' (1,000) or 'full'.", "small")
+    goals: str = option("'synthetic' or 'human' (written by people).", "synthetic")
+    shop_seed: int = option("Seed of the synthetic catalogue, of prices and price limits.", 0)
+    num_goals: int | None = option("Training goals. None: all.", None, within="[1, inf)")
+    num_eval_goals: int = option("Held-out goals, of other products.", 192, within="[1, inf)")
+    num_report_goals: int | None = option(
+        "Number of goals to report success on. None: see docs/evaluation.md.", None, within="[1, inf)"
     )
-    shop_size: str = field(default="small", metadata={"help": "Of the official data: 'small' (1,000) or 'full'."})
-    goals: str = field(default="synthetic", metadata={"help": "'synthetic' or 'human' (written by people)."})
-    shop_seed: int = field(
-        default=0, metadata={"help": "Seed of the synthetic catalogue, of prices and price limits."}
-    )
-    num_goals: int | None = field(default=None, metadata={"help": "Training goals. None: all."})
-    num_eval_goals: int = field(default=192, metadata={"help": "Held-out goals, of other products."})
-    num_report_goals: int | None = field(
-        default=None,
-        metadata={"help": "Number of goals to report success on. None: see docs/evaluation.md."},
-    )
-    prompt: str = field(
-        default="full", metadata={"help": "Wording of prompts; compact for small models.", "choices": tuple(PROMPTS)}
-    )
-    partial_reward: bool = field(default=False, metadata={"help": "Reward partial scores too, not only a full score."})
-    plain: bool = field(
-        default=False, metadata={"help": "Lower-case texts, and products clicked by position: for tiny models."}
-    )
-    nouns: str = field(default="textblob", metadata={"help": "Tagger of the score.", "choices": tuple(NOUNS)})
+    prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
+    partial_reward: bool = option("Reward partial scores too, not only a full score.", False)
+    plain: bool = option("Lower-case texts, and products clicked by position: for tiny models.", False)
+    nouns: str = option("Tagger of the score.", "textblob", choices=tuple(NOUNS))
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
