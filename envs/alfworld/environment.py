@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from g2po_envs.alfworld import engine
 from g2po_envs.alfworld.manifest import Manifest, game_id
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 KEYS = ("released", "memory")
 _CHANGES = ("You heat", "You cool", "You clean", "You turn on")
@@ -50,10 +50,8 @@ class AlfworldEnvironment(TextEnvironment):
         intro: bool = True,
         key: str = "released",
     ):
-        if isinstance(hidden_actions, str):
-            raise G2POError("hidden_actions must be a sequence of words, not one string")
-        if key not in KEYS:
-            raise G2POError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
+        require(not isinstance(hidden_actions, str), "hidden_actions", hidden_actions, "pass a list of words")
+        require(key in KEYS, "key", key, f"choose one of {', '.join(KEYS)}")
         self.manifest = manifest
         self.hidden_actions = frozenset(hidden_actions)
         self.success_reward = success_reward

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import random
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -28,6 +27,7 @@ from g2po_envs.alfworld.planning import Planners
 from g2po_envs.alfworld.vocabulary import HOLDS, LAMP, OPENABLE, PROPERTIES, ROOMS, TOOLS
 from g2po_trl.environments.pool.limits import usable_cores
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 GENERATOR_VERSION = 2
 # Share of all layouts that each split owns.
@@ -75,11 +75,6 @@ def layout_hash(receptacle_types) -> str:
     return hashlib.sha256(furniture.encode()).hexdigest()[:16]
 
 
-def layout_of_game(game: dict) -> str:
-    """Return the layout of a game file's content."""
-    return layout_hash(re.findall(r"\(receptacleType [^?\s]+ (\w+)Type\)", game["pddl_problem"]))
-
-
 def split_of_layout(layout: str) -> str:
     """Return the split that a layout belongs to."""
     at = int(layout, 16) / 16 ** len(layout)
@@ -108,12 +103,9 @@ def generate_games(
     Returns:
         The games' manifest.
     """
-    if split not in SPLITS:
-        raise G2POError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-    if size not in SIZES:
-        raise G2POError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
-    if num_games < 1:
-        raise G2POError(f"num_games is {num_games}; it must be at least 1")
+    require(split in SPLITS, "split", split, f"choose one of {', '.join(SPLITS)}")
+    require(size in SIZES, "size", size, f"choose one of {', '.join(SIZES)}")
+    require(num_games >= 1, "num_games", num_games, "set it to at least 1")
     directory = Path(directory).expanduser().absolute()
     made_of = {"version": GENERATOR_VERSION, "split": split, "num_games": num_games, "seed": seed, "size": size}
     if _is_complete(directory, made_of):

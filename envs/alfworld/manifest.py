@@ -10,13 +10,11 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from g2po_envs.alfworld.engine import CorruptGameError, read_game
 from g2po_trl.utils.errors import G2POError
-from g2po_trl.utils.json import write_json
 
 GAME_FILE = "game.tw-pddl"
 TASK_TYPES = (
@@ -50,7 +48,7 @@ class Manifest:
     skipped: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def scan(cls, directory: str | Path, task_types: Iterable[str] | None = None) -> Manifest:
+    def scan(cls, directory: str | Path) -> Manifest:
         """Find every `game.tw-pddl` below `directory`, in the official layout or any other.
 
         Raises:
@@ -60,10 +58,6 @@ class Manifest:
         directory = Path(directory).expanduser()
         if not directory.is_dir():
             raise G2POError(f"{directory} is not a folder: give one that holds {GAME_FILE} files")
-        wanted = TASK_TYPES if task_types is None else tuple(task_types)
-        unknown = set(wanted) - set(TASK_TYPES)
-        if unknown:
-            raise G2POError(f"unknown task types {sorted(unknown)}; there are {', '.join(TASK_TYPES)}")
         games, skipped = {}, Counter()
         for path in sorted(Path(root, GAME_FILE) for root, _, files in os.walk(directory) if GAME_FILE in files):
             game = read_game(str(path))
@@ -71,7 +65,7 @@ class Manifest:
                 skipped["movable receptacle or sliced object"] += 1
             elif game.get("solvable") is False:
                 skipped["unsolvable"] += 1
-            elif (task_type := _task_type(path)) not in wanted:
+            elif (task_type := _task_type(path)) not in TASK_TYPES:
                 skipped["other task type"] += 1
             elif (task_id := game_id(game)) in games:
                 skipped["the same game again"] += 1
@@ -124,17 +118,6 @@ class Manifest:
         )
         left_out = "".join(f"; left out {number}: {reason}" for reason, number in self.skipped.items())
         return f"{len(self.games)} games ({types}){left_out}; manifest {self.hash}"
-
-    def save(self, path: str | Path) -> None:
-        write_json(path, {"hash": self.hash, "games": self.games, "skipped": self.skipped}, indent=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Manifest:
-        data = json.loads(Path(path).read_text())
-        manifest = cls({task_id: tuple(game) for task_id, game in data["games"].items()}, data["skipped"])
-        if manifest.hash != data["hash"]:
-            raise G2POError(f"{path}: the games do not match the hash {data['hash']}: the file was changed")
-        return manifest
 
     def __len__(self) -> int:
         return len(self.games)

@@ -11,7 +11,7 @@ from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.official import Release, official_games
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
 from g2po_envs.alfworld.tiny import HIDDEN_ACTIONS, HISTORY_LENGTH
-from g2po_trl.runs.panel import Panel
+from g2po_trl.runs.panel import Panel, check_selection
 
 COLUMNS = {  # the paper's table
     "Pick": "success_rate_by_type/pick_and_place_simple",
@@ -55,6 +55,7 @@ def load_panel(
         intro: see `AlfworldEnvironment`.
         size: size of generated games.
     """
+    check_selection(number)
     if name in ("tiny", "generated", "generated-report"):
         from g2po_envs.alfworld.games import generate_games, report_games
 

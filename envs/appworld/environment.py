@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from g2po_envs.appworld.server import AppworldServer, AppworldTimeoutError, Installation, evaluation
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 KEYS = ("output", "output and calls")
 _LONGEST_OUTPUT = 20_000
@@ -55,12 +55,11 @@ class AppworldEnvironment(TextEnvironment):
         max_worlds: int = 50,
         max_memory: float = 2e9,
     ):
-        if key not in KEYS:
-            raise G2POError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
-        if code_timeout < 1:
-            raise G2POError(f"code_timeout is {code_timeout}: set it to at least 1 second, AppWorld counts whole ones")
-        if isinstance(refused, str):
-            raise G2POError(f"refused is {refused!r}: pass a list of texts, e.g. ['...', 'except']")
+        require(key in KEYS, "key", key, f"choose one of {', '.join(KEYS)}")
+        require(
+            code_timeout >= 1, "code_timeout", code_timeout, "set it to at least 1 second, AppWorld counts whole ones"
+        )
+        require(not isinstance(refused, str), "refused", refused, "pass a list of texts, e.g. ['...', 'except']")
         installation.check()
         self.code_timeout, self.refused = code_timeout, tuple(refused)
         self.installation, self.success_reward, self.key, self.max_turns = installation, success_reward, key, max_turns

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 CACHE = "~/.cache/g2po_trl"
 HELD_OUT = 1_000_000  # seeds of evaluation begin here
@@ -37,8 +37,7 @@ def make_game(kind: str, seed: int, cache_dir: str = CACHE) -> Path:
     Raises:
         G2POError: if there is no such kind.
     """
-    if kind not in KINDS:
-        raise G2POError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}")
+    require(kind in KINDS, "kind", kind, f"choose one of {', '.join(KINDS)}")
     folder = Path(cache_dir).expanduser() / f"textworld-{kind}"
     if (path := folder / f"{seed}.z8").is_file():
         return path

@@ -8,7 +8,7 @@ from g2po_envs.textworld.environment import TextWorldEnvironment
 from g2po_envs.textworld.games import CACHE, KINDS, game_rows
 from g2po_envs.textworld.prompts import TEXTWORLD_PROMPT
 from g2po_trl.runs.panel import Panel, check_selection
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 ABOUT = """You play a text game: you walk through rooms ("go north"), open things, take them and put them where they \
 belong. You see the room you are in alone. The game is won when its objective is reached."""
@@ -27,8 +27,7 @@ def load_panel(name: str = "coin-5", number: int = 128, skip: int = 0, cache_dir
         G2POError: if there is no such kind.
     """
     check_selection(number, skip)
-    if name not in KINDS:
-        raise G2POError(f"--panel is {name!r}: choose one of {', '.join(KINDS)}")
+    require(name in KINDS, "panel", name, f"choose one of {', '.join(KINDS)}")
     return Panel(
         name=f"TextWorld {name}",
         rows=game_rows(name, number, held_out=True, first=skip),

@@ -29,7 +29,6 @@ class WebshopEnvironment(TextEnvironment):
         success_reward: paid for a purchase that has all that was asked for (score 1).
         partial_reward: pay `success_reward` times the score instead.
         nouns: title -> nouns, for the score.
-        show_attributes: give item pages a sub-page of attributes.
         plain: for tiny models. Pages are in small letters, so that a word is the same token where it is asked for and
             where it is found, and products on a page of results go by their place, `click[3]`, not by their asin.
     """
@@ -40,14 +39,12 @@ class WebshopEnvironment(TextEnvironment):
         success_reward: float = 10.0,
         partial_reward: bool = False,
         nouns: Callable[[str], Sequence[str]] = textblob_nouns,
-        show_attributes: bool = False,
         plain: bool = False,
     ):
         self.source = source
         self.success_reward = success_reward
         self.partial_reward = partial_reward
         self.nouns = nouns
-        self.show_attributes = show_attributes
         self.plain = plain
         self.shop: Shop | None = None  # the visit under way
 
@@ -56,7 +53,7 @@ class WebshopEnvironment(TextEnvironment):
         catalogue, goals = self.source.load()
         if task_id not in goals:
             raise G2POError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
-        self.shop = Shop(catalogue, goals[task_id], self.nouns, self.show_attributes, task_id)
+        self.shop = Shop(catalogue, goals[task_id], self.nouns, session=task_id)
         return self._observe()
 
     def step(self, action: str) -> StepResult:

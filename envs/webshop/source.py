@@ -16,12 +16,14 @@ from functools import cache
 from pathlib import Path
 
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 from .catalogue import Catalogue
 from .goals import Goal, human_goals, synthetic_goals
 from .synthetic import make_records
 
 SPLITS = ("train", "held-out")
+HELD_OUT_SHARE = 0.3  # of the products
 _SUFFIX = {"small": "_1000", "full": ""}
 
 
@@ -35,7 +37,6 @@ class ShopSource:
         products: of the invented shop, or so many of the file's first (`None`: all).
         goals: "synthetic" (one for each choice of options) or "human" (instructions by people).
         seed: of prices and price limits.
-        held_out_share: part of the products that is kept for evaluation.
     """
 
     items: str | None = None
@@ -44,17 +45,13 @@ class ShopSource:
     products: int | None = None
     goals: str = "synthetic"
     seed: int = 0
-    held_out_share: float = 0.3
 
     def __post_init__(self):
-        if self.goals not in ("synthetic", "human"):
-            raise G2POError(f"goals is {self.goals!r}: choose 'synthetic' or 'human'")
-        if self.items is not None and self.attributes is None:
-            raise G2POError("items is given and attributes is None: pass the items_ins_v2 file that belongs to it")
-        if self.items is not None and self.goals == "human" and self.human_instructions is None:
-            raise G2POError("goals is 'human' and human_instructions is None: pass the items_human_ins file")
-        if not 0 < self.held_out_share < 1:
-            raise G2POError(f"held_out_share is {self.held_out_share}: set it between 0 and 1")
+        require(self.goals in ("synthetic", "human"), "goals", self.goals, "choose 'synthetic' or 'human'")
+        if self.items is not None:
+            require(self.attributes is not None, "attributes", None, "pass the items_ins_v2 file of the items")
+            has_goals = self.goals == "synthetic" or self.human_instructions is not None
+            require(has_goals, "human_instructions", None, "pass the items_human_ins file, or goals='synthetic'")
 
     @classmethod
     def official(
@@ -66,8 +63,7 @@ class ShopSource:
             G2POError: for another size.
             G2POError: when a file is not there, naming it.
         """
-        if size not in _SUFFIX:
-            raise G2POError(f"the size of the shop is {size!r}: choose one of {', '.join(_SUFFIX)}")
+        require(size in _SUFFIX, "size", size, f"choose one of {', '.join(_SUFFIX)}")
         names = [f"items_shuffle{_SUFFIX[size]}.json", f"items_ins_v2{_SUFFIX[size]}.json", "items_human_ins.json"]
         paths = [Path(directory).expanduser() / name for name in names]
         for path in paths[: 3 if goals == "human" else 2]:
@@ -90,8 +86,7 @@ class ShopSource:
         Raises:
             G2POError: for another split, or when there are fewer goals.
         """
-        if split not in SPLITS:
-            raise G2POError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+        require(split in SPLITS, "split", split, f"choose one of {', '.join(SPLITS)}")
         goals = {i: g for i, g in sorted(self.load()[1].items()) if (self._held_out(g.asin)) == (split == "held-out")}
         turn: Counter[str] = Counter()
         rounds = []
@@ -105,7 +100,7 @@ class ShopSource:
 
     def _held_out(self, asin: str) -> bool:
         digest = hashlib.blake2b(f"{self.seed} {asin}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") / 2**64 < self.held_out_share
+        return int.from_bytes(digest, "big") / 2**64 < HELD_OUT_SHARE
 
     def summary(self, rows: Sequence[dict[str, str]]) -> str:
         """Return one line with the number of goals by category, and their hash."""

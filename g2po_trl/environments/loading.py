@@ -6,7 +6,7 @@ import ast
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +85,7 @@ def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, noth
 def read_source(path: str | Path) -> ast.Module:
     """Return the syntax tree of a file. Raises `G2POError` if the file cannot be read or parsed."""
     try:
-        return ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
+        return ast.parse(Path(path).read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError) as error:
         at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise G2POError(f"{path} cannot be read{at}: {getattr(error, 'msg', error)}") from error
@@ -104,22 +104,28 @@ def find_environments(tree: ast.Module) -> list[str]:
     A class is an environment if it derives from `TextEnvironment`, directly or through another class of the file, or
     is in TRL's style, with `reset` and `get_reward`.
     """
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported = {one.asname or one.name: f"{node.module}.{one.name}" for node in imports for one in node.names}
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imported = {
+        one.asname or one.name: f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
+        for node in imports
+        for one in node.names
+    }
     environments = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
             methods = {getattr(part, "name", None) for part in node.body}
             if {"reset", "get_reward"} <= methods or any(
-                base in environments or _is_environment(imported.get(base, base)) for base in bases
+                base in environments or _is_environment(base, imported) for base in bases
             ):
                 environments.append(node.name)
     return [name for name in environments if not name.startswith("_")]
 
 
-def _is_environment(base: str) -> bool:
-    """Return whether a base class is an environment, by its name alone."""
+def _is_environment(base: str, imported: Mapping[str, str]) -> bool:
+    """Return whether a base class is an environment, by its name and that of its module alone."""
+    module, dot, name = base.partition(".")
+    base = imported.get(module, module) + dot + name
     bundled = base.startswith(("g2po_trl.", "g2po_envs."))
     return "TextEnvironment" in base or (bundled and base.endswith("Environment"))
 

@@ -36,6 +36,7 @@ from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
+from ..utils.options import check_options
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat_models import ChatModel, TokenBudget
 from .checkpoints import files_hash, weights_hash
@@ -70,10 +71,8 @@ def load_panel(options: EvaluateOptions) -> Panel:
 
 
 def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -> Panel:
-    try:
-        inspect.signature(make).bind(*arguments, **options)
-    except TypeError as error:
-        raise G2POError(f"panel_options is {to_json(options)}: {error}") from error
+    parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
+    check_options("panel_options", options, {one.name: one.default for one in parameters}, "the panel")
     return make(*arguments, **options)
 
 

@@ -6,6 +6,7 @@ import sys
 import datasets  # noqa: F401  (imported here, since it cannot be imported twice)
 import pytest
 
+from g2po_trl import G2POError
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
@@ -69,6 +70,25 @@ def test_a_file_may_have_the_name_of_another_module(folders, name):
     for folder in folders:
         assert load(f"{folder}/{name}.py:Game") is load(f"{folder}/environment.py:Game")
     assert importlib.import_module(name).__file__ != str(folders[0] / f"{name}.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
+        b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
+        b"import g2po_trl as g\n\nclass Game(g.GymnasiumEnvironment): pass\n",
+    ],
+)
+def test_the_environment_of_a_file_is_found_in_all_that_python_reads(tmp_path, text):
+    (tmp_path / "only.py").write_bytes(text)
+    assert load(f"{tmp_path}/only.py").__name__ == "Game"
+
+
+@pytest.mark.parametrize("name", [".game:Game", "./game:Game", "game", ":Game"])
+def test_a_name_of_no_module_is_refused(name):
+    with pytest.raises(G2POError, match="name of an environment"):
+        load(name)
 
 
 def test_a_module_that_a_script_has_imported_is_not_imported_twice(folders):

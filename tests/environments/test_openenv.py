@@ -230,6 +230,30 @@ def test_a_task_that_changes_is_shown():
     assert [remote.step("go").observation.text for _ in range(3)] == ["b", "two\n\nb", "c"]
 
 
+def test_a_connection_that_ended_between_episodes_is_made_again(monkeypatch):
+    """Servers and proxies close idle ones, e.g. during a long update."""
+    from openenv.core.client_types import StepResult as Answer
+
+    class Client:
+        used = False
+
+        def reset(self):
+            if self.used:
+                raise ConnectionError("closed while idle")
+            self.used = True
+            return Answer({"text": "x"}, 0.0, False)
+
+        def close(self):
+            pass
+
+    def connect(remote):
+        remote._url, remote._client = remote.base_urls[0], Client()
+
+    monkeypatch.setattr(RemoteEnvironment, "_connect", connect)
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    assert [remote.reset().text for _ in range(3)] == ["x"] * 3
+
+
 def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(server, monkeypatch):
     process, full = start_server("toy_environments.py:KeyDoorEnvironment", options=["--max_sessions", "1"])
     try:
@@ -239,7 +263,7 @@ def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(se
         other = RemoteEnvironment([full, server])
         other.reset(key_room="hall")
         assert other._url == server
-        with pytest.raises(ConnectionError, match="no server has room .*CAPACITY_REACHED.* or raise their limit"):
+        with pytest.raises(ConnectionError, match="no server has room"):
             RemoteEnvironment([full]).reset(key_room="hall")
         with pytest.raises(RuntimeError, match="EXECUTION_ERROR"):
             other.reset(key_room="hall", no_such_column=1)
@@ -285,5 +309,5 @@ def test_read_observation_of_other_servers_finds_their_text():
     ):
         read = read_observation({**fields, "metadata": {"turn": 3}, "reward": 1.0})
         assert read.text.startswith(seen[0]) and read.task == seen[1] and read.state_key is None, (fields, read)
-    with pytest.raises(ValueError, match="base_urls is 'http"):
+    with pytest.raises(ValueError, match="base_urls"):
         RemoteEnvironment("http://127.0.0.1:8000")

@@ -70,7 +70,7 @@ class Surroundings(TextEnvironment):
 def test_programs_an_environment_starts_get_neither_the_trainers_path_nor_its_secrets(tmp_path, monkeypatch):
     import json
 
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), tmp_path, *sys.path])  # Python skips what is no text
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"):
         monkeypatch.setenv(name, "true")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ pytest.importorskip("alfworld")
 
 from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest, games
 from g2po_envs.alfworld.engine import read_game
-from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, layout_of_game, split_of_layout
+from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, layout_hash, split_of_layout
 from g2po_envs.alfworld.vocabulary import HOLDS
 
 NUMBER = 12
@@ -53,7 +54,10 @@ def test_no_task_is_done_at_the_start(made):
 
 def test_splits_share_no_layout(made):
     layouts = {
-        split: {layout_of_game(read_game(manifest.path(task_id))) for task_id in manifest.games}
+        split: {
+            layout_hash(re.findall(r"\(receptacleType [^?\s]+ (\w+)Type\)", read_game(path)["pddl_problem"]))
+            for _, path in manifest.games.values()
+        }
         for split, (_, manifest) in made.items()
     }
     assert not layouts["train"] & layouts["held-out"]
@@ -129,11 +133,11 @@ def test_games_of_a_faster_process_are_left_alone(made, tmp_path, monkeypatch):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="unknown split 'test'"):
+    with pytest.raises(ValueError, match="split"):
         generate_games(tmp_path / "x", "test", 1)
-    with pytest.raises(ValueError, match="unknown size 'huge'"):
+    with pytest.raises(ValueError, match="size"):
         generate_games(tmp_path / "x", "train", 1, size="huge")
-    with pytest.raises(ValueError, match="num_games is 0"):
+    with pytest.raises(ValueError, match="num_games"):
         generate_games(tmp_path / "x", "train", 0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")

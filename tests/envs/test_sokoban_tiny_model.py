@@ -86,7 +86,7 @@ def test_exact_distances_as_values():
     assert graph.node_values[:2].tolist() != [5.0, 2.5], "mean returns differ"
     assert np.isfinite(ExactAdvantage(rows)(graph)).all()
     for other in (([{"size": "tiny"}], environment), (rows, tiny_environment())):  # its states would be worth 0
-        with pytest.raises(ValueError, match="a state of unknown distance: pass ExactAdvantage all levels"):
+        with pytest.raises(ValueError, match="unknown distance"):
             ExactAdvantage(*other)(graph)
 
 
@@ -94,5 +94,5 @@ def test_panels():
     panel = load_panel("medium", number=3, skip=2)
     assert [row["number"] for row in panel.rows] == [r["number"] for r in level_rows("medium", 5, held_out=True)][2:]
     assert "\nyou" in load_panel(number=2, compact=True).environment_factory().reset(level=ROOM).text
-    with pytest.raises(ValueError, match="size is 'huge': choose one of"):
+    with pytest.raises(ValueError, match="size"):
         load_panel("huge")

@@ -65,5 +65,5 @@ def test_held_out_games_have_other_seeds():
     assert [row["seed"] for row in panel.rows] == [1_000_002, 1_000_003, 1_000_004]
     assert not {row["seed"] for row in panel.rows} & {row["seed"] for row in game_rows("coin-3", 5)}
     for make in (partial(load_panel, "chess"), partial(make_game, "chess", 0)):
-        with pytest.raises(ValueError, match="'chess': choose one of coin-3, coin-5, coin-10, simple"):
+        with pytest.raises(ValueError, match="'chess'"):
             make()

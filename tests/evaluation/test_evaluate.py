@@ -405,8 +405,9 @@ def test_options_that_would_be_ignored_are_refused(game, model, monkeypatch):
     for option in ('{"presence_penalty": 1}', '{"structured_outputs": {"regex": "a"}}'):
         with pytest.raises(G2POError, match="generation_kwargs"):
             main([*given, "--generation-kwargs", option, "--overwrite"])
-    with pytest.raises(G2POError, match="panel_options"):
-        main([*given, "--panel-options", '{"number": 3}'])
+    for option in ('{"number": 3}', '{"max_turns": "3"}'):
+        with pytest.raises(G2POError, match="panel_options"):
+            main([*given, "--panel-options", option])
 
 
 def test_bad_input_is_one_line(game, server, monkeypatch, capsys):

@@ -18,6 +18,7 @@ from ..contract import Observation, StepResult, TextEnvironment
 from ..pool.limits import PoolLimits
 from ..pool.pool import EnvironmentFailure, EnvironmentPool
 from ..validation import factory_name
+from .common import import_extra
 from .trl_tools import is_tool_environment, text_environment_factory
 
 # Open sessions of this process by server: the least loaded server is used first.
@@ -117,6 +118,7 @@ class RemoteEnvironment(TextEnvironment):
     ):
         if isinstance(base_urls, str) or not base_urls:
             raise G2POError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
+        import_extra("openenv")
         self.base_urls = list(base_urls)
         self.make_action = make_action or (lambda action: {"text": action})
         self.read_observation = read_observation
@@ -133,7 +135,7 @@ class RemoteEnvironment(TextEnvironment):
             ConnectionError: if all servers are full or cannot be reached.
         """
         errors = []
-        for _ in self.base_urls:
+        for _ in range(len(self.base_urls) + (self._client is not None)):  # that connection may have ended since
             try:
                 if self._client is None:
                     self._connect()

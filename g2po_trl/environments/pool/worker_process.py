@@ -93,7 +93,7 @@ class WorkerProcess:
     def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
         if os.name == "nt":
             raise OSError("environments run in POSIX process groups, which Windows does not have: use WSL")
-        path = json.dumps([folder or os.getcwd() for folder in sys.path])
+        path = json.dumps([folder or os.getcwd() for folder in sys.path if isinstance(folder, str)])  # as import does
         variables = {name: value for name, value in os.environ.items() if name not in withheld}
         # -P: modules are imported from the trainer's path, not from a copy in the current folder.
         try:
