@@ -32,6 +32,7 @@ from scripted_agents import (
     stubborn,
     tool_loop,
     unsteady,
+    wait_until,
 )
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
@@ -287,13 +288,19 @@ def careless_of_its_connection(task, client):
     return 0.0
 
 
-def late(agent, seconds=1.0, **task):
-    """Return the last result of an episode whose second answer comes late."""
-    environment = AgentEnvironment(agent, 5)
+def late(agent, **task):
+    """Return the last result of an episode whose second answer comes after its client has gone."""
+    sessions = []
+
+    def noted(task, client):
+        sessions.append(client.session)
+        return agent(task, client)
+
+    environment = AgentEnvironment(noted, 5)
     try:
         environment.reset(**task)
         environment.step(says("now"))
-        time.sleep(seconds)
+        wait_until(sessions[0].given_up)
         return environment.step(says("late"))
     finally:
         environment.close()
@@ -469,9 +476,7 @@ def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_
     with agent_pool(agent) as pool:
         pool.reset([{"name": name} for name in "abc"])
         pool.end([0, 2])
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
         assert pool.step({1: says("1")})[1].reward == 1 and (tmp_path / "b").exists()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_agents import play, says
+from scripted_agents import play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.validation import EnvironmentContractError
@@ -79,9 +79,9 @@ def test_the_text_of_a_column_is_one_argument(solve, text):
 
 
 def test_values_that_are_no_text(solve):
-    command = ["python", Path("solve.py"), "{number}, {{}}, {things}={nothing}"]
-    seen, _ = play(AgentCommand(command, lambda: 1), [], number=3, things=[1, "ü"], nothing=None)
-    assert seen[0].text == 'user: 3, {}, [1, "ü"]=null'
+    command = ["python", Path("solve.py"), "{number}, {{}}, {things}={nothing}{cut}"]
+    seen, _ = play(AgentCommand(command, lambda: 1), [], number=3, things=[1, "ü"], nothing=None, cut="\ud800\0")
+    assert seen[0].text == 'user: 3, {}, [1, "ü"]=null?'
 
 
 def test_a_program_that_fails(solve):
@@ -115,14 +115,6 @@ def is_running(pid):
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-
-
-def wait_until(condition):
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 def test_a_program_that_takes_too_long(solve, tmp_path):

@@ -47,6 +47,15 @@ def play(agent, actions, max_turns=20, **task):
         environment.close()
 
 
+def wait_until(condition):
+    """Wait for another thread or process."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
 def ask(client, *messages, **options):
     """One request by the openai client; the message of its answer."""
     messages = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]

@@ -34,9 +34,7 @@ def test_lost_episodes_say_nothing_about_their_task():
 
 
 class OneBadTask(LetterEnvironment):
-    resets = 0
-
-    def reset(self, seed):
+    def reset(self, task_id, seed):
         if seed == 1:
             raise RuntimeError("this game is broken")
         return super().reset(seed)
@@ -58,11 +56,6 @@ def test_a_broken_task_is_set_aside_and_named(make_trainer, capsys):
         "save_steps": 2,
     }
 
-    class Named(OneBadTask):
-        def reset(self, task_id, seed):
-            return super().reset(seed)
-
-    options["environment"] = Named
     trainer = make_trainer(**options)
     trainer.train()
     logged = [entry["episode/tasks_set_aside"] for entry in trainer.state.log_history if "episode/reward" in entry]

@@ -145,8 +145,8 @@ class AgentCommand:
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
     texts = {name: value if isinstance(value, str) else to_json(value) for name, value in task.items()}
-    try:
-        return word.format_map(texts).replace("\0", "")  # no argument can contain it
+    try:  # no argument can contain a zero or a lone surrogate
+        return word.format_map(texts).replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     except KeyError as error:
         raise G2POError(
             f"command has {{{error.args[0]}}}, and the task's columns are {', '.join(task)}: rename the placeholder"

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....prompts.conversation import ChatRequest, Message
-from ....utils.errors import G2POError
+from ....prompts.conversation import Message
 from ....utils.show import show
-from .request import MODEL, AgentRequest, Completion, RefusedRequestError, read_object, to_body
+from .request import MODEL, AgentRequest, Completion, RefusedRequestError, chat_request, read_object, to_body
 
 # What clients send for their own records.
 _WITHOUT_EFFECT = (
@@ -46,18 +45,13 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     for name, (allowed, remedy) in _REFUSED.items():
         if name in data and data[name] != allowed:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
-    fields = {
-        "messages": data.get("messages"),
-        "tools": None if data.get("tool_choice") == "none" else _tools(data.get("tools")),
-        "stop": [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
-        "max_tokens": _max_tokens(data),
-    }
     schema = _schema(data.get("response_format"))
-    try:
-        chat = ChatRequest(**fields)
-    except G2POError as error:
-        parameter = next((name for name in fields if str(error).startswith(name)), None)
-        raise RefusedRequestError(str(error), parameter) from error
+    chat = chat_request(
+        messages=data.get("messages"),
+        tools=None if data.get("tool_choice") == "none" else _tools(data.get("tools")),
+        stop=[data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
+        max_tokens=_max_tokens(data),
+    )
     if schema is not None:
         chat = replace(chat, messages=_asking_for(schema, chat.messages))
     options = data.get("stream_options")
@@ -98,7 +92,7 @@ def _asking_for(schema: dict[str, Any], messages: list[Message]) -> list[Message
 
 
 def _max_tokens(data: Mapping[str, Any]) -> Any:
-    """Return the smaller of the two fields' values; one that is no number is left to `ChatRequest`."""
+    """Return the smaller of the two fields' values; one that is no number is left to `chat_request`."""
     given = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
     return min(given, default=None, key=lambda value: value if type(value) is int else 0)
 

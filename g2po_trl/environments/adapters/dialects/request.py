@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....prompts.conversation import ChatRequest, ChatResponse
+from ....utils.errors import G2POError
 
 MODEL = "policy"
 
@@ -65,6 +66,15 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RefusedRequestError("the body is not a JSON object: send one with messages")
     return {name: value for name, value in data.items() if value is not None}
+
+
+def chat_request(**fields: Any) -> ChatRequest:
+    """Return a `ChatRequest`. Raises `RefusedRequestError`, with the field as its parameter, for an invalid one."""
+    try:
+        return ChatRequest(**fields)
+    except G2POError as error:
+        parameter = next((name for name in fields if str(error).startswith(name)), None)
+        raise RefusedRequestError(str(error), parameter) from error
 
 
 def to_body(data: Any) -> bytes:
