@@ -10,6 +10,8 @@ import numpy as np
 from trl import GRPOConfig
 
 from .config_validation import (
+    COUNTS,
+    MAPPINGS,
     check,
     check_estimator,
     choose_engine,
@@ -28,7 +30,7 @@ from .update.importance import MODES
 from .update.packing import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
-from .utils.options import as_mapping, option, without_numpy
+from .utils.options import as_mapping, is_of_kind, option, require, without_numpy
 from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10
@@ -49,7 +51,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     docs/configuration.md and `g2po train --help-all` describe all fields.
     """
 
-    beta: float = option("KL coefficient against the reference model.", 0.01)
+    beta: float = option("KL coefficient against the reference model.", 0.01, within="[0, inf)")
     logging_steps: float | None = option(
         "Optimizer steps between log lines. None: one line per iteration.",
         None,
@@ -290,8 +292,12 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     def __post_init__(self):
         for name, value in vars(self).items():
             setattr(self, name, without_numpy(value))
-        for name in ("engine_kwargs", "estimator_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
+        for name in MAPPINGS:
             setattr(self, name, as_mapping(name, getattr(self, name)))
+        for name in COUNTS:
+            value = getattr(self, name)
+            is_count = value is None or (is_of_kind(value, int) and value >= 1)
+            require(is_count, name, value, "set it to a whole number of at least 1")
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
         given = dict(vars(self))
@@ -301,7 +307,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
             self.vllm_importance_sampling_mode = "token_truncate" if self.is_off_policy else "sequence_mask"
         self.vllm_importance_sampling_clip_max = largest_weight(self)
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.
-        self.num_generations_eval = self.num_generations_eval or 1
+        self.num_generations_eval = 1 if self.num_generations_eval is None else self.num_generations_eval
         # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
         self.logging_steps = 1 if self.logging_steps is None else self.logging_steps
         self.save_steps = 1 if self.save_steps is None else self.save_steps

@@ -16,6 +16,7 @@ from .engines.registry import ENGINES, check_engine
 from .engines.sampling import reserved_option, reshaping_options
 from .experimental.strategies import check_strategy
 from .runs.sample_table import BACKENDS
+from .update.batch import LOSS_TYPES
 from .utils.errors import G2POError
 from .utils.options import option_text, require, without_effect
 
@@ -72,6 +73,11 @@ WITHOUT_EFFECT = {
     "eval_do_concat_batches": (True, _PLAYED),
     "average_tokens_across_devices": (True, "`loss_type` decides what a loss averages over, always on all devices"),
 }
+# Fields, also inherited ones, that are an object or JSON text of one; and whole numbers of at least 1, or None.
+MAPPINGS = ("engine_kwargs", "estimator_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs")
+MAPPINGS += ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs")
+COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "steps_per_generation", "num_iterations")
+COUNTS += ("gradient_accumulation_steps", "num_generations_eval", "ref_model_sync_steps")
 # Inherited fields, and those of TRL's ModelConfig, that have an effect under a condition; see `option`.
 _VLLM = "mode model_impl enable_sleep_mode gpu_memory_utilization tensor_parallel_size max_model_length"
 _WEIGHTED = "engine=vllm*|rollout_strategy=partial_rollouts"
@@ -131,6 +137,9 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
         for sentence in without_effect([name], vars(args), needs) if name not in NEEDS else ():
             require(False, name, given[name], f"{sentence}; leave it out")
     require(args.temperature > 0, "temperature", args.temperature, "set it above 0: a greedy group is all equal")
+    for name, choices in (("loss_type", LOSS_TYPES), ("importance_sampling_level", ("token", "sequence"))):
+        value = getattr(args, name)
+        require(value in choices, name, value, f"set it to one of {', '.join(choices)}")
     require(args.max_steps != 0, "max_steps", 0, "set it to 1 or more, or to -1 for num_train_epochs")
     require(args.num_train_epochs > 0, "num_train_epochs", args.num_train_epochs, "set it above 0")
     require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "leave the empty text out")
@@ -186,7 +195,6 @@ def check_estimator(args: GRPOConfig) -> None:
 
 def _check_generation_kwargs(args: GRPOConfig) -> None:
     options = args.generation_kwargs
-    require(options is None or isinstance(options, dict), "generation_kwargs", options, "pass an object, or None")
     if (reserved := reserved_option(options or ())) is not None:
         name, setting = reserved
         remedy = _REMEDIES.get(setting, f"set {setting}, or eval_{setting} for evaluations")

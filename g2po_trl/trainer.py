@@ -379,7 +379,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _step_optimizer(self, model: torch.nn.Module) -> None:
         """Make the optimizer step between two mini-batches, as transformers does after a training step's last one."""
-        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        norm = self._clip_grad_norm(model) if (self.args.max_grad_norm or 0) > 0 else None
         norm = super()._get_grad_norm(model, norm)
         self.iteration.grad_norms += [] if norm is None else [float(norm)]  # DeepSpeed may keep none
         self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)

@@ -25,7 +25,6 @@ from .prompts.chat_template import get_chat_template
 from .runs.metrics import has_metric
 from .runs.summary import at_temperature
 from .trajectory import Trajectory
-from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError
 from .utils.options import option_text, require
@@ -170,8 +169,6 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     _check_comparisons(trainer)
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     check_schedule(args, plugin.deepspeed_config if plugin else {})
-    nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
-    loss_scale(args.loss_type, nothing, 1, 1, 1, 1)  # known type?
 
 
 def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:

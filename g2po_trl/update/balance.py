@@ -89,58 +89,71 @@ class MicroBatchPlan:
         return max(1, *map(len, self.rows))
 
 
-def plan_update(
-    rows: RowSummary,
-    ordering: Ordering,
-    num_mini_batches: int,
-    max_tokens: int,
-    rng: np.random.Generator,
-    layout: str = "padded",
-    row_length: RowLength | None = None,
-    kept: np.ndarray | None = None,
-    row_multiple: int | None = None,
-) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-    """Return a plan that balances the tokens of all ranks' rows, in micro-batches, and its metrics.
+@dataclass
+class BatchingConfig:
+    """Options of splitting step samples into mini-batches and micro-batches, the same on every rank.
 
     Args:
-        rows: of all ranks.
-        ordering: lexicographic order of the rows.
-        num_mini_batches: number of mini-batches.
-        max_tokens: see `plan_micro_batches`.
-        rng: in the same state on every rank.
-        layout: one of `packing.LAYOUTS`.
+        num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
+        max_tokens: maximum number of padded tokens of a micro-batch, on a rank; a longer row is one of its own.
+        loss_type: TRL's, see `loss_scale`.
+        pad_to_multiple_of: of row lengths, see `row_width`.
+        layout: see `g2po_trl.update.layout`.
         row_length: of packed rows.
-        kept: (N,) bool; the other rows have a place in a mini-batch, and are left out of it. `None`: all are kept.
-        row_multiple: rows are padded to it, see `row_width`; that padding counts towards `max_tokens`.
-
-    Returns:
-        [mini-batch][micro-batch]; and metrics: how many rows and tokens there are, how many tokens pass through the
-        model, and how balanced ranks were and are.
+        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
+        mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
+            trains all mini-batches.
     """
-    num_ranks = len(rows.counts)
-    kept = np.ones(len(rows), dtype=bool) if kept is None else kept
-    lengths = rows.prompts.astype(np.int64) + rows.completions
-    if row_length is not None:
-        row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
-    mini_batches = []
-    # Neighbours go to a mini-batch together: they share far more tokens, whatever the number of mini-batches.
-    order = ordering.sort(range(len(rows)))
-    continues = _continues(order, lengths, ordering)
-    for part in split_into_mini_batches(order, num_mini_batches, rng, _NEIGHBOURS, continues):
-        part = part[kept[part]]
-        if layout == "padded":
-            packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
-        else:
-            packs = _plan_packs(part, lengths, ordering, layout, row_length, num_ranks)
-        ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
-        widths = [[row_width(packs[pack].num_tokens, row_multiple) for pack in dealt] for dealt in ranks]
-        mini_batches.append(
-            [
-                MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
-                for start, stop in plan_micro_batches(widths, max_tokens)
-            ]
-        )
-    return mini_batches, _metrics(rows, lengths, kept, mini_batches, row_multiple)
+
+    num_mini_batches: int
+    max_tokens: int
+    loss_type: str
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    layout: str = "padded"
+    row_length: RowLength | None = None
+    kl: bool = True
+    mini_batch_size: int | None = None
+
+    def plan(
+        self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
+    ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
+        """Return a plan that balances the tokens of all ranks' rows, in micro-batches, and its metrics.
+
+        Args:
+            rows: of all ranks. Those without a gradient have a place in a mini-batch, and are left out of it.
+            ordering: lexicographic order of the rows.
+            rng: in the same state on every rank.
+
+        Returns:
+            [mini-batch][micro-batch]; and metrics: how many rows and tokens there are, how many tokens pass through
+            the model, and how balanced ranks were and are.
+        """
+        num_ranks, multiple, row_length = len(rows.counts), self.pad_to_multiple_of, self.row_length
+        kept, lengths = rows.with_gradient(self.kl), rows.prompts.astype(np.int64) + rows.completions
+        if row_length is not None:
+            row_length = replace(row_length, most=min(row_length.most, most_tokens(self.max_tokens, multiple)))
+        number, mini_batches = self.num_mini_batches, []
+        if self.mini_batch_size is not None:
+            number = count_mini_batches(len(rows), self.mini_batch_size)
+        # Neighbours go to a mini-batch together: they share far more tokens, whatever the number of mini-batches.
+        order = ordering.sort(range(len(rows)))
+        for part in split_into_mini_batches(order, number, rng, _NEIGHBOURS, _continues(order, lengths, ordering)):
+            part = part[kept[part]]
+            if self.layout == "padded":
+                packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
+            else:
+                packs = _plan_packs(part, lengths, ordering, self.layout, row_length, num_ranks)
+            tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
+            ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
+            widths = [[row_width(packs[pack].num_tokens, multiple) for pack in dealt] for dealt in ranks]
+            mini_batches.append(
+                [
+                    MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
+                    for start, stop in plan_micro_batches(widths, self.max_tokens)
+                ]
+            )
+        return mini_batches, _metrics(rows, lengths, kept, mini_batches, multiple)
 
 
 def _metrics(

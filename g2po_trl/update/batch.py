@@ -25,15 +25,15 @@ import numpy as np
 import torch
 
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
-from .balance import MicroBatchPlan, RowSummary, count_mini_batches, plan_update
-from .packing import RowLength, lay_out
+from .balance import BatchingConfig, MicroBatchPlan, RowSummary
+from .packing import lay_out
 from .prefix_order import Ordering
 
 # How a TRL loss averages, and so how its micro-batches add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
 MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
+LOSS_TYPES = TOKEN_MEAN_LOSSES + ROW_MEAN_LOSSES + MICRO_BATCH_TOKEN_MEAN_LOSSES
 
 
 @dataclass
@@ -164,54 +164,10 @@ class StepBatch:
         return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
 
 
-@dataclass
-class BatchingConfig:
-    """Options of splitting step samples into mini-batches and micro-batches, the same on every rank.
-
-    Args:
-        num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
-        max_tokens: maximum number of tokens of a micro-batch, on a rank.
-        loss_type: TRL's, see `loss_scale`.
-        pad_to_multiple_of: of row lengths, see `row_width`.
-        layout: see `g2po_trl.update.layout`.
-        row_length: of packed rows.
-        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
-        mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
-            trains all mini-batches.
-    """
-
-    num_mini_batches: int
-    max_tokens: int
-    loss_type: str
-    pad_token_id: int
-    pad_to_multiple_of: int | None = None
-    layout: str = "padded"
-    row_length: RowLength | None = None
-    kl: bool = True
-    mini_batch_size: int | None = None
-
-    def plan(
-        self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
-    ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-        """Return the plan of all ranks' rows and its metrics, see `plan_update`."""
-        size = self.mini_batch_size
-        return plan_update(
-            rows,
-            ordering,
-            num_mini_batches=self.num_mini_batches if size is None else count_mini_batches(len(rows), size),
-            max_tokens=self.max_tokens,
-            rng=rng,
-            layout=self.layout,
-            row_length=self.row_length,
-            kept=rows.with_gradient(self.kl),
-            row_multiple=self.pad_to_multiple_of,
-        )
-
-
 def make_mini_batches(
     batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Return one rank's mini-batches of the step samples that each rank played, and metrics; see `plan_update`."""
+    """Return one rank's mini-batches of the step samples that each rank played, and metrics."""
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
     plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
@@ -263,23 +219,16 @@ def loss_scale(
 ) -> float:
     """Return the factor of a micro-batch's loss, such that the losses of a mini-batch's micro-batches can be summed.
 
-    A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows and `total_tokens` completion tokens
-    over all ranks; ranks' gradients are averaged. Token-mean losses divide by `num_items_in_batch` already.
-
-    Raises:
-        G2POError: for a loss type whose averaging is not known.
+    `loss_type` is one of `LOSS_TYPES`. A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows
+    and `total_tokens` completion tokens over all ranks; ranks' gradients are averaged. Token-mean losses divide by
+    `num_items_in_batch` already.
     """
     rows, mask = len(micro_batch["advantages"]), micro_batch["completion_mask"]
     if loss_type in ROW_MEAN_LOSSES:
         return rows * num_processes * num_mini_batches / max(total_rows, 1)
     if loss_type in MICRO_BATCH_TOKEN_MEAN_LOSSES:
         return int(mask.sum()) * num_processes * num_mini_batches / max(total_tokens, 1)
-    if loss_type in TOKEN_MEAN_LOSSES:
-        return 1.0
-    raise G2POError(
-        f"loss_type is {loss_type!r}: g2po_trl does not know how it averages. Use one of "
-        f"{', '.join(TOKEN_MEAN_LOSSES + ROW_MEAN_LOSSES + MICRO_BATCH_TOKEN_MEAN_LOSSES)}."
-    )
+    return 1.0
 
 
 def _round_up(length: int, multiple: int | None) -> int:

@@ -6,7 +6,7 @@ from transformers import HfArgumentParser
 
 from g2po_trl import G2POError, PromptTemplate
 from g2po_trl.config import G2POConfig
-from g2po_trl.config_validation import REFUSED
+from g2po_trl.config_validation import COUNTS, MAPPINGS, REFUSED
 from g2po_trl.credit.estimators.registry import ESTIMATORS
 from g2po_trl.runs.run_json import describe_run
 
@@ -98,6 +98,11 @@ BAD = [  # options, and the field that the message is about
         "use_transformers_paged": [True],
         "neftune_noise_alpha": [5.0],
         "num_train_epochs": [0],
+        "beta": [-1.0],
+        "loss_type": ["new"],
+        "importance_sampling_level": ["word"],
+        **dict.fromkeys(COUNTS, [0, 1.5]),
+        **dict.fromkeys(MAPPINGS, ["{", "[1]"]),
         "max_steps": [0],
         "optim": ["adalomo"],
         "save_strategy": ["best"],

@@ -130,5 +130,3 @@ def test_scaled_means_of_micro_batches_add_up_to_the_mean_of_all():
     )
     assert scaled.item() == pytest.approx(values.mean().item())
     assert loss_scale("dapo", {"advantages": values, "completion_mask": torch.ones(1, 1)}, 1, 1, 1, 1) == 1.0
-    with pytest.raises(ValueError, match="loss_type"):
-        loss_scale("new", {"advantages": values, "completion_mask": torch.ones(1, 1)}, 1, 1, 1, 1)

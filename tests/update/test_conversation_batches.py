@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from g2po_trl.update.balance import RowSummary, plan_update, split_into_mini_batches
+from g2po_trl.update.balance import BatchingConfig, RowSummary, split_into_mini_batches
 from g2po_trl.update.packing import RowLength
 from g2po_trl.update.prefix_order import Ordering
 
@@ -28,9 +28,8 @@ def plan(window):
     full = np.ones(n, dtype=np.float32)
     rows = RowSummary(np.array(prompts), np.full(n, WRITTEN), full, full.astype(bool), [n], False)
     ordering, rng = Ordering.from_sequences(sequences), np.random.default_rng(0)
-    planned, metrics = plan_update(
-        rows, ordering, MINI_BATCHES, 10_000, rng, layout="shared", row_length=RowLength(1_000)
-    )
+    config = BatchingConfig(MINI_BATCHES, 10_000, "dapo", 0, None, "shared", RowLength(1_000))
+    planned, metrics = config.plan(rows, ordering, rng)
     return [[row for one in parts for rank in one.rows for row in rank] for parts in planned], metrics
 
 
