@@ -142,6 +142,8 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
         require(value in choices, name, value, f"set it to one of {', '.join(choices)}")
     require(args.max_steps != 0, "max_steps", 0, "set it to 1 or more, or to -1 for num_train_epochs")
     require(args.num_train_epochs > 0, "num_train_epochs", args.num_train_epochs, "set it above 0")
+    norm = args.max_grad_norm  # of which transformers makes a TypeError, at the first step
+    require(norm is not None, "max_grad_norm", norm, "set it to a number; 0 does not clip")
     require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "leave the empty text out")
     similarity_threshold(args.state_key)
     others = args.other_eval_temperatures

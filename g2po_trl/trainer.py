@@ -70,7 +70,6 @@ from .trainer_build import (
     end_completions,
     keep_reference,
     make_credit,
-    make_iteration,
     make_player,
     make_start_check,
     make_strategy,
@@ -92,7 +91,7 @@ from .trainer_validation import (
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
-from .update.iteration import Timer
+from .update.iteration import Iteration, Timer
 from .update.update import MiniBatches, set_optimizer_mode
 from .utils.adapter_files import find_adapter
 from .utils.adapters import load_adapter_to_train, only_active_adapter
@@ -105,6 +104,7 @@ from .utils.trl_compat import (
     is_any_model_prepared,
     no_adapter_copied_from,
     reference_copied_from,
+    train_metrics_of,
 )
 
 
@@ -226,7 +226,7 @@ class G2POTrainer(GRPOTrainer):
         self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
-        self.iteration = make_iteration(self)
+        self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))
         parts = {
             "iteration": self.iteration,
             "evaluations": self.folder,
@@ -379,7 +379,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _step_optimizer(self, model: torch.nn.Module) -> None:
         """Make the optimizer step between two mini-batches, as transformers does after a training step's last one."""
-        norm = self._clip_grad_norm(model) if (self.args.max_grad_norm or 0) > 0 else None
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
         norm = super()._get_grad_norm(model, norm)
         self.iteration.grad_norms += [] if norm is None else [float(norm)]  # DeepSpeed may keep none
         self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
@@ -472,6 +472,8 @@ class G2POTrainer(GRPOTrainer):
             known = list(panels) if isinstance(panels, dict) else []
             require(dataset in known, "eval_dataset", dataset, f"the trainer's panels with a name are {known}")
             dataset = {dataset: panels[dataset]}
+        if dataset is None or len(dataset) == 0:
+            raise G2POError("eval_dataset is empty: pass the panel of tasks to evaluate on")
         dataset = plain(dataset)
         if isinstance(dataset, dict):
             return {
@@ -479,8 +481,6 @@ class G2POTrainer(GRPOTrainer):
                 for name, part in dataset.items()
                 for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
             }
-        if dataset is None or len(dataset) == 0:
-            raise G2POError("eval_dataset is empty: pass the panel of tasks to evaluate on")
         metrics = {}
         for temperature in self.args.other_eval_temperatures:
             metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))

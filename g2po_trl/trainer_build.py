@@ -40,7 +40,6 @@ from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.batch import BatchingConfig, StepBatch
 from .update.importance import importance_ratio
-from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.policy.adapter_reference import AdapterReference
 from .update.policy.start_check import StartCheck
@@ -50,7 +49,6 @@ from .utils.trl_compat import (
     gather_params_of,
     is_sharded,
     name_or_path_of,
-    train_metrics_of,
     unwrap_model_for_generation,
 )
 
@@ -173,12 +171,6 @@ def _trained_model_for_generation(trainer: GRPOTrainer, config: GenerationConfig
         evaluation_mode(model),
     ):
         yield model
-
-
-def make_iteration(trainer: GRPOTrainer) -> Iteration:
-    """Return the progress of the run, before its first training step."""
-    args = trainer.args
-    return Iteration(args.steps_per_generation, trainer.num_iterations, train_metrics_of(trainer))
 
 
 def make_update(trainer: GRPOTrainer) -> Update:

@@ -99,6 +99,7 @@ BAD = [  # options, and the field that the message is about
         "neftune_noise_alpha": [5.0],
         "num_train_epochs": [0],
         "beta": [-1.0],
+        "max_grad_norm": [None],
         "loss_type": ["new"],
         "importance_sampling_level": ["word"],
         **dict.fromkeys(COUNTS, [0, 1.5]),

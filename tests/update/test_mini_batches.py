@@ -36,7 +36,7 @@ def log_of(trainer):
     "options",
     [
         {"loss_type": "dapo", "num_iterations": 2},
-        {"loss_type": "grpo", "peft_config": LORA, "max_grad_norm": None},
+        {"loss_type": "grpo", "peft_config": LORA},
         {"loss_type": "bnpo", "beta": 0.0, "rollout_strategy": "partial_rollouts"},
     ],
     ids=["dapo, two passes", "grpo, LoRA", "bnpo, corrected"],
