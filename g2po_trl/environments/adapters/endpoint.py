@@ -160,7 +160,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def _serve(self, call: Call) -> None:
         request = call.request
         try:
-            call = self._session.open(call, self._is_retry)
+            call = self._session.open(call)
         except RefusedRequestError as error:
             self._send(error)
             return
@@ -189,10 +189,10 @@ class _Connection(socketserver.BaseRequestHandler):
         asked = read(body, headers)
         if isinstance(asked, bytes):
             return asked
-        self._is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        digest, limit = hashlib.blake2b(route.encode() + body).digest(), headers.get("x-stainless-read-timeout")
-        name = headers.get("idempotency-key")
-        return Call(asked, digest, name, [self.request], time.monotonic() + _seconds(limit))
+        digest, name = hashlib.blake2b(route.encode() + body).digest(), headers.get("idempotency-key")
+        is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        ends = time.monotonic() + _seconds(headers.get("x-stainless-read-timeout"))
+        return Call(asked, digest, name, is_retry, [self.request], ends)
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         """Return the whole body of a request, decompressed."""

@@ -46,6 +46,7 @@ class Call:
     request: AgentRequest
     digest: bytes
     name: str | None  # the client's, of the request (`Idempotency-Key`)
+    is_retry: bool  # its client says that it repeats one
     connections: list[socket.socket]  # of clients that wait for the answer
     ends: float = math.inf  # when the client gives it up, if it says so, as `openai` does
     delivered: bool = False
@@ -74,12 +75,12 @@ class Session:
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
 
-    def open(self, call: Call, said: bool) -> Call:
+    def open(self, call: Call) -> Call:
         """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
         with self._lock:
             if self.closed:
                 raise episode_ended()
-            if (earlier := self._repeated(call, said)) is not None:
+            if (earlier := self._repeated(call)) is not None:
                 earlier.connections += call.connections
                 return earlier
             self._calls.append(call)
@@ -88,8 +89,8 @@ class Session:
         self._events.put(call)
         return call
 
-    def _repeated(self, call: Call, said: bool) -> Call | None:
-        """Return the call that another one repeats. `said`: its client says that it repeats one.
+    def _repeated(self, call: Call) -> Call | None:
+        """Return the call that another one repeats.
 
         Equal calls may wait beside each other, and may be answered already: one whose clients have gone comes first.
         """
@@ -102,7 +103,7 @@ class Session:
             if lost.digest == call.digest:  # before its turn: it is new
                 self._lost.remove(lost)
                 return None
-        return same[0] if said and same else None
+        return same[0] if call.is_retry and same else None
 
     def next(self) -> Call | AgentEnd:
         """Wait for the next request whose client is there, or for the end of the agent."""
