@@ -59,7 +59,7 @@ def test_another_run_is_refused_before_anything_is_lost(make_trainer, run):
     trainer = make_trainer(max_steps=1, eval_dataset=TASKS, eval_on_start=True)
     with pytest.raises(G2POError, match="output_dir") as refused:
         trainer.train()
-    for way in ("--resume_from_checkpoint auto", "--overwrite", "another --output_dir", "checkpoint-3"):
+    for way in ("--resume-from-checkpoint auto", "--overwrite", "another --output-dir", "checkpoint-3"):
         assert way in str(refused.value)
     with pytest.warns(UserWarning, match="output_dir"):
         assert trainer.evaluate()["eval_success_rate"] >= 0
@@ -70,11 +70,11 @@ def test_another_run_is_refused_before_anything_is_lost(make_trainer, run):
 
 def test_a_start_that_fails_does_not_occupy_its_folder(make_trainer, tmp_path):
     """Nothing worth keeping is there: the corrected command works, and finds no trace of the failed one."""
-    with pytest.raises(ValueError, match="learning rate"):
-        make_trainer(max_steps=1, learning_rate=-1, eval_dataset={"old": TASKS}).train()
+    with pytest.raises(ValueError, match="beta"):
+        make_trainer(max_steps=1, adam_beta1=-1.0, eval_dataset={"old": TASKS}).train()
     assert (tmp_path / "out" / "run.json").is_file()
     make_trainer(max_steps=1, eval_dataset={"new": TASKS}).train()
-    assert read_run(tmp_path / "out")["trainer"]["learning_rate"] > 0
+    assert read_run(tmp_path / "out")["trainer"]["adam_beta1"] > 0
     assert [path.name for path in (tmp_path / "out" / "panels").iterdir()] == ["new.jsonl"]
     with pytest.raises(G2POError, match="output_dir"):
         make_trainer(max_steps=1).train()
@@ -359,7 +359,7 @@ def test_one_teaching_at_a_time(tmp_path, monkeypatch):
     pytest.importorskip("alfworld")
     from g2po_recipes import teach_alfworld
 
-    flags = ["--output_dir", str(tmp_path / "start"), "--bf16", "false", "--use_cpu", "true"]
+    flags = ["--output-dir", str(tmp_path / "start"), "--bf16", "false", "--use_cpu", "true"]
     monkeypatch.setattr(sys, "argv", ["teach", *flags])
     lock = lock_folder(tmp_path / "start", "output_dir")
     with pytest.raises(G2POError, match="output_dir .* another process is writing"):
