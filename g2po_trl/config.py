@@ -105,7 +105,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         "Options of the estimator, which are the parameters of its function; docs/method.md lists them. G2PO: "
         "`node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and "
         '`episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the released code; long '
-        "episodes then weigh more). As a flag: JSON, `--estimator_kwargs '{\"edge_centric\": false}'`.",
+        "episodes then weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
         None,
     )
     step_advantage_weight: float = option(
@@ -208,7 +208,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         "the base weights, without loss; `true` merged into vLLM's weights, which rounds it, but generates "
         "faster; `null` merged if vLLM computes in float32 or cannot serve it. `vllm_servers`: `servers` (a list "
         "of addresses), `weights_folder` (the same path on all machines; `_vllm_weights` in `output_dir`), "
-        '`request_timeout` (600 seconds). As a flag: JSON, `--engine_kwargs \'{"servers": '
+        '`request_timeout` (600 seconds). As a flag: JSON, `--engine-kwargs \'{"servers": '
         '["http://10.0.0.2:8000"]}\'`.',
         None,
     )
@@ -223,7 +223,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
         "played, as a multiple of those trained on; replaced groups count in success rates and costs. Partial "
         "rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. As a flag: JSON, "
-        "`--rollout_strategy_kwargs '{\"max_generation_batches\": 3}'`.",
+        "`--rollout-strategy-kwargs '{\"max_generation_batches\": 3}'`.",
         None,
     )
     task_error_patience: int = option(

@@ -50,7 +50,7 @@ def describe_error(error: BaseException) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk is full: {what} cannot be written ({error.strerror}). What is complete stays: free some space, "
-            "and the same command continues with --resume_from_checkpoint auto"
+            "and the same command continues with --resume-from-checkpoint auto"
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
         return f"{what} cannot be opened or written ({error.strerror}): choose another folder"

@@ -236,4 +236,4 @@ def _how_to_resume(trainer: G2POTrainer) -> str:
             f"Stopped at step {step}, before the first checkpoint (save_steps). The same command with --overwrite "
             "starts again."
         )
-    return f"Stopped at step {step}. The same command with --resume_from_checkpoint auto continues from {checkpoint}."
+    return f"Stopped at step {step}. The same command with --resume-from-checkpoint auto continues from {checkpoint}."

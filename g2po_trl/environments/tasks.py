@@ -54,7 +54,7 @@ def split_tasks(
         if not 0 < number < len(train):
             raise G2POError(
                 f"num_eval_tasks is {number} and {tasks} has {len(train)} tasks: hold out at least 1 and leave at "
-                "least 1, or pass --eval_tasks FILE"
+                "least 1, or pass --eval-tasks FILE"
             )
         train, held_out = train[:-number], train[-number:]
     for name, rows in ((tasks, train), (eval_tasks, held_out)):

@@ -27,7 +27,7 @@ IMPROVE_KEYS = (
 )
 PASS_KEY = (
     "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
-    "--advantage_estimator grpo."
+    "--advantage-estimator grpo."
 )
 
 

@@ -252,7 +252,7 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
         return finding, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
     is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
     best = found["value_lambda"] if is_better else 1.0
-    return "The state keys look right.", "" if used in (best, None) else f"Try --value_lambda {best:g}."
+    return "The state keys look right.", "" if used in (best, None) else f"Try --value-lambda {best:g}."
 
 
 def text(found: dict[str, Any]) -> str:

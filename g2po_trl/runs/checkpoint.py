@@ -326,7 +326,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
             raise
         raise G2POError(
             f"output_dir is {str(folder.parent.parent)!r}, where {folder.name} cannot be written ({error}): free "
-            "space, or pass another --output_dir. Complete checkpoints are kept (--resume_from_checkpoint auto)"
+            "space, or pass another --output-dir. Complete checkpoints are kept (--resume-from-checkpoint auto)"
         ) from error
 
 

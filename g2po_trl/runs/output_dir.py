@@ -125,7 +125,7 @@ class RunFolder:
         if checkpoint.resolve().parent == self.path.resolve():
             raise G2POError(
                 f"{str(checkpoint)!r} is a checkpoint of another run than {self.path / FILE} describes: delete the "
-                "one you do not want, or pass another --output_dir"
+                "one you do not want, or pass another --output-dir"
             )
         if not self.is_ours:
             check_free(self.path, None, overwrite=False)
@@ -140,12 +140,12 @@ class RunFolder:
         if not overwrite and not starts_again:
             raise G2POError(
                 f"output_dir is {str(self.path)!r}, which holds no checkpoint to continue, but another run "
-                f"({named(kept)}): pass --overwrite to delete it, or another --output_dir"
+                f"({named(kept)}): pass --overwrite to delete it, or another --output-dir"
             )
         if model and Path(model).exists() and Path(model).resolve().is_relative_to(self.path.resolve()):
             raise G2POError(
                 f"model_name_or_path is {model!r}, in the output_dir {str(self.path)!r} that overwrite would delete: "
-                "pass another --output_dir"
+                "pass another --output-dir"
             )
         delete_run(self.path)
         why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"

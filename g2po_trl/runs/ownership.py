@@ -117,11 +117,11 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
     kept = kept_in(folder)
     others = [what for name, what in _OTHERS.items() if Path(folder, name) in kept]
     if others and not resumes:
-        raise G2POError(f"output_dir is {str(folder)!r}, which holds {others[0]}: pass another --output_dir")
+        raise G2POError(f"output_dir is {str(folder)!r}, which holds {others[0]}: pass another --output-dir")
     if kept and not resumes and not overwrite:
         raise G2POError(
-            f"output_dir is {str(folder)!r}, which holds another run ({named(kept)}): pass --resume_from_checkpoint "
-            "auto to continue it, --overwrite to delete it, or another --output_dir (in a script: "
+            f"output_dir is {str(folder)!r}, which holds another run ({named(kept)}): pass --resume-from-checkpoint "
+            "auto to continue it, --overwrite to delete it, or another --output-dir (in a script: "
             "train(resume_from_checkpoint='auto'), G2POConfig(overwrite=True), output_dir)"
         )
 
@@ -148,7 +148,7 @@ def delete_run(folder: str | Path) -> None:
     if foreign := [path for path in kept_in(folder) if path.name not in written]:
         raise G2POError(
             f"output_dir is {str(folder)!r}, where {named(foreign)} is not in the list of what the run wrote "
-            f"({FILE}), and is not deleted: pass another --output_dir"
+            f"({FILE}), and is not deleted: pass another --output-dir"
         )
     for name in [*sorted(written), FILE]:
         if (folder / name).exists():

@@ -97,12 +97,12 @@ def test_a_lambda_that_predicts_better_is_advised():
     rows = [{"steps": 2, "group_size": {"mean": 2.0, "singleton_steps": 0.0}}]
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(-3)
     assert "λ = 0.5: -20.0 %, 95 % interval -20.0 to -20.0 %" in keys.text(found)
-    assert keys.in_short(found) == ("The state keys look right.", "Try --value_lambda 0.5.")
+    assert keys.in_short(found) == ("The state keys look right.", "Try --value-lambda 0.5.")
     for run, advised in (({}, True), ({"estimator": {"estimator_name": "grpo"}}, False), ({"traces": {}}, False)):
         said = five_lines([Iteration(1, [[episode("a", 8.0)] * 2])], {"prediction": found, "iterations": rows}, run)
-        assert ("--value_lambda 0.5" in said) == advised, "an option of G2PO's values"
+        assert ("--value-lambda 0.5" in said) == advised, "an option of G2PO's values"
     least = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [7] * 9}))
-    assert keys.in_short(least)[1] == "Try --value_lambda 0." and least["often_standard_errors"] is None
+    assert keys.in_short(least)[1] == "Try --value-lambda 0." and least["often_standard_errors"] is None
 
 
 def test_right_keys_of_episodes_that_run_out_of_turns_look_right():

@@ -150,7 +150,7 @@ class RemoteEnvironment(TextEnvironment):
         tried = "; ".join(errors)
         if "CAPACITY_REACHED" in tried:
             raise ConnectionError(
-                f"no server has room ({tried}): start more, or raise their limit (max_concurrent_envs; --max_sessions)"
+                f"no server has room ({tried}): start more, or raise their limit (max_concurrent_envs; --max-sessions)"
             )
         raise ConnectionError(f"no server can be reached ({tried}): start one with `g2po serve`")
 
