@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,21 @@ def card_of(
         estimator=trainer.estimator_name,
         steps=trainer.state.global_step + trainer.iteration.inner_steps,
         results="\n\n".join([results, *([trainer.verdict.text] if trainer.verdict.text else [])]),
-        facts="\n".join(f"| {fact} | {value} |" for fact, value in facts.items()),
+        facts=table_of(facts),
         loading=loading_code(where, base if on_hub else Path(base).name, model.config.architectures, adapter),
         where=where,
-        settings="\n".join(f"| {field} | {value} |" for field, value in settings.items()),
+        settings=table_of(settings),
         versions=", ".join(f"{package} {number}" for package, number in installed_versions().items()),
     )
     library = "transformers" if adapter is None else "peft"
     data = ModelCardData(base_model=base if on_hub else None, library_name=library, model_name=name, tags=list(tags))
     return ModelCard(f"---\n{data}\n---\n\n{content}")
+
+
+def table_of(values: Mapping[str, Any]) -> str:
+    """Return the rows of a table; `|`, as in regular expressions of LoRA's modules, ends no cell."""
+    cells = {name: str(value).replace("|", "\\|") for name, value in values.items()}
+    return "\n".join(f"| {name} | {cell} |" for name, cell in cells.items())
 
 
 def results_of(evaluations: Sequence[dict[str, Any]], best_was_chosen: bool) -> str:

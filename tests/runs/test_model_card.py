@@ -1,7 +1,7 @@
 """The card shows what a run's evaluations found, of each panel."""
 
 from g2po_trl import Step, Trajectory
-from g2po_trl.runs.model_card import results_of
+from g2po_trl.runs.model_card import results_of, table_of
 from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel, summarize
 
 
@@ -27,6 +27,12 @@ def test_the_reported_panel_alone_is_shown():
     assert f"`{REPORT}`" in text and "`eval`" not in text
     assert "chosen on another panel" in card((REPORT, 0, 1), best_was_chosen=True)
     assert "chosen on this panel" in card(("eval", 0, 1), best_was_chosen=True)
+
+
+def test_regular_expressions_of_modules_stay_in_their_cell():
+    assert table_of({"Adapter": "LORA, modules q_proj|v_proj", "seed": 1}).splitlines() == [
+        *(r"| Adapter | LORA, modules q_proj\|v_proj |", "| seed | 1 |")
+    ]
 
 
 def test_one_evaluation_is_one():
