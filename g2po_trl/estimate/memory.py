@@ -20,6 +20,7 @@ class ModelShape:
         hidden, intermediate, layers, vocabulary: as in the configuration.
         kv_width: numbers a layer caches for a token, keys and values together.
         adapter: trainable parameters of the LoRA adapter; 0 without one.
+        dtype: of the checkpoint's weights, where its configuration names it.
     """
 
     parameters: int
@@ -31,6 +32,7 @@ class ModelShape:
     vocabulary: int
     kv_width: int
     adapter: int = 0
+    dtype: str = "float32"
 
     @property
     def multiplied(self) -> int:
@@ -71,6 +73,7 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
         vocabulary=text.vocab_size,
         kv_width=2 * kv_heads * head_dim,
         adapter=0 if lora is None else _count_adapter(module, lora),
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
     )
 
 

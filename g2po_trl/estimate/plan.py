@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..utils.errors import G2POError
-from .memory import ModelShape, Training, read_shape
+from .memory import BYTES, ModelShape, Training, read_shape
 
 _ASSUMED_PROMPT, _ASSUMED_COMPLETION, _ASSUMED_FRACTION_OF_TURNS, _ASSUMED_FORWARDED = 700.0, 150.0, 0.66, 0.65
 _LORA = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules", "use_dora": "use_dora"}
@@ -116,10 +116,11 @@ class Plan:
             raise G2POError("model_name_or_path is None: pass --model, a folder or a Hub id")
         return str(self["model_name_or_path"])
 
-    def training(self) -> Training:
-        """Return what is kept in memory."""
+    def training(self, checkpoint_dtype: str = "float32") -> Training:
+        """Return what is kept in memory. `checkpoint_dtype`: of the weights with `dtype` "auto"."""
+        dtype = checkpoint_dtype if self["dtype"] == "auto" else self["dtype"]
         return Training(
-            dtype=self["dtype"] if self["dtype"] in ("bfloat16", "float16") else "float32",
+            dtype=dtype if dtype in BYTES else "float32",
             quantized="4bit" if self["load_in_4bit"] else "8bit" if self["load_in_8bit"] else None,
             reference=bool(self["beta"]),
             critic="critic_learning_rate" in self.settings,

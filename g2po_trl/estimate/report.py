@@ -34,7 +34,7 @@ def format_plan(plan: Plan, episodes: Episodes, gpu_memory: float | None) -> str
 
 
 def _memory_lines(plan: Plan, shape: ModelShape, gpu_memory: float | None) -> list[str]:
-    memory, training = gpu_memory or _ANY_MEMORY, plan.training()
+    memory, training = gpu_memory or _ANY_MEMORY, plan.training(shape.dtype)
     parts = memory_parts(shape, training, memory)
     total = sum(part.size for part in parts)
     lines = [f"Memory of each of {plan.processes} GPUs" if plan.processes > 1 else "Memory of the GPU"]

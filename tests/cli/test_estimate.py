@@ -112,6 +112,14 @@ def test_shape_is_that_of_the_models_card(qwen):
     assert read_shape(qwen) == LARGE
 
 
+def test_weights_of_dtype_auto_are_the_checkpoints(qwen):
+    file = Path(qwen, "config.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
+    stored = read_shape(qwen).dtype
+    dtypes = [Plan({**SETTINGS, "dtype": name}, 1, False).training(stored).dtype for name in ("auto", "float32", None)]
+    assert dtypes == ["bfloat16", "float32", "float32"]
+
+
 def test_shape_of_a_multimodal_model_has_all_its_parts(tmp_path):
     from transformers import MambaConfig, Qwen2VLConfig
 

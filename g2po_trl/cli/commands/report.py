@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict), end="\n\n")
     if unfinished := sum(iteration.unfinished for iteration in iterations):
-        print(f"{unfinished} lines were not written to their end and are left out")
+        print(f"lines that were not written to their end, left out: {unfinished}")
     if args.details:
         print(keys.text(numbers["prediction"]), end="\n\n")
     print(f"{output / 'analysis.json'}{'' if args.details else '; --details prints the test of the state keys'}")
