@@ -99,16 +99,11 @@ class ChatModel(Protocol):
 
 
 class SeededBatches(Engine):
-    """An engine without seeds, made reproducible: batches of a fixed size, from a random state made of all seeds.
+    """An engine without seeds, made reproducible for equal batches: its random state is made of all seeds."""
 
-    Args:
-        engine: generates the completions.
-        batch_size: prompts per call of it.
-    """
-
-    def __init__(self, engine: Engine, batch_size: int):
+    def __init__(self, engine: Engine):
         super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)
-        self.engine, self.batch_size = engine, batch_size
+        self.engine = engine
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
@@ -118,12 +113,9 @@ class SeededBatches(Engine):
         combined = 0
         for seed in seeds or ():
             combined = (combined * 1_000_003 + seed) % (2**63)
-        completions: list[Completion] = []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(combined)
-            for start in range(0, len(prompts), self.batch_size):
-                completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
-        return completions
+            return self.engine.generate(prompts, sampling)
 
     def close(self) -> None:
         self.engine.close()
@@ -136,19 +128,11 @@ class EngineChat:
         engine: generates token ids.
         longest: maximum tokens of prompt and completion together. `None`: no limit.
         chat_template_kwargs: variables of the chat template.
-        batch_size: requests per `generate` call of an engine that does not support seeds; its completions are
-            reproducible if the batches and their seeds are the same.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        longest: int | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        batch_size: int = 32,
-    ):
+    def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: dict[str, Any] | None = None):
         self.independent, self.longest = engine.takes_seeds, longest
-        self.engine = engine if engine.takes_seeds else SeededBatches(engine, batch_size)
+        self.engine = engine if engine.takes_seeds else SeededBatches(engine)
         self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
 
     def generate(
@@ -177,7 +161,6 @@ class EngineChat:
 
 def load_local(
     model: str,
-    batch_size: int = 32,
     chat_template_kwargs: dict[str, Any] | None = None,
     generation_kwargs: dict[str, Any] | None = None,
     autocast: str | None = None,
@@ -201,14 +184,13 @@ def load_local(
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     precision = None if autocast is None else getattr(torch, autocast)
-    options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # `batch_size` bounds the tokens
+    options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # who asks bounds the batch
     engine = TransformersEngine.from_model(loaded, tokenizer, precision, **options)
-    return EngineChat(engine, longest, chat_template_kwargs, batch_size)
+    return EngineChat(engine, longest, chat_template_kwargs)
 
 
 def load_vllm(
     model: str,
-    batch_size: int = 32,
     chat_template_kwargs: dict[str, Any] | None = None,
     generation_kwargs: dict[str, Any] | None = None,
     **vllm_options: Any,
@@ -221,7 +203,7 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
-        return EngineChat(engine, engine.longest, chat_template_kwargs, batch_size)
+        return EngineChat(engine, engine.longest, chat_template_kwargs)
     except BaseException:
         engine.close()
         raise

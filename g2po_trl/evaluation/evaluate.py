@@ -111,7 +111,7 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
             "generation_kwargs has structured_outputs (in a run: vllm_structured_outputs_regex), which only vLLM "
             "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
         )
-    more |= {"batch_size": options.batch_size, **_precision(options), **options.engine_options}
+    more |= {**_precision(options), **options.engine_options}
     return ENGINES[options.engine].load(options.model, **more)
 
 

@@ -20,7 +20,7 @@ from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.cli.commands.view import main as view
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import load_local
-from g2po_trl.evaluation.evaluate import format_rows, load_panel, playable_factory, seed_row
+from g2po_trl.evaluation.evaluate import format_rows, seed_row
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.runs.panel import Panel
 from g2po_trl.utils.errors import G2POError
@@ -39,21 +39,6 @@ class Game(TextEnvironment):
 
     def step(self, action):
         return StepResult("Over.", reward=float("win" in action), terminated=True)
-
-class Tools:
-    def reset(self, number, **row):
-        pass
-
-    def win(self, really: bool) -> str:
-        """Win.
-
-        Args:
-            really: do it.
-        """
-        return "won"
-
-    def get_reward(self) -> float:
-        return 1.0
 '''
 
 
@@ -329,16 +314,6 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
     assert other.prompt is None and other.tasks is None and other.temperature == 0.4, "another environment"
 
 
-def test_the_environment_gets_the_variables_that_are_named(game, server, monkeypatch):
-    monkeypatch.setenv("GAME_TOKEN", "Game 0")
-    (game / "game.py").write_text(GAME.replace('f"Game {number}."', '__import__("os").environ["GAME_TOKEN"]'))
-    main(served(game, server, "--environment-variables", "GAME_TOKEN"))
-    row = strict(game / "out" / "results.json")["seeds"][0]
-    assert (row["Succ."], row["errors"]) == (100, 0)
-    with pytest.raises(SystemExit, match="workers do not get GAME_TOKEN"):
-        main(served(game, server, "--overwrite"))
-
-
 def test_keys_are_written_into_no_file(game, server):
     (game / "game.py").write_text(
         GAME.replace("def reset(", "def __init__(self, api_key):\n        pass\n\n    def reset(")
@@ -348,18 +323,6 @@ def test_keys_are_written_into_no_file(game, server):
         text = (game / "out" / name).read_text()
         assert "api_key" in text and "SECRET" not in text
     main(served(game, server, "--environment-options", '{"api_key": "SECRET-2"}'))
-
-
-def test_a_class_in_trls_style_is_played(game, server):
-    given = flags(game)
-    given[1] = given[1].replace(":Game", ":Tools")
-    panel = load_panel(read([*given, "--model", "m", "--base-url", server.url])[0])
-    told = playable_factory(panel)().reset(number=1)
-    (tool,) = told.request.tools
-    assert tool["function"]["name"] == "win" and told.request.messages == [{"role": "user", "content": ""}]
-    in_prose = load_panel(read([*given, "--model", "m", "--base-url", server.url, "--history", "window"])[0])
-    told = playable_factory(in_prose)().reset(number=1)
-    assert "win" in told.task and in_prose.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
 
 
 def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
@@ -374,8 +337,9 @@ def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
         assert completions[0] == completions[1]
 
 
-def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypatch):
+def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch):
     """However long prompts and completions may be: memory is what the user says it is."""
+    (game / "tasks.jsonl").write_text('{"number": 0}\n' * 12)
     calls = []
 
     def answer(model, tokenizer, prompts, config, **kwargs):
@@ -383,11 +347,7 @@ def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypat
         return [[tokenizer.eos_token_id]] * len(prompts)
 
     monkeypatch.setattr("g2po_trl.engines.transformers.generate_batch", answer)
-    chat = load_local(str(tiny_model_dir), batch_size=8)
-    asked = [ChatRequest([{"role": "user", "content": "go"}])] * 12
-    assert all(
-        completion.complete for completion in chat.generate(asked, Sampling(max_completion_length=20_000), [0] * 12)
-    )
+    main([*flags(game), "--model", str(model), "--batch-size", "8", "--max-completion-length", "20000"])
     assert calls == [8, 4]
 
 

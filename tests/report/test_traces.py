@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from run_g2po import outcome
 
-from g2po_trl import StateGraph, g2po, grpo, read_jsonl
+from g2po_trl import StateGraph, g2po, read_jsonl
 from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
 from g2po_trl.report.traces import trajectories_of_traces
@@ -202,7 +201,6 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
     ("lines", "message"),
     [
         (["{"], r"line 1: not valid JSON .*; write one object a line"),
-        ([b"\xff\xfe{"], "line 1: not valid JSON"),
         (["[1]"], r"line 1: \[1\] is not a JSON object"),
         (["[" * 100_000], "line 1: not valid JSON"),
         ([LINE, {"task_id": "t", "reward": 1}], "line 2: there is neither messages nor calls"),
@@ -214,13 +212,11 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ([{"task_id": "t", "messages": [TASK]}], "line 1: reward is missing; give the episode's total reward"),
         ([{**LINE, "reward": "1"}], "line 1: reward is '1'; give a finite number"),
         (['{"task_id": "t", "reward": NaN, "messages": []}'], "line 1: reward is nan"),
-        ([{**LINE, "reward": True}], "line 1: reward is True"),
         ([{**LINE, "reward": 10**400}], "line 1: reward is 10+"),
         ([{**LINE, "success": 1}], "line 1: success is 1; give true or false"),
         ([{**LINE, "messages": []}], r"line 1: messages is \[\]; give a list of chat messages"),
         ([{**LINE, "messages": [TASK, {"role": "robot"}]}], r"line 1: messages\[1\]: role is 'robot'; give one of"),
         ([{**LINE, "id": "e"}, LINE, {**LINE, "id": "e"}], "line 3: id is 'e', as on line 1 of the same task"),
-        ([{**LINE, "id": []}], r"line 1: id is \[\]; give a text"),
         ([{"task": "t", "reward": 1, "calls": 3}], "line 1: calls is 3; give a list"),
         ([{"task": "t", "reward": 1, "calls": [{"messages": [TASK]}]}], r"line 1: calls\[0\] is .*; give an object"),
         (
@@ -233,7 +229,6 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
             "line 2: reward is 1, but 0 on an earlier line of the same episode",
         ),
         ([{**CALL, "response": TASK}], "line 1: response is .*; give the assistant's message"),
-        ([{**CALL, "response": {"content": 3}}], "line 1: response: content is 3; give a text"),
         ([{**CALL, "response": {"choices": []}}], r"line 1: response\.choices is \[\]; give the one choice"),
         ([{**CALL, "episode_id": None}], "line 1: episode_id is None; give a text"),
     ],
@@ -400,34 +395,3 @@ def test_the_command_names_file_and_line(tmp_path, capsys):
     assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
     assert "the log has no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
     assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()
-
-
-def walks(episodes, tasks, seed=0):
-    """A walk on a line of places 0 to 9 from 5; who is at 9 within 12 calls has won."""
-    rng = random.Random(seed)
-    for number in range(episodes):
-        at, messages = 5, [SYSTEM, {"role": "user", "content": f"task {number % tasks}: at 5"}]
-        for turn in range(12):
-            at += rng.choice((-1, 1)) if at else 1
-            messages += [call(at, turn), {**seen(f"at {at}", turn), "content": f"at {at}"}]
-            if at == 9:
-                break
-        yield {"task_id": number % tasks, "reward": 10 * (at == 9), "messages": messages}
-
-
-def test_a_log_of_2000_episodes(tmp_path, capsys):
-    """Steps towards the goal are credited, and steps away from it are not, whatever the episode's reward."""
-    lines = list(walks(2000, 100))
-    calls = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
-    code, text, _ = outcome(capsys, "credit", write(tmp_path / "walks.jsonl", lines))
-    assert code == 0 and f"2,000 episodes of 100 tasks (20 a task), {calls:,} calls\n" in text
-    folder = tmp_path / "walks-credit"
-    assert sum(1 for _ in (folder / "credit.jsonl").open()) == calls
-    played = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
-    groups = [played[i : i + 20] for i in range(0, 2000, 20)]
-    assert all(len({trajectory.task_id for trajectory in group}) == 1 for group in groups)
-    steps = [step for trajectory in played for step in trajectory.steps]
-    local = np.array([step.advantage for step in steps]) - grpo(StateGraph.from_groups(groups))
-    places = [[int(re.findall(r"\d+", text)[-1]) for text in (step.observation, action_text(step))] for step in steps]
-    towards = np.array([there > here for here, there in places])
-    assert local[towards].mean() > 0.3 and local[~towards].mean() < -0.3
