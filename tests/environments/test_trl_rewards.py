@@ -1,6 +1,7 @@
 """TRL's `reward_funcs` and `tools` with environments in workers."""
 
 import json
+import math
 from functools import partial
 
 import pytest
@@ -163,7 +164,7 @@ def test_what_is_not_supported_is_refused_at_once():
     for arguments, message in (
         ((Dial, "org/reward-model", None, None), "reward_funcs"),
         ((Countdown, opened, None, None), "reward_funcs with Countdown"),
-        ((Dial, opened, [1.0, 2.0], None), "reward_weights"),
+        *(((Dial, opened, weights, None), "reward_weights") for weights in ([1.0, 2.0], [math.nan], ["2"], 1.0)),
         ((Safe, None, [1.0], None), "reward_weights"),
     ):
         with pytest.raises(G2POError, match=message):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...prompts.conversation import Message
 from ...utils.errors import G2POError
+from ...utils.options import is_of_kind, require
 from ...utils.show import show
 from ..contract import TextEnvironment
 from ..validation import unwrap_factory
@@ -106,11 +107,11 @@ def with_rewards(
         G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
     """
     functions, tools = _as_list(reward_funcs), _as_list(tools)
-    if reward_weights is not None and len(reward_weights) != len(functions):
-        raise G2POError(
-            f"reward_weights is {reward_weights} and there are {len(functions)} reward_funcs: give one weight for each"
-            + ("" if functions else ", or leave it out and scale the reward in the environment")
-        )
+    fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions)
+    fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
+    remedy = f"give a list of {len(functions)} numbers, one for each of reward_funcs"
+    remedy = remedy if functions else "leave it out, there are no reward_funcs; scale the reward in the environment"
+    require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
     made = environment_factory and unwrap_factory(environment_factory)
     if not tools and (not functions or not callable(made)):
         return environment_factory
