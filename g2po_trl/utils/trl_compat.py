@@ -22,7 +22,6 @@ from accelerate.utils import is_peft_model
 from transformers import PretrainedConfig, Trainer, TrainingArguments
 from trl.chat_template_utils import add_response_schema as add_response_schema
 from trl.chat_template_utils import get_training_chat_template as get_training_chat_template
-from trl.chat_template_utils import is_chat_template_prefix_preserving as is_chat_template_prefix_preserving
 from trl.chat_template_utils import parse_response as parse_response
 from trl.chat_template_utils import supports_tool_calling as supports_tool_calling
 from trl.models import unwrap_model_for_generation as unwrap_model_for_generation
