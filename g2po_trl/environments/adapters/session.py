@@ -83,11 +83,23 @@ class Session:
             if (earlier := self._repeated(call)) is not None:
                 earlier.connections += call.connections
                 return earlier
+            call.request = self._whole(call.request)
             self._calls.append(call)
             self.ignored.update(call.request.ignored)
             self._count(+1)
         self._events.put(call)
         return call
+
+    def _whole(self, request: AgentRequest) -> AgentRequest:
+        """Return a request with the conversation that it continues by the number of a response."""
+        if request.after is None:
+            return request
+        for call in self._calls:
+            if isinstance(call.answer, Completion) and call.answer.number == request.after:
+                return request.continuing(call.request, call.answer)
+        raise RefusedRequestError(
+            f"response {request.after} is none of this episode's: send the whole conversation", code="not_found"
+        )
 
     def _repeated(self, call: Call) -> Call | None:
         """Return the call that another one repeats.

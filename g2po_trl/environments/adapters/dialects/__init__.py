@@ -13,7 +13,7 @@ A route's function gets the decompressed body, and the headers by their names in
 `AgentRequest`, which is a step, or the bytes of an answer that needs no model, or raises `RefusedRequestError`.
 """
 
-from . import chat_completions
+from . import chat_completions, messages, responses
 
-DIALECTS = (chat_completions,)  # the first one's error is what a client gets at an unknown path
+DIALECTS = (chat_completions, responses, messages)  # the first one's error is what a client gets at an unknown path
 ROUTES = {route: (dialect, read) for dialect in DIALECTS for route, read in dialect.ROUTES.items()}

@@ -6,14 +6,22 @@ cannot be given is refused. The JSON schema of an answer is written into the sys
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from ....prompts.conversation import Message
 from ....utils.show import show
-from .request import MODEL, AgentRequest, Completion, RefusedRequestError, chat_request, read_object, to_body
+from .request import (
+    MODEL,
+    AgentRequest,
+    Completion,
+    RefusedRequestError,
+    answer_schema,
+    arguments_text,
+    chat_request,
+    openai_error,
+    read_object,
+    to_body,
+)
 
 # What clients send for their own records.
 _WITHOUT_EFFECT = (
@@ -36,7 +44,7 @@ _REFUSED = {
     "function_call": (None, "give the functions as tools"),
 }
 
-_ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
+error = openai_error
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
@@ -45,15 +53,16 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     for name, (allowed, remedy) in _REFUSED.items():
         if name in data and data[name] != allowed:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
-    schema = _schema(data.get("response_format"))
+    form = data.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        form = form.get("json_schema")
     chat = chat_request(
+        answer_schema("response_format", form),
         messages=data.get("messages"),
         tools=None if data.get("tool_choice") == "none" else _tools(data.get("tools")),
         stop=[data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
         max_tokens=_max_tokens(data),
     )
-    if schema is not None:
-        chat = replace(chat, messages=_asking_for(schema, chat.messages))
     options = data.get("stream_options")
     fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
     return AgentRequest(chat, _ignored(data), bool(data.get("stream")), fields)
@@ -69,26 +78,6 @@ def _tools(tools: Any) -> Any:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
     return tools
-
-
-def _schema(response_format: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of a `response_format`, if it has one: messages ask for JSON without a schema."""
-    if response_format in (None, {"type": "text"}, {"type": "json_object"}):
-        return None
-    given = response_format.get("json_schema") if isinstance(response_format, dict) else None
-    schema = given.get("schema") if isinstance(given, dict) else None
-    if not isinstance(schema, dict):
-        remedy = "give the type text, json_object, or json_schema with a schema"
-        raise RefusedRequestError(f"response_format is {show(response_format)}: {remedy}", "response_format")
-    return schema
-
-
-def _asking_for(schema: dict[str, Any], messages: list[Message]) -> list[Message]:
-    """Return messages whose first one, the system's, asks for an answer that matches a schema."""
-    text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": text}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}".strip()}, *messages[1:]]
 
 
 def _max_tokens(data: Mapping[str, Any]) -> Any:
@@ -134,19 +123,11 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
     return b"".join(b"data: " + to_body(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
 
 
-def error(refusal: RefusedRequestError) -> bytes:
-    message, kind = str(refusal), "invalid_request_error"
-    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
-
-
 def _written(completion: Completion) -> dict[str, Any]:
-    response = completion.response
-    calls = []
-    for place, call in enumerate(response.tool_calls, completion.calls_before + 1):
-        arguments = call["function"].get("arguments", {})  # a text is what the model wrote instead of JSON
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        function = {"name": call["function"]["name"], "arguments": text}
-        calls.append({"id": f"call_{place}", "type": "function", "function": function})
+    response, calls = completion.response, []
+    for number, name, arguments in completion.calls():
+        function = {"name": name, "arguments": arguments_text(arguments)}
+        calls.append({"id": f"call_{number}", "type": "function", "function": function})
     message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
     if calls:
         message["tool_calls"] = calls

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....prompts.conversation import ChatRequest, ChatResponse
+from ....prompts.conversation import ChatRequest, ChatResponse, Message
 from ....utils.errors import G2POError
+from ....utils.show import show
 
 MODEL = "policy"
+_ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
 class RefusedRequestError(ValueError):
@@ -37,12 +39,22 @@ class AgentRequest:
         ignored: names of fields that the trainer decides otherwise.
         stream: the response is sent as events.
         fields: what its dialect needs of it for the response.
+        after: number of the response that the messages continue; the conversation up to it is not among them.
+        instructions: number of messages at the beginning that a request after this one does not continue.
     """
 
     chat: ChatRequest
     ignored: tuple[str, ...] = ()
     stream: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
+    after: int | None = None
+    instructions: int = 0
+
+    def continuing(self, earlier: AgentRequest, completion: Completion) -> AgentRequest:
+        """Return the request with the whole conversation, after an earlier one and its completion."""
+        own, new = self.chat.messages[: self.instructions], self.chat.messages[self.instructions :]
+        before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
+        return replace(self, chat=chat_request(**{**vars(self.chat), "messages": [*own, *before, *new]}))
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,18 @@ class Completion:
     number: int
     calls_before: int
 
+    def calls(self) -> list[tuple[int, str, Any]]:
+        """Return the tool calls: number in the episode, name and arguments, a text if the model wrote no object."""
+        calls = enumerate(self.response.tool_calls, self.calls_before + 1)
+        return [(number, one["function"]["name"], one["function"].get("arguments", {})) for number, one in calls]
+
+    def message(self) -> Message:
+        """Return the model's message, its calls with their ids."""
+        message = self.response.message()
+        for (number, _, _), call in zip(self.calls(), message.get("tool_calls", ())):
+            call["id"] = f"call_{number}"
+        return message
+
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body, without fields that are null."""
@@ -68,14 +92,56 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def chat_request(**fields: Any) -> ChatRequest:
-    """Return a `ChatRequest`. Raises `RefusedRequestError`, with the field as its parameter, for an invalid one."""
+def to_body(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatRequest:
+    """Return a chat request with these fields, which asks for an answer that matches a JSON schema.
+
+    Raises:
+        RefusedRequestError: for an invalid field, with its name.
+    """
     try:
-        return ChatRequest(**fields)
+        chat = ChatRequest(**fields)
     except G2POError as error:
         parameter = next((name for name in fields if str(error).startswith(name)), None)
         raise RefusedRequestError(str(error), parameter) from error
+    if schema is None:
+        return chat
+    text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
+    first, *others = chat.messages
+    if first["role"] != "system":
+        return replace(chat, messages=[{"role": "system", "content": text}, *chat.messages])
+    return replace(chat, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
 
 
-def to_body(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+def answer_schema(name: str, form: Any) -> dict[str, Any] | None:
+    """Return the JSON schema in the format that an answer shall have, if it has one: messages ask for other JSON."""
+    if form in (None, {"type": "text"}, {"type": "json_object"}):
+        return None
+    schema = form.get("schema") if isinstance(form, dict) else None
+    if not isinstance(schema, dict):
+        remedy = "give the type text, json_object, or json_schema with a schema"
+        raise RefusedRequestError(f"{name} is {show(form)}: {remedy}", name)
+    return schema
+
+
+def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+    """Return a tool as chat templates take it. Without `parameters` it takes none."""
+    parameters = parameters or {"type": "object", "properties": {}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": parameters},
+    }
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return the arguments of a call as JSON text; a text is what the model wrote instead of an object."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def openai_error(refusal: RefusedRequestError) -> bytes:
+    """Return the body of an error in OpenAI's protocols."""
+    message, kind = str(refusal), "invalid_request_error"
+    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})

@@ -1,0 +1,206 @@
+"""Anthropic's Messages.
+
+Blocks become messages: the model's texts and calls one message, each tool result one, texts between them the user's.
+What a chat template cannot express (thinking, marks of caches, tools that Anthropic runs) is left out and named in
+`ignored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....prompts.conversation import Message
+from ....utils.show import show
+from .request import (
+    MODEL,
+    AgentRequest,
+    Completion,
+    RefusedRequestError,
+    answer_schema,
+    arguments_text,
+    chat_request,
+    function_tool,
+    read_object,
+    to_body,
+)
+
+# Read by `parse`, or sent by clients for their own records.
+_READ = (
+    "max_tokens",
+    "messages",
+    "metadata",
+    "service_tier",
+    "stop_sequences",
+    "stream",
+    "system",
+    "tool_choice",
+    "tools",
+)
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
+_CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
+
+
+def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
+    """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
+    data = read_object(body)
+    ignored = {name for name in data if name not in _READ and not (name == "model" and data[name] == MODEL)}
+    messages: list[Message] = []
+    if data.get("system"):
+        messages.append({"role": "system", "content": _text(data["system"], "system", ignored)})
+    given = data.get("messages")
+    if not isinstance(given, list):
+        raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
+    for place, message in enumerate(given):
+        messages += _messages(message, f"messages[{place}]", ignored)
+    choice = data.get("tool_choice", {})
+    choice = choice.get("type") if isinstance(choice, dict) else choice
+    if choice not in (None, "auto", "none"):  # a call cannot be promised
+        ignored.add("tool_choice")
+    config = data.get("output_config", {})
+    form = config.get("format") if isinstance(config, dict) else None
+    chat = chat_request(
+        answer_schema("output_config.format", form),
+        messages=messages,
+        tools=None if choice == "none" else _tools(data.get("tools", []), ignored),
+        stop=data.get("stop_sequences", []),
+        max_tokens=data.get("max_tokens"),
+    )
+    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")))
+
+
+def _messages(message: Any, where: str, ignored: set[str]) -> Iterator[Message]:
+    """Yield the messages of templates that one message consists of."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if not isinstance(content, list):
+        yield {"role": role, "content": content}
+        return
+    calls, texts = [], []
+    for place, block in enumerate(content):
+        at = f"{where}: content[{place}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(block)
+        elif kind == "tool_use":
+            calls.append(
+                {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
+            )
+        elif kind == "tool_result":
+            if texts:
+                yield {"role": role, "content": _text(texts, where, ignored)}
+                texts = []
+            result = _text(block.get("content"), at, ignored)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+        elif kind in _LEFT_OUT:
+            ignored.add(f"messages.{kind}")
+        else:
+            raise RefusedRequestError(
+                f"{at} is {show(kind)}: only text, tool_use and tool_result are supported", "messages"
+            )
+    if texts or calls or not any(block.get("type") == "tool_result" for block in content):
+        own = {"tool_calls": calls} if calls else {}
+        yield {"role": role, "content": _text(texts, where, ignored), **own}
+
+
+def _text(content: Any, where: str, ignored: set[str]) -> Any:
+    """Return the text of blocks. Any other content is left to `ChatRequest`."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for place, block in enumerate(content):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise RefusedRequestError(f"{where}[{place}] is {show(kind)}: only text is supported", "messages")
+        if "citations" in block and block["citations"]:
+            ignored.add("messages.citations")
+        texts.append(block["text"])
+    return "\n".join(texts)
+
+
+def _tools(tools: Any, ignored: set[str]) -> list[dict[str, Any]]:
+    functions = []
+    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:
+            ignored.add(f"tools.{tool['type']}")
+            continue
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a tool with a name", "tools")
+        functions.append(function_tool(tool["name"], tool.get("description"), tool.get("input_schema")))
+    return functions
+
+
+def count_tokens(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the answer to `POST /v1/messages/count_tokens`: a rough number, by characters."""
+    chat = parse(body, headers).chat
+    characters = len(str(chat.messages)) + len(str(chat.tools or ""))
+    return to_body({"input_tokens": characters // _CHARACTERS_PER_TOKEN})
+
+
+def answer(completion: Completion, request: AgentRequest) -> bytes:
+    return to_body(_written(completion))
+
+
+def stream(completion: Completion, request: AgentRequest) -> bytes:
+    """Return a completion as server-sent events: its blocks, each with its beginning, content and end."""
+    written = _written(completion)
+    events: list[dict[str, Any]] = [
+        {
+            "type": "message_start",
+            "message": {
+                **written,
+                "content": [],
+                "stop_reason": None,
+                "usage": {**written["usage"], "output_tokens": 0},
+            },
+        }
+    ]
+    for place, block in enumerate(written["content"]):
+        if block["type"] == "text":
+            start, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            start = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": arguments_text(block["input"])}
+        events += [
+            {"type": "content_block_start", "index": place, "content_block": start},
+            {"type": "content_block_delta", "index": place, "delta": delta},
+            {"type": "content_block_stop", "index": place},
+        ]
+    end = {"stop_reason": written["stop_reason"], "stop_sequence": None}
+    events += [{"type": "message_delta", "delta": end, "usage": written["usage"]}, {"type": "message_stop"}]
+    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + to_body(event) + b"\n\n" for event in events)
+
+
+def error(refusal: RefusedRequestError) -> bytes:
+    kind = _ERRORS.get(refusal.status, "invalid_request_error")
+    return to_body({"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None})
+
+
+def _written(completion: Completion) -> dict[str, Any]:
+    response = completion.response
+    content: list[dict[str, Any]] = []
+    if response.content or not response.tool_calls:
+        content.append({"type": "text", "text": response.content})
+    for number, name, arguments in completion.calls():
+        # A text is what the model wrote instead of an object, and the protocol has objects alone.
+        arguments = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        content.append({"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": arguments})
+    return {
+        "id": f"msg_{completion.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": content,
+        "stop_reason": _STOP_REASONS.get(response.finish_reason, "end_turn"),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": response.prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": response.completion_tokens,
+        },
+    }
+
+
+ROUTES = {"POST /v1/messages": parse, "POST /v1/messages/count_tokens": count_tokens}

@@ -1,0 +1,253 @@
+"""OpenAI's Responses.
+
+A request's items become messages: consecutive items of the model are one message, as it wrote them. Items and tools
+that a chat template cannot express (reasoning, tools that OpenAI runs) are left out and named in `ignored`.
+Functions in a namespace are offered as `namespace.name`, custom tools as functions of one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....prompts.conversation import Message
+from ....utils.show import show
+from .request import (
+    MODEL,
+    AgentRequest,
+    Completion,
+    RefusedRequestError,
+    answer_schema,
+    arguments_text,
+    chat_request,
+    function_tool,
+    openai_error,
+    read_object,
+    to_body,
+)
+
+error = openai_error
+
+# Read by `parse`, or sent by clients for their own records.
+_READ = (
+    *("input", "instructions", "max_output_tokens", "model", "previous_response_id", "stream", "text", "tools"),
+    *("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("service_tier", "store", "stream_options", "user"),
+)
+# Values that change nothing; others are ignored and named.
+_NEUTRAL = {
+    "model": (MODEL,),
+    "tool_choice": ("auto", "none"),  # a call cannot be promised
+    "parallel_tool_calls": (True,),
+    "truncation": ("disabled",),
+    "background": (False,),
+}
+_REFUSED = {
+    "conversation": "send the items, or previous_response_id",
+    "prompt": "send its text as instructions",
+    "background": "ask without it, and wait",
+}
+_CONTENT = ("input_text", "output_text", "text", "refusal", "summary_text")
+_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
+
+
+def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
+    """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
+    data = read_object(body)
+    for name, remedy in _REFUSED.items():
+        if data.get(name):
+            raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
+    ignored = {name for name in data if not (data[name] in _NEUTRAL[name] if name in _NEUTRAL else name in _READ)}
+    system = [{"role": "system", "content": data["instructions"]}] if data.get("instructions") else []
+    tools, items = _tools(data.get("tools", []), ignored)
+    form = data["text"].get("format") if isinstance(data.get("text"), dict) else None
+    if form == {"type": "json_object"}:
+        ignored.add("text")
+    messages = [*system, *_messages(data.get("input"), ignored)]
+    chat = chat_request(
+        answer_schema("text.format", form),
+        messages=messages,
+        tools=None if data.get("tool_choice") == "none" else tools,
+        max_tokens=data.get("max_output_tokens"),
+    )
+    instructions = len(system) + len(chat.messages) - len(messages)  # one that asks for the schema is added
+    stream = bool(data.get("stream"))
+    return AgentRequest(chat, tuple(sorted(ignored)), stream, {"items": items}, _after(data), instructions)
+
+
+def _after(data: Mapping[str, Any]) -> int | None:
+    """Return the number of the response that a request continues."""
+    name = data.get("previous_response_id")
+    if name is None:
+        return None
+    number = str(name).removeprefix("resp_")
+    if not number.isdecimal():
+        raise RefusedRequestError(
+            f"previous_response_id is {show(name)}: give the id of a response", "previous_response_id"
+        )
+    return int(number)
+
+
+def _tools(tools: Any, ignored: set[str], namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the functions among tools as chat templates take them, and name -> fields of an item that calls it."""
+    functions: list[dict[str, Any]] = []
+    kinds: dict[str, dict[str, Any]] = {}
+    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in ("function", "custom", "namespace") and isinstance(kind, str):
+            ignored.add(f"tools.{kind}")
+            continue
+        if kind is None or not isinstance(tool.get("name"), str):
+            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
+        if kind == "namespace":
+            inner, names = _tools(tool.get("tools", []), ignored, tool["name"])
+            functions += inner
+            kinds |= names
+            continue
+        name = f"{namespace}.{tool['name']}" if namespace else tool["name"]
+        parameters = _INPUT if kind == "custom" else tool.get("parameters")
+        functions.append(function_tool(name, tool.get("description"), parameters))
+        kinds[name] = {"type": "function_call" if kind == "function" else "custom_tool_call", "name": tool["name"]}
+        if namespace:
+            kinds[name]["namespace"] = namespace
+    return functions, kinds
+
+
+def _messages(items: Any, ignored: set[str]) -> list[Message]:
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise RefusedRequestError(f"input is {show(items)}: give a text or a list of items", "input")
+    messages: list[Message] = []
+    for place, item in enumerate(items):
+        where = f"input[{place}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind in _LEFT_OUT:
+            ignored.add(f"input.{kind}")
+        elif kind == "message":
+            content = _content(item.get("content"), where)
+            if item.get("role") == "assistant":
+                own = _own(messages)
+                own["content"] = "\n".join(filter(None, [own["content"], content]))
+            else:
+                messages.append({"role": item.get("role"), "content": content})
+        elif kind in _CALLS:
+            name = ".".join(filter(None, [item.get("namespace"), str(item.get("name"))]))
+            arguments = item.get(_CALLS[kind])
+            function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
+            _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+        elif kind in _OUTPUTS:
+            content = _content(item.get("output"), where)
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        else:
+            raise RefusedRequestError(f"{where} is {show(item)}: send messages, function calls and outputs", "input")
+    return messages
+
+
+def _own(messages: list[Message]) -> Message:
+    """Return the model's message at the end, added if there is none: what it wrote at once is several items."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, list):
+        for place, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") not in _CONTENT:
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise RefusedRequestError(
+                    f"{where}: content[{place}] is {show(kind)}: only text is supported", "input"
+                )
+        return "\n".join(str(part.get("text", part.get("refusal", ""))) for part in content)
+    if not isinstance(content, (str, type(None))):
+        raise RefusedRequestError(f"{where}: content is {show(content)}: give a text", "input")
+    return content or ""
+
+
+def answer(completion: Completion, request: AgentRequest) -> bytes:
+    return to_body(_written(completion, request))
+
+
+def stream(completion: Completion, request: AgentRequest) -> bytes:
+    """Return a completion as server-sent events: each item added, its text or arguments, and done."""
+    events = []
+    for number, event in enumerate(_events(completion, request)):
+        events.append(
+            b"event: " + event["type"].encode() + b"\ndata: " + to_body({**event, "sequence_number": number})
+        )
+    return b"\n\n".join([*events, b""])
+
+
+def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str, Any]]:
+    whole = _written(completion, request)
+    started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": started}
+    yield {"type": "response.in_progress", "response": started}
+    for place, item in enumerate(whole["output"]):
+        at = {"item_id": item["id"], "output_index": place}
+        field = _CALLS.get(item["type"], "content")
+        empty = [] if field == "content" else ""
+        yield {
+            "type": "response.output_item.added",
+            "output_index": place,
+            "item": {**item, "status": "in_progress", field: empty},
+        }
+        if field == "content":
+            (part,) = item["content"]
+            at["content_index"] = 0
+            yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+            yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []}
+            yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+            yield {"type": "response.content_part.done", **at, "part": part}
+        else:
+            name = f"response.{item['type']}_{field}"
+            yield {"type": f"{name}.delta", **at, "delta": item[field]}
+            yield {"type": f"{name}.done", **at, field: item[field], "name": item["name"]}
+        yield {"type": "response.output_item.done", "output_index": place, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+def _written(completion: Completion, request: AgentRequest) -> dict[str, Any]:
+    response, output = completion.response, []
+    if response.content or not response.tool_calls:
+        text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
+        item = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text]}
+        output.append({**item, "status": "completed"})
+    for number, name, arguments in completion.calls():
+        item = {"id": f"fc_{number}", "call_id": f"call_{number}", "status": "completed"}
+        item |= request.fields["items"].get(name, {"type": "function_call", "name": name})
+        if item["type"] == "custom_tool_call" and isinstance(arguments, dict) and set(arguments) == {"input"}:
+            arguments = arguments["input"]
+        output.append({**item, _CALLS[item["type"]]: arguments_text(arguments)})
+    cut = response.finish_reason == "length"
+    return {
+        "id": f"resp_{completion.number}",
+        "object": "response",
+        "created_at": 0,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": MODEL,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": {
+            "input_tokens": response.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": response.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": response.prompt_tokens + response.completion_tokens,
+        },
+    }
+
+
+ROUTES = {"POST /v1/responses": parse}
