@@ -25,6 +25,23 @@ _FILLERS = frozenset(
     "yes you your".split()
 )
 
+_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+_CLOCK = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?:Z|[+-]\d{2}:?\d{2})?"
+# What differs between two runs of the same commands, by the mark that stands for it.
+_NOISE = {
+    mark: re.compile(pattern)
+    for mark, pattern in {
+        "<path>": r"(?:/private)?(?:/var/folders|/var/tmp|/tmp)/[^\s'\"`:,;)\]]+",
+        "<id>": r"\b(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-fA-F]{4,}"
+        r"|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,64})\b",
+        "<date>": rf"\b(?:\d{{4}}[-/]\d{{2}}[-/]\d{{2}}(?:[T ]{_CLOCK})?"
+        rf"|(?:{_DAY},? )?{_MONTH} +\d{{1,2}}(?: {_CLOCK})?(?: [A-Z]{{3,5}})?(?:,? \d{{4}})?\b|(?:{_DAY},? )\d{{1,2}} {_MONTH} \d{{4}}\b)",
+        "<time>": rf"(?<![\w:.]){_CLOCK}",
+        "<seconds>": r"(?<![\w.])\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?|minutes?)\b",
+    }.items()
+}
+
 
 def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Return the default state key of a request as JSON: the news, and who is asked.
@@ -58,6 +75,37 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
             key = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *key]
     said = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in key]
     return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+
+
+def workspace_key(
+    files: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, folder: str
+) -> str:
+    """Return the state key of a request of an agent that works on files: these, the news, and who is asked.
+
+    In texts, times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
+
+    Args:
+        files: digest of the files.
+        messages: of the request.
+        tools: of the request.
+        folder: path of the files.
+    """
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    news = since_last_completion(messages) or messages
+    if len(news) == len(messages):
+        news = news[len(system) :]
+    marked = [{**message, "content": without_noise(message["content"], folder)} for message in system]
+    named = json.loads(without_noise(json.dumps(list(tools or ())), folder))
+    key = {"files": files, "news": without_noise(as_text(news), folder), "asked": _digest_of(marked, named)}
+    return json.dumps(key, ensure_ascii=False)
+
+
+def without_noise(text: str, folder: str = "") -> str:
+    """Return a text with marks in place of times, dates, durations, ids, and temporary paths; `folder` becomes "."."""
+    text = text.replace(folder, ".") if folder else text
+    for mark, pattern in _NOISE.items():
+        text = pattern.sub(mark, text)
+    return text
 
 
 def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:

@@ -1,4 +1,4 @@
-"""Agents that call a model through OpenAI's protocol, unchanged, as environments whose observations are requests.
+"""Agents that call a model through OpenAI's or Anthropic's protocols, unchanged, as environments.
 
     def my_agent(task, client):                      # or `async def`
         model = client.openai()                      # or any library that takes client.base_url, .api_key, .model
@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...prompts.conversation import ChatResponse, Message, as_text, since_last_completion
-from ...prompts.state_keys import request_key, state_key_text
+from ...prompts.state_keys import request_key, state_key_text, workspace_key
 from ...utils.errors import G2POError
 from ...utils.show import show
 from ..causes import in_words, is_of_environment, is_of_time
@@ -46,6 +46,7 @@ from .dialects.request import MODEL, RefusedRequestError
 from .endpoint import running_endpoint
 from .session import AgentEnd, Call, Session
 from .trl_tools import awaited
+from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
 MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
@@ -57,9 +58,10 @@ _FIELDS = ("reward", "success", "info")
 
 @dataclasses.dataclass(frozen=True)
 class AgentClient:
-    """What an agent gets to reach the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocol.
+    """What an agent gets to reach the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    The key is unknown after the episode, which may make `max_turns` calls.
+    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). The key is unknown after the
+    episode, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -70,26 +72,47 @@ class AgentClient:
 
     def openai(self, **options: Any) -> Any:
         """Return an `openai.OpenAI` client without a time limit. `options` are passed to it."""
-        return self._client("OpenAI", "DefaultHttpxClient", options)
+        return self._client("openai", "OpenAI", "DefaultHttpxClient", self.base_url, options)
 
     def async_openai(self, **options: Any) -> Any:
         """Return an `openai.AsyncOpenAI` client without a time limit; as `openai`."""
-        return self._client("AsyncOpenAI", "DefaultAsyncHttpxClient", options)
+        return self._client("openai", "AsyncOpenAI", "DefaultAsyncHttpxClient", self.base_url, options)
+
+    def anthropic(self, **options: Any) -> Any:
+        """Return an `anthropic.Anthropic` client without a time limit; as `openai`."""
+        return self._client("anthropic", "Anthropic", "DefaultHttpxClient", self.anthropic_url, options)
+
+    def async_anthropic(self, **options: Any) -> Any:
+        """Return an `anthropic.AsyncAnthropic` client without a time limit; as `openai`."""
+        return self._client("anthropic", "AsyncAnthropic", "DefaultAsyncHttpxClient", self.anthropic_url, options)
+
+    @property
+    def anthropic_url(self) -> str:
+        """The address for libraries of Anthropic's protocol."""
+        return self.base_url.removesuffix("/v1")
+
+    def works_on(self, workspace: Workspace) -> None:
+        """Have the state of each request be the workspace's files and the news (`workspace_key`)."""
+        self.session.workspace = workspace
 
     def at_end(self, function: Callable[[], Any]) -> None:
         """Have a function called when the episode ends, however it ends, for example to close a browser."""
         self.session.at_end(function)
 
-    def _client(self, kind: str, transport: str, options: Mapping[str, Any]) -> Any:
-        openai = import_extra("openai")
+    def _client(self, library: str, kind: str, transport: str, url: str, options: Mapping[str, Any]) -> Any:
+        module = import_extra(library)
         # No certificates are read for loopback, and no proxies.
-        http_client = getattr(openai, transport)(trust_env=False, verify=False)
-        given = {"timeout": None, "http_client": http_client, "base_url": self.base_url, "api_key": self.api_key}
-        return getattr(openai, kind)(**{**given, **options})
+        http_client = getattr(module, transport)(trust_env=False, verify=False)
+        given = {"timeout": None, "http_client": http_client, "base_url": url, "api_key": self.api_key}
+        return getattr(module, kind)(**{**given, **options})
 
 
 class CommandError(RuntimeError):
-    """A program that is an agent failed. The message begins with how: "exit status 1: …"."""
+    """A program that is an agent failed. The message begins with how: "exit status 1: …"; `info` is the episode's."""
+
+    def __init__(self, message: str, info: Mapping[str, Any] | None = None):
+        super().__init__(message)
+        self.info = dict(info or {})
 
 
 class AgentEnvironment(TextEnvironment):
@@ -101,7 +124,8 @@ class AgentEnvironment(TextEnvironment):
             info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
-            since the last completion, and who is asked (`request_key`).
+            since the last completion, and who is asked (`request_key`); with the files of its workspace, if the agent
+            has one (`AgentClient.works_on`).
 
     Raises:
         G2POError: if the agent cannot be called, or `max_turns` is below 1.
@@ -207,7 +231,13 @@ class AgentEnvironment(TextEnvironment):
     def _observe(self, call: Call, task: str | None = None) -> Observation:
         self._call = call
         messages, tools = call.request.chat.messages, call.request.chat.tools
-        key = request_key(messages, tools) if self.state_key is None else state_key_text(self.state_key(messages))
+        workspace = self._session.workspace
+        if self.state_key is not None:
+            key = state_key_text(self.state_key(messages))
+        elif workspace is not None:
+            key = workspace_key(workspace.state(), messages, tools, str(workspace.folder))
+        else:
+            key = request_key(messages, tools)
         text = as_text(since_last_completion(messages))[:LONGEST_TEXT]
         return Observation(text, key, task=task, request=call.request.chat)
 
@@ -227,6 +257,7 @@ class AgentEnvironment(TextEnvironment):
             return self._truncated(shown)
         frames = "".join(traceback.format_exception(end.error))
         info = {"success": False, "failure_reason": f"agent error: {shown}", "traceback": frames[-2000:]}
+        info |= getattr(end.error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
 
     def _truncated(self, why: str) -> StepResult:

@@ -26,6 +26,7 @@ from typing import Any
 
 from ...prompts.conversation import ChatResponse
 from .dialects.request import AgentRequest, Completion, RefusedRequestError
+from .workspace import Workspace
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # every client of HTTP/1.1 skips it
 _PROBE_MS = 50
@@ -66,6 +67,7 @@ class Session:
         self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
         self.refused: list[str] = []  # why requests could not be read
         self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
+        self.workspace: Workspace | None = None  # whose files are part of the states
         self.closed = False
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []

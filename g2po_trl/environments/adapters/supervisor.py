@@ -1,4 +1,7 @@
-"""Runs a program, and ends with it all that it started: `python -I -S supervisor.py PROGRAM ARGUMENT…`.
+"""Runs a program, and ends with it all that it started: `python -I -S supervisor.py LIMITS PROGRAM ARGUMENT…`.
+
+LIMITS is a JSON object: `processes` is how many may run at once, `disk_bytes` what the files in `folder` may take. A
+program beyond a limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why.
 
 It ends them when the program ends, when it is terminated (SIGTERM), and when its standard input is closed, as by the
 death of the process that started it. Its exit status is the program's.
@@ -11,16 +14,21 @@ This file is run by itself, so it imports the standard library alone.
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
 import sys
 import threading
+import time
+from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+OVER_LIMIT = 125
+LOOK_SECONDS = 0.5  # between two looks at a program's processes and files
 
 
-def main(words: list[str]) -> None:
+def main(limits: dict[str, Any], words: list[str]) -> None:
     """Run a program until it ends or this process is told to end, then end all that is left of it."""
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -31,6 +39,7 @@ def main(words: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits["disk_bytes"],) * 2)  # of one file
         try:
             os.execvp(words[0], words)
         except OSError as error:
@@ -38,12 +47,16 @@ def main(words: list[str]) -> None:
             os._exit(126)
     try:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
+        threading.Thread(target=_watch, args=(limits, exceeded := []), daemon=True).start()
         ended = None
         while ended != program:
             ended, status = os.wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_all(program)
+        if exceeded:
+            print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
+            os._exit(OVER_LIMIT)
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
@@ -65,15 +78,51 @@ def end_all(program: int) -> None:
             return
 
 
+def _descendants() -> list[int]:
+    """Return all processes that this one is an ancestor of; none where there is no `/proc`."""
+    parents = _parents()
+    found, new = [], [os.getpid()]
+    while new:
+        found += new
+        new = [child for child, parent in parents.items() if parent in new]
+    return found[1:]
+
+
 def _children() -> list[int]:
-    """Return the children of this process; none where there is no `/proc`."""
-    found = []
+    return [child for child, parent in _parents().items() if parent == os.getpid()]
+
+
+def _parents() -> dict[int, int]:
+    """Return the parents of all processes; none where there is no `/proc`."""
+    found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{int(name)}/stat", "rb") as file:
-                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                    found.append(int(name))
+                found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
     return found
+
+
+def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
+    """End this process when the program exceeds a limit, and add why."""
+    while True:
+        time.sleep(LOOK_SECONDS)
+        number, size = len(_descendants()), _disk_bytes(limits["folder"])
+        if number > limits["processes"]:
+            exceeded.append(f"it has {number} processes, more than {limits['processes']}")
+        elif size > limits["disk_bytes"]:
+            exceeded.append(f"it takes {size / 2**20:.0f} MiB of disk, more than {limits['disk_bytes'] / 2**20:.0f}")
+        if exceeded:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+def _disk_bytes(folder: str) -> int:
+    size = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return size
 
 
 def _end_with_stdin() -> None:
@@ -82,4 +131,4 @@ def _end_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(json.loads(sys.argv[1]), sys.argv[2:])
