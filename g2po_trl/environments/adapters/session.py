@@ -99,9 +99,8 @@ class Session:
         for call in self._calls:
             if isinstance(call.answer, Completion) and call.answer.number == request.after:
                 return request.continuing(call.request, call.answer)
-        raise RefusedRequestError(
-            f"response {request.after} is none of this episode's: send the whole conversation", code="not_found"
-        )
+        self.refused.append(f"response {request.after} is none of this episode's: send the whole conversation")
+        raise RefusedRequestError(self.refused[-1], code="not_found")
 
     def _repeated(self, call: Call) -> Call | None:
         """Return the call that another one repeats.

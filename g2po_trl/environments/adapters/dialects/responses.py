@@ -135,7 +135,9 @@ def _messages(items: Any, ignored: set[str]) -> list[Message]:
             else:
                 messages.append({"role": item.get("role"), "content": content})
         elif kind in _CALLS:
-            name = ".".join(filter(None, [item.get("namespace"), str(item.get("name"))]))
+            if not isinstance(item.get("name"), str):
+                raise RefusedRequestError(f"{where} is {show(item)}: give the call's name", "input")
+            name = f"{item['namespace']}.{item['name']}" if item.get("namespace") else item["name"]
             arguments = item.get(_CALLS[kind])
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})

@@ -1,0 +1,250 @@
+"""The protocols of agents, by their own clients: what the model reads, and what the clients read."""
+
+import json
+
+import pytest
+from scripted_agents import calls, play, says
+
+from g2po_trl.environments.adapters.dialects import DIALECTS, ROUTES, messages, responses
+from g2po_trl.environments.adapters.dialects.request import Completion, RefusedRequestError
+from g2po_trl.prompts.conversation import ChatResponse
+
+NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OPENAI_TOOLS = [
+    {"type": "function", "name": "add", "description": "Add.", "parameters": NUMBER, "strict": False},
+    {"type": "namespace", "name": "files", "description": "", "tools": [{"type": "function", "name": "read"}]},
+    {"type": "custom", "name": "patch", "description": "Patch."},
+    {"type": "web_search"},
+]
+ANTHROPIC_TOOLS = [
+    {"name": "add", "description": "Add.", "input_schema": NUMBER},
+    {"type": "web_search_20250305", "name": "web_search"},
+]
+
+
+def function(name, description, parameters):
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def request_of(route, **data):
+    return ROUTES[f"POST {route}"][1](json.dumps(data).encode(), {})
+
+
+def by_responses(task, client):
+    """Calls tools by id of the last response, then sends the items again, then streams."""
+    model, seen = client.openai().responses, []
+    given = {"model": client.model, "tools": OPENAI_TOOLS}
+    first = model.create(instructions="Be brief.", input="What is 1 + 2?", reasoning={"effort": "low"}, **given)
+    result = {"type": "function_call_output", "call_id": first.output[1].call_id, "output": "3"}
+    second = model.create(previous_response_id=first.id, input=[result], instructions="Be long.", **given)
+    outputs = [
+        {
+            "type": "function_call_output",
+            "call_id": second.output[0].call_id,
+            "output": [{"type": "input_text", "text": "x"}],
+        },
+        {"type": "custom_tool_call_output", "call_id": second.output[1].call_id, "output": "patched"},
+    ]
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…"}
+    items = [{"role": "user", "content": "Patch."}, thought, *(one.model_dump() for one in second.output), *outputs]
+    third = model.create(input=items, **given)
+    with model.stream(input="Once more.", **given) as events:
+        kinds = [event.type for event in events]
+        last = events.get_final_response()
+    seen = [first, second, third, last]
+    return {
+        "reward": 1.0,
+        "info": {
+            "ids": [one.id for one in seen],
+            "texts": [one.output_text for one in seen],
+            "status": [one.status for one in seen],
+            "calls": [[item.type, item.name] for one in seen for item in one.output if item.type != "message"],
+            "namespace": second.output[0].namespace,
+            "patch": second.output[1].input,
+            "tokens": first.usage.total_tokens,
+            "events": kinds,
+        },
+    }
+
+
+def test_responses_by_openai():
+    script = [
+        calls(("add", {"a": 1}), content="I add."),
+        calls(("files.read", {}), ("patch", {"input": "*** Begin"})),
+        says("done"),
+        calls(("add", {"a": 2}), content="Again."),
+    ]
+    seen, end = play(by_responses, script)
+    own = {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "call_1", **call("add", {"a": 1})}]}
+    assert [one.request.messages for one in seen] == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"}],
+        [
+            {"role": "system", "content": "Be long."},
+            {"role": "user", "content": "What is 1 + 2?"},
+            own,
+            {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"},
+        ],
+        [
+            {"role": "user", "content": "Patch."},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "call_2", **call("files.read", {})},
+                    {"id": "call_3", **call("patch", {"input": "*** Begin"})},
+                ],
+            },
+            {"role": "tool", "content": "x", "tool_call_id": "call_2", "name": "files.read"},
+            {"role": "tool", "content": "patched", "tool_call_id": "call_3", "name": "patch"},
+        ],
+        [{"role": "user", "content": "Once more."}],
+    ]
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    nothing = {"type": "object", "properties": {}}
+    assert seen[0].request.tools == [
+        function("add", "Add.", NUMBER),
+        function("files.read", "", nothing),
+        function("patch", "Patch.", text),
+    ]
+    assert end.info["ignored_fields"] == ["input.reasoning", "reasoning", "tools.web_search"]
+    assert end.info["ids"] == ["resp_1", "resp_2", "resp_3", "resp_4"] and end.info["status"] == ["completed"] * 4
+    assert end.info["texts"] == ["I add.", "", "done", "Again."]
+    assert (end.info["namespace"], end.info["patch"], end.info["tokens"]) == ("files", "*** Begin", 0)
+    assert end.info["calls"] == [
+        ["function_call", "add"],
+        ["function_call", "read"],
+        ["custom_tool_call", "patch"],
+        ["function_call", "add"],
+    ]
+    assert end.info["events"] == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+        *("response.output_text.delta", "response.output_text.done", "response.content_part.done"),
+        *("response.output_item.done", "response.output_item.added", "response.function_call_arguments.delta"),
+        *("response.function_call_arguments.done", "response.output_item.done", "response.completed"),
+    ]
+
+
+def call(name, arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def by_messages(task, client):
+    """Calls a tool, sends its result with a text, then streams, and counts."""
+    pytest.importorskip("anthropic")
+    model = client.anthropic().messages
+    given = {"model": client.model, "max_tokens": 50, "tools": ANTHROPIC_TOOLS}
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    asked = [{"role": "user", "content": "What is 1 + 2?"}]
+    first = model.create(system=system, messages=asked, stop_sequences=["END"], thinking={"type": "adaptive"}, **given)
+    result = {"type": "tool_result", "tool_use_id": first.content[1].id, "content": [{"type": "text", "text": "3"}]}
+    thought = {"type": "thinking", "thinking": "…", "signature": "…"}
+    own = {"role": "assistant", "content": [thought, *(block.model_dump() for block in first.content)]}
+    asked += [own, {"role": "user", "content": [result, {"type": "text", "text": "So?"}]}]
+    second = model.create(messages=asked, **given)
+    with model.stream(messages=[{"role": "user", "content": "Once more."}], **given) as events:
+        kinds = [event.type for event in events]
+        last = events.get_final_message()
+    count = model.count_tokens(model=client.model, messages=[{"role": "user", "content": "word " * 100}])
+    seen = [first, second, last]
+    return {
+        "reward": 1.0,
+        "info": {
+            "ids": [one.id for one in seen],
+            "ends": [one.stop_reason for one in seen],
+            "blocks": [[block.type for block in one.content] for one in seen],
+            "input": last.content[1].input,
+            "events": kinds,
+            "count": count.input_tokens,
+        },
+    }
+
+
+def test_messages_by_anthropic():
+    script = [calls(("add", {"a": 1}), content="I add."), says("3"), calls(("add", {"a": 2}), content="Again.")]
+    seen, end = play(by_messages, script)
+    first, second, third = (one.request for one in seen)
+    assert first.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 1 + 2?"},
+    ]
+    assert first.tools == [function("add", "Add.", NUMBER)] and (first.stop, first.max_tokens) == (("END",), 50)
+    assert second.messages == [
+        {"role": "user", "content": "What is 1 + 2?"},
+        {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "toolu_1", **call("add", {"a": 1})}]},
+        {"role": "tool", "content": "3", "tool_call_id": "toolu_1", "name": "add"},
+        {"role": "user", "content": "So?"},
+    ]
+    assert third.messages == [{"role": "user", "content": "Once more."}]
+    assert end.info["ignored_fields"] == ["messages.thinking", "thinking", "tools.web_search_20250305"]
+    assert end.info["ids"] == ["msg_1", "msg_2", "msg_3"] and end.info["ends"] == ["tool_use", "end_turn", "tool_use"]
+    assert end.info["blocks"] == [["text", "tool_use"], ["text"], ["text", "tool_use"]]
+    assert end.info["input"] == {"a": 2} and 100 < end.info["count"] < 200
+    started = ["content_block_start", "content_block_delta"]
+    assert [kind for kind in end.info["events"] if kind not in ("text", "input_json")] == [
+        *("message_start", *started, "content_block_stop", *started, "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("route", "data", "parameter"),
+    [
+        ("/v1/responses", {}, "input"),
+        ("/v1/responses", {"input": []}, "messages"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input"),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input"),
+        ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, "tools"),
+        ("/v1/responses", {"input": "a", "tools": 3}, "tools"),
+        ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_tokens"),
+        ("/v1/messages", {}, "messages"),
+        ("/v1/messages", {"messages": []}, "messages"),
+        ("/v1/messages", {"messages": ["a"]}, "messages"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(route, data, parameter):
+    with pytest.raises(RefusedRequestError) as raised:
+        request_of(route, **data)
+    assert raised.value.parameter == parameter and raised.value.status == 400
+
+
+def test_a_response_of_another_episode_is_unknown():
+    def agent(task, client):
+        model = client.openai(max_retries=0).responses
+        model.create(model=client.model, input="a")
+        model.create(model=client.model, input="b", previous_response_id="resp_7")
+
+    _, end = play(agent, [says("first")])
+    assert end.info["failure_reason"].startswith("agent error: BadRequestError")
+    assert "response 7" in end.info["refusal"]
+
+
+def test_a_completion_that_reached_its_limit():
+    completion = Completion(ChatResponse("cut", finish_reason="length"), 1, 0)
+    written = json.loads(responses.answer(completion, request_of("/v1/responses", input="a")))
+    assert (written["status"], written["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    asked = request_of("/v1/messages", messages=[{"role": "user", "content": "a"}])
+    assert json.loads(messages.answer(completion, asked))["stop_reason"] == "max_tokens"
+
+
+def test_arguments_that_are_no_object():
+    """What the model wrote instead of one reaches the agent, in the form that its protocol has."""
+    completion = Completion(ChatResponse("", (call("add", "1 +"),), "tool_calls"), 1, 0)
+    (item,) = json.loads(responses.answer(completion, request_of("/v1/responses", input="a")))["output"]
+    assert item["arguments"] == "1 +"
+    asked = request_of("/v1/messages", messages=[{"role": "user", "content": "a"}])
+    (block,) = json.loads(messages.answer(completion, asked))["content"]
+    assert block["input"] == {"arguments": "1 +"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__.rpartition(".")[2])
+def test_errors_have_a_message_that_names_the_field(dialect):
+    body = json.loads(dialect.error(RefusedRequestError("stop is 3: give a text", "stop", status=404)))
+    assert body["error"]["message"] == "stop is 3: give a text"
