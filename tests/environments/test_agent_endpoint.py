@@ -239,8 +239,8 @@ def test_a_refused_request_is_no_step(session):
 def test_keys_and_paths(session):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {session.key}"}):
         assert Asking(None, **headers).refusal()[:2] == (401, "invalid_api_key")
-    refusal = Asking(session, path="/v1/responses").refusal()
-    assert refusal[:2] == (404, "unknown_url") and "chat completions instead of the Responses API" in refusal[2]
+    refusal = Asking(session, path="/v1/embeddings").refusal()
+    assert refusal[:2] == (404, "unknown_url") and "/v1/chat/completions" in refusal[2]
     connection = http.client.HTTPConnection(*address())
     # Of the two keys that a client may send, one is that of the episode.
     keys = {"x-api-key": session.key}, {"Authorization": f"Bearer {session.key}", "x-api-key": "mine"}

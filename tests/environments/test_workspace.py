@@ -144,7 +144,7 @@ def test_a_command_that_verifies_has_no_key(command):
 
 
 def test_a_command_that_verifies_ends(command):
-    _, end = play(command("sleep 60", verify_timeout=0.2), [says("done")])
+    _, end = play(command("sleep 61.37", verify_timeout=0.2), [says("done")])
     assert end.reward == 0.0 and end.info["verify"] == "it took more than 0.2 s"
 
 
@@ -152,16 +152,16 @@ def test_a_command_that_verifies_ends(command):
 @pytest.mark.parametrize(
     ("action", "option", "reason"),
     [
-        ("for i in $(seq 9); do sleep 60 & done; wait", {"max_processes": 6}, "processes"),
-        ("for i in $(seq 9); do setsid sleep 60 & done; sleep 60", {"max_processes": 6}, "processes"),
-        ("for i in 1 2 3; do head -c 900000 /dev/zero > $i; done; sleep 60", {"max_disk_mb": 2}, "MiB"),
+        ("for i in $(seq 9); do sleep 61.37 & done; wait", {"max_processes": 6}, "processes"),
+        ("for i in $(seq 9); do setsid sleep 61.37 & done; sleep 61.37", {"max_processes": 6}, "processes"),
+        ("for i in 1 2 3; do head -c 900000 /dev/zero > $i; done; sleep 61.37", {"max_disk_mb": 2}, "MiB"),
     ],
 )
 def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reason):
     _, end = play(command(**option), [says(action)])
     assert end.terminated and end.reward == 0 and end.info["success"] is False
     assert reason in end.info["failure_reason"] and "diff" in end.info
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "60"]]
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.37"]]
 
 
 def test_a_column_chooses_the_workspace(command, source):
@@ -174,7 +174,7 @@ def test_a_column_chooses_the_workspace(command, source):
     [
         ({"workspace": None}, "verify"),
         ({"workspace": None, "verify": lambda: 1, "restore": ["tests"]}, "restore"),
-        ({"workspace": "{a.b}"}, "command"),
+        ({"workspace": "{a.b}"}, "workspace"),
         ({"verify_timeout": 0}, "verify_timeout"),
         ({"max_processes": 0}, "max_processes"),
         ({"max_disk_mb": -1}, "max_disk_mb"),

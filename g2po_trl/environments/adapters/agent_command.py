@@ -69,12 +69,12 @@ class AgentCommand:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
             value; `{{` is a brace. No shell runs, and a value is always (part of) one argument. Write
             `--question={question}` or `-- {question}`, else a value that begins with `-` is read as an option.
-        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. It takes those of
-            `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else of the episode) that its
-            parameters name. If `returncode` is not among them, another exit status than 0 is an exception of the
-            agent. Output beyond a megabyte loses its middle. With a workspace it may be a command, such as
-            `pytest -q`, which runs there after the agent: its reward is the number in its last line, or else 1 if its
-            exit status is 0, or 0. The agent's exit status does not matter then.
+        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. It
+            takes those of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else of the
+            episode) that its parameters name. If `returncode` is not among them, another exit status than 0 is an
+            exception of the agent. Output beyond a megabyte loses its middle. With a workspace it may be a command,
+            such as `pytest -q`, which runs there after the agent: its reward is the number in its last line, or else
+            1 if its exit status is 0, or 0. The agent's exit status does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is

@@ -273,10 +273,7 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
 
 
 def _unknown_path(route: str) -> RefusedRequestError:
-    remedy = f"use {', '.join(ROUTES)}"
-    if "/v1/responses" in route:
-        remedy += ", as libraries do that are set to chat completions instead of the Responses API"
-    return RefusedRequestError(f"{route} is not served: {remedy}", code="unknown_url", status=404)
+    return RefusedRequestError(f"{route} is not served: use {', '.join(ROUTES)}", code="unknown_url", status=404)
 
 
 def _seconds(text: str | None) -> float:

@@ -55,7 +55,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
     form = data.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
-        form = form.get("json_schema")
+        form = form.get("json_schema") or {}
     chat = chat_request(
         answer_schema("response_format", form),
         messages=data.get("messages"),
