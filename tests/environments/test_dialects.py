@@ -195,6 +195,7 @@ def test_messages_by_anthropic():
         ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input"),
         ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input"),
         ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, "tools"),
+        ("/v1/responses", {"input": [{"type": {}}]}, "input"),
         ("/v1/responses", {"input": "a", "tools": 3}, "tools"),
         ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ("/v1/responses", {"input": "a", "background": True}, "background"),

@@ -134,7 +134,7 @@ def _messages(items: Any, ignored: set[str]) -> list[Message]:
                 own["content"] = "\n".join(filter(None, [own["content"], content]))
             else:
                 messages.append({"role": item.get("role"), "content": content})
-        elif kind in _CALLS:
+        elif isinstance(kind, str) and kind in _CALLS:
             if not isinstance(item.get("name"), str):
                 raise RefusedRequestError(f"{where} is {show(item)}: give the call's name", "input")
             name = f"{item['namespace']}.{item['name']}" if item.get("namespace") else item["name"]
