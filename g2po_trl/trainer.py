@@ -35,9 +35,9 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
-from .environments.adapters.agent import agent_factory
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
+from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, plain, tasks_hash
 from .evaluation.examine import check_start

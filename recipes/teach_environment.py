@@ -47,12 +47,12 @@ from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
-from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.trl_tools import (
     default_history,
     default_prompt_template,
     text_environment_factory,
 )
+from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder

@@ -20,8 +20,8 @@ import xxhash
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
-from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
+from ..environments.agents.agent import AgentEnvironment
 from ..environments.contract import TextEnvironment
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits

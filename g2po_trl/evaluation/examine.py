@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling, derived_seed
-from ..environments.adapters.agent import agent_factory
 from ..environments.adapters.trl_tools import default_history, text_environment_factory
+from ..environments.agents.agent import agent_factory
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from ..environments.adapters.agent import AgentEnvironment
-from ..environments.adapters.agent_command import AgentCommand
+from ..environments.agents.agent import AgentEnvironment
+from ..environments.agents.command import AgentCommand
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate

@@ -5,8 +5,8 @@ import json
 import pytest
 from scripted_agents import calls, play, says
 
-from g2po_trl.environments.adapters.dialects import DIALECTS, ROUTES, messages, responses
-from g2po_trl.environments.adapters.dialects.request import Completion, RefusedRequestError
+from g2po_trl.environments.agents.dialects import DIALECTS, ROUTES, messages, responses
+from g2po_trl.environments.agents.dialects.request import Completion, RefusedRequestError
 from g2po_trl.prompts.conversation import ChatResponse
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -9,7 +9,7 @@ import pytest
 from scripted_agents import play, says
 
 from g2po_trl import AgentCommand
-from g2po_trl.environments.adapters.workspace import MAX_DIFF_CHARACTERS, Workspace
+from g2po_trl.environments.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 from g2po_trl.prompts.state_keys import without_noise, workspace_key
 from g2po_trl.utils.errors import G2POError
 

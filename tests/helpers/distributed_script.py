@@ -13,7 +13,7 @@ from letter_trainer import make_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.engines import transformers as generation
-from g2po_trl.environments.adapters.agent import AgentEnvironment
+from g2po_trl.environments.agents.agent import AgentEnvironment
 
 
 class FixedLengthEnvironment(LetterEnvironment):

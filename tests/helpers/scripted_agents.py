@@ -8,7 +8,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from g2po_trl.environments.adapters.agent import AgentEnvironment
+from g2po_trl.environments.agents.agent import AgentEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 
 ADD = {

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...engines.sampling import Sampling
-from ...environments.adapters.agent import agent_factory
 from ...environments.adapters.trl_tools import default_prompt_template, text_environment_factory
+from ...environments.agents.agent import agent_factory
 from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool

@@ -37,15 +37,15 @@ from ...prompts.conversation import ChatResponse, Message, as_text, since_last_c
 from ...prompts.state_keys import request_key, state_key_text, workspace_key
 from ...utils.errors import G2POError
 from ...utils.show import show
+from ..adapters.common import import_extra
+from ..adapters.trl_tools import awaited
 from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, resolve_agent_name
 from ..validation import EnvironmentContractError
-from .common import import_extra
 from .dialects.request import MODEL, RefusedRequestError
 from .endpoint import running_endpoint
 from .session import AgentEnd, Call, Session
-from .trl_tools import awaited
 from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole

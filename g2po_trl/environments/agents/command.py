@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import math
 import os
 import re
 import shlex
-import shutil
 import string
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from ...utils.show import describe_exit
 from . import supervisor
 from .agent import AgentClient, CommandError, read_return_value, result_of
 from .endpoint import bypass_proxies
+from .program import Program
 from .workspace import Workspace
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
@@ -43,10 +40,8 @@ _VARIABLES = {  # what the model is called in each protocol
     "ANTHROPIC_API_KEY": "api_key",
 }
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
-_SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
+_SHOWN = 2000  # last characters of what a command that verifies printed
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
-END_SECONDS = 5.0  # for all that a program started to end
-MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
 
 class AgentCommand:
@@ -129,34 +124,40 @@ class AgentCommand:
             CommandError: if the program fails or takes too long.
             G2POError: if a placeholder is no column of the task.
         """
-        words = [_filled(word, task) for word in self.words]
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
             episode = Path(name)
             if self.workspace is None:
-                value, _ = self._play(words, task, client, episode, episode)
-                return value
+                returncode, stdout, stderr = self._run(task, client, self._variables(client, episode), episode)
+                return self._verify(task, episode, returncode, stdout, stderr)
             workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
             client.works_on(workspace)
+            variables = self._variables(client, episode, workspace.folder)
             try:
-                value, facts = self._play(words, task, client, episode, workspace.folder, workspace)
+                returncode, stdout, stderr = self._run(task, client, variables, episode, workspace.folder)
             except CommandError as error:
                 error.info["diff"] = workspace.diff()
                 raise
+            facts = {"diff": workspace.diff()}
+            workspace.restore(self.restore)
+            if self._checks:
+                facts |= {} if returncode == 0 else {"program": _failed(returncode, stderr)}
+                value = self._check(task, client, variables, episode, workspace.folder)
+            else:
+                value = self._verify(task, workspace.folder, returncode, stdout, stderr)
             reward, info = read_return_value(value)
             return {"reward": reward, "success": info.pop("success", None), "info": {**info, **facts}}
 
-    def _play(
+    def _run(
         self,
-        words: list[str],
         task: dict[str, Any],
         client: AgentClient,
+        variables: dict[str, str],
         episode: Path,
-        folder: Path,
-        workspace: Workspace | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Run the program and verify what it did; return what an agent returns, and facts about it."""
-        variables = self._variables(client, episode, folder)
-        program = _Program(words, variables, self._limits, episode, None if workspace is None else folder)
+        folder: Path | None = None,
+    ) -> tuple[int, str, str]:
+        """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
+        limits = {"folder": str(episode), **self._limits}
+        program = Program([_filled(word, task) for word in self.words], variables, limits, folder)
         client.at_end(program.end)
         with program:
             while True:
@@ -166,31 +167,34 @@ class AgentCommand:
                 if (returncode := program.wait(None if left is None else max(left, MIN_WAIT))) is not None:
                     break
         stdout, stderr = program.outputs()
-        if returncode == supervisor.OVER_LIMIT or (
-            returncode != 0 and not self._checks and "returncode" not in self._verified
-        ):
+        may_fail = self._checks or "returncode" in self._verified
+        if returncode == supervisor.OVER_LIMIT or (returncode != 0 and not may_fail):
             raise CommandError(_failed(returncode, stderr))
-        facts: dict[str, Any] = {}
-        if workspace is not None:
-            facts["diff"] = workspace.diff()
-            workspace.restore(self.restore)
-        if not self._checks:
-            values = dict(zip(_VERIFIED, [task, stdout, stderr, returncode, folder]))
-            return result_of(self.verify(**{name: values[name] for name in self._verified})), facts
-        if returncode != 0:
-            facts["program"] = _failed(returncode, stderr)
-        checks = _Program(
-            [_filled(word, task) for word in self._checks], self._without_key(variables), self._limits, episode, folder
+        return returncode, stdout, stderr
+
+    def _verify(self, task: dict[str, Any], folder: Path, returncode: int, stdout: str, stderr: str) -> Any:
+        """Return what the function `verify` returns."""
+        values = dict(zip(_VERIFIED, [task, stdout, stderr, returncode, folder]))
+        return result_of(self.verify(**{name: values[name] for name in self._verified}))
+
+    def _check(
+        self, task: dict[str, Any], client: AgentClient, variables: dict[str, str], episode: Path, folder: Path
+    ) -> dict[str, Any]:
+        """Return the reward of the command `verify`, which has no model to ask, and what it printed."""
+        variables = {name: text for name, text in variables.items() if name not in _VARIABLES}
+        limits = {"folder": str(episode), **self._limits}
+        checks = Program(
+            [_filled(word, task) for word in self._checks], {**variables, **self.environment}, limits, folder
         )
         client.at_end(checks.end)
         with checks:
             returncode = checks.wait(self.verify_timeout)
         if returncode is None:
-            return 0.0, {**facts, "verify": f"it took more than {self.verify_timeout:g} s"}
+            return {"reward": 0.0, "info": {"verify": f"it took more than {self.verify_timeout:g} s"}}
         stdout, stderr = checks.outputs()
-        return _reward(returncode, stdout), {**facts, "verify": (stdout + stderr)[-2000:]}
+        return {"reward": _reward(returncode, stdout), "info": {"verify": (stdout + stderr)[-_SHOWN:]}}
 
-    def _variables(self, client: AgentClient, episode: Path, folder: Path) -> dict[str, str]:
+    def _variables(self, client: AgentClient, episode: Path, folder: Path | None = None) -> dict[str, str]:
         variables = dict(os.environ)
         bypass_proxies(variables)
         own = str(Path(sys.executable).parent)
@@ -198,55 +202,11 @@ class AgentCommand:
         variables["PATH"] = path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
         variables |= {name: getattr(client, part) for name, part in _VARIABLES.items()}
         variables["EPISODE_FOLDER"] = str(episode)
-        if folder != episode:
+        if folder is not None:
             for name in ("home", "tmp"):
                 (episode / name).mkdir()
             variables |= {"HOME": str(episode / "home"), "TMPDIR": str(episode / "tmp"), "PWD": str(folder)}
         return {**variables, **self.environment}
-
-    def _without_key(self, variables: dict[str, str]) -> dict[str, str]:
-        """Return the variables of a command that verifies: it has no model to ask."""
-        return {name: value for name, value in variables.items() if name in self.environment or name not in _VARIABLES}
-
-
-class _Program:
-    """A running program, with limits, and all that it starts: both end at the end of the context."""
-
-    def __init__(
-        self, words: list[str], variables: dict[str, str], limits: dict[str, int], episode: Path, folder: Path | None
-    ):
-        if shutil.which(words[0], path=variables["PATH"]) is None:
-            raise FileNotFoundError(
-                f"{words[0]} is not found: give the program's path, or install it where training runs"
-            )
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        limits = json.dumps({"folder": str(episode), **limits})
-        command = [*_SUPERVISOR, limits, *words]
-        self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
-        self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        self.end()
-
-    def wait(self, seconds: float | None) -> int | None:
-        """Return the exit status; `None`: it still runs after so many seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-
-    def outputs(self) -> list[str]:
-        """Return what it wrote to stdout and to stderr."""
-        return [output.text() for output in self._outputs]
-
-    def end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.stdin.close()
 
 
 def _reward(returncode: int, stdout: str) -> float:
@@ -306,29 +266,3 @@ def _failed(returncode: int, stderr: str) -> str:
     lines = stderr.strip().splitlines()
     errors = [line for line in lines if _ERROR_LINE.match(line)]  # Node writes its version after them
     return ": ".join([describe_exit(returncode), *(errors or lines)[-1:]])
-
-
-class _Output:
-    """Reads what a program writes, and keeps its beginning and end."""
-
-    def __init__(self, pipe: Any):
-        self._head, self._tail, self._omitted = bytearray(), bytearray(), 0
-        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def _read(self, pipe: Any) -> None:
-        half = MAX_OUTPUT_BYTES // 2
-        with pipe:
-            while chunk := pipe.read1(2**16):
-                room = half - len(self._head)
-                self._head += chunk[:room]
-                self._tail += chunk[room:]
-                if (surplus := len(self._tail) - half) > half:
-                    del self._tail[:surplus]
-                    self._omitted += surplus
-
-    def text(self) -> str:
-        """Return the text. All writers have ended, but outside of Linux a daemon may live: it is not waited for."""
-        self._thread.join(1.0)
-        omitted = f"\n[{self._omitted:,} bytes are left out]\n".encode() if self._omitted else b""
-        return (bytes(self._head) + omitted + bytes(self._tail)).decode("utf-8", "replace")

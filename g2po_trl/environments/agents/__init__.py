@@ -1,0 +1,1 @@
+"""Agents: functions and programs that call a model. Their requests are observations."""

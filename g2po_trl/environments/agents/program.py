@@ -1,0 +1,91 @@
+"""A program that runs under a supervisor: its limits, its output, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+_SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
+END_SECONDS = 5.0  # for all that a program started to end
+MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
+
+
+class Program:
+    """A running program. At the end of the context it is killed, with all that it has started.
+
+    Args:
+        words: the program and its arguments.
+        variables: its environment variables.
+        limits: see `supervisor`.
+        folder: in which it runs. `None`: the current one.
+    """
+
+    def __init__(
+        self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None = None
+    ):
+        is_path = os.sep in words[0]  # relative to the folder
+        if not (Path(folder or ".", words[0]).exists() if is_path else shutil.which(words[0], path=variables["PATH"])):
+            raise FileNotFoundError(
+                f"{words[0]} is not found: give the program's path, or install it where training runs"
+            )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [*_SUPERVISOR, json.dumps(limits), *words]
+        self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
+        self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.end()
+
+    def wait(self, seconds: float | None) -> int | None:
+        """Return the exit status; `None`: it still runs after so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+
+    def outputs(self) -> list[str]:
+        """Return what it wrote to stdout and to stderr."""
+        return [output.text() for output in self._outputs]
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.stdin.close()
+
+
+class _Output:
+    """Reads what a program writes, and keeps its beginning and end."""
+
+    def __init__(self, pipe: Any):
+        self._head, self._tail, self._omitted = bytearray(), bytearray(), 0
+        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: Any) -> None:
+        half = MAX_OUTPUT_BYTES // 2
+        with pipe:
+            while chunk := pipe.read1(2**16):
+                room = half - len(self._head)
+                self._head += chunk[:room]
+                self._tail += chunk[room:]
+                if (surplus := len(self._tail) - half) > half:
+                    del self._tail[:surplus]
+                    self._omitted += surplus
+
+    def text(self) -> str:
+        """Return the text. All writers have ended, but outside of Linux a daemon may live: it is not waited for."""
+        self._thread.join(1.0)
+        omitted = f"\n[{self._omitted:,} bytes are left out]\n".encode() if self._omitted else b""
+        return (bytes(self._head) + omitted + bytes(self._tail)).decode("utf-8", "replace")
