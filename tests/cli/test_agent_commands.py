@@ -80,7 +80,7 @@ def test_errors_name_the_remedy(folder, capsys):
     for arguments, text in (
         (["train", "--agent", "empty.py"], "empty.py contains no public function (task, client) and no AgentCommand"),
         (["train", "alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one"),
-        (["train", "--agent"], "argument --agent: expected one argument"),
+        (["train", "--agent"], "--agent: expected one argument"),
         (["check", "agent.py"], "agent.py contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains tidy"),
         (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),

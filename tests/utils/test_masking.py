@@ -143,9 +143,9 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
         read(["--model", str(tmp_path)])
     told = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"(environment_options|generation_kwargs)\.\S+ was left out of run.json", told), told
-    mine = ["--environment-options", '{"api_key": "mine"}', "--generation-kwargs", "{}"]
-    given = read(["--model", str(tmp_path), *mine])[0]
-    assert given.environment_options == {"api_key": "mine"}
+    mine = {"api_key": "mine", "options": {"password": "mine"}}
+    given = read(["--model", str(tmp_path), "--environment-options", json.dumps(mine), "--generation-kwargs", "{}"])[0]
+    assert given.environment_options == {**mine, "size": 4}
 
 
 def test_gitignore_of_a_run_names_what_is_not_pushed(tmp_path):
