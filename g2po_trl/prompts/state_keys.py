@@ -34,9 +34,10 @@ _DATES = (
     rf"{_DAY},? \d{{1,2}} {_MONTH} \d{{4}}",
 )
 _IDS = (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "0x[0-9a-fA-F]{4,}", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,64}")
+_PATH_END = r"[^\s'\"`:,;)\]]+"
 # What differs between two runs of the same commands, by the mark that stands for it.
 _NOISE = {
-    "<path>": re.compile(r"(?:/private)?(?:/var/folders|/var/tmp|/tmp)/[^\s'\"`:,;)\]]+"),
+    "<path>": re.compile(rf"(?:/private)?(?:/var/folders|/var/tmp|/tmp)/{_PATH_END}"),
     "<id>": re.compile(rf"\b(?:{'|'.join(_IDS)})\b"),
     "<date>": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
     "<time>": re.compile(rf"(?<![\w:.]){_CLOCK}"),
@@ -59,29 +60,45 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
     if not since_last_completion(messages):
         return "\n".join([as_text(messages), *map(json.dumps, asked)])
-    key: list[Message] = []
+    known = _known(messages, len(system))
+    said = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in known]
+    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+
+
+def _known(messages: Sequence[Message], begins: int, until: int = 0) -> list[Message]:
+    """Return the news, after what they answer if they say little, back to those that end the first `until` messages.
+
+    The task begins after `begins` messages.
+    """
+    known: list[Message] = []
     end = len(messages)
     while True:
         news = since_last_completion(messages[:end])
         begin = end - len(news)
         text = "\n".join(message["content"] for message in news if message["role"] != "system")
-        unchanged = begin > 0 and says_unchanged(text)
+        unchanged = begin > 0 and end > until and says_unchanged(text)
         if not unchanged:
-            key = [*(news if begin else news[len(system) :]), *key]
-        if not begin or not (unchanged or says_little(text)):
-            break
+            known = [*(news if begin else news[begins:]), *known]
+        if not begin or end <= until or not (unchanged or says_little(text)):
+            return known
         end = begin - 1
         if not unchanged:
             answered = messages[end]
-            key = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *key]
-    said = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in key]
-    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+            known = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *known]
 
 
 def workspace_key(
-    files: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, folder: str
+    files: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    folder: str,
+    temporary: str = "",
+    since: int | None = None,
 ) -> str:
     """Return the state key of a request of an agent that works on files: these, the news, and who is asked.
+
+    News that say little are combined with what they answer, as in `request_key`, back to the request at which the
+    files have changed: they say what happened before.
 
     In texts, times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
 
@@ -90,20 +107,34 @@ def workspace_key(
         messages: of the request.
         tools: of the request.
         folder: path of the files.
+        temporary: path of a folder of the episode alone.
+        since: number of messages of the episode's first request with these files. `None`: this one.
     """
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    news = since_last_completion(messages) or messages
-    if len(news) == len(messages):
-        news = news[len(system) :]
-    marked = [{**message, "content": without_noise(message["content"], folder)} for message in system]
-    named = json.loads(without_noise(json.dumps(list(tools or ())), folder))
-    key = {"files": files, "news": without_noise(as_text(news), folder), "asked": _digest_of(marked, named)}
+    until = len(messages) if since is None else since
+    is_whole = not since_last_completion(messages)
+    news = messages[len(system) :] if is_whole else _known(messages, len(system), until)
+    asked = _digest_of(_marked(system, folder, temporary), _marked(list(tools or ()), folder, temporary))
+    key = {"files": files, "news": without_noise(as_text(news), folder, temporary), "asked": asked}
     return json.dumps(key, ensure_ascii=False)
 
 
-def without_noise(text: str, folder: str = "") -> str:
-    """Return a text with marks in place of times, dates, durations, ids, and temporary paths; `folder` becomes "."."""
+def _marked(value: Any, folder: str = "", temporary: str = "") -> Any:
+    """Return JSON data with marks in its texts, see `without_noise`."""
+    if isinstance(value, str):
+        return without_noise(value, folder, temporary)
+    if isinstance(value, Mapping):
+        return {name: _marked(part, folder, temporary) for name, part in value.items()}
+    return [_marked(part, folder, temporary) for part in value] if isinstance(value, list) else value
+
+
+def without_noise(text: str, folder: str = "", temporary: str = "") -> str:
+    """Return a text with marks in place of times, dates, durations, ids, and temporary paths.
+
+    `folder` becomes ".", and a path in the folder `temporary` is a temporary one.
+    """
     text = text.replace(folder, ".") if folder else text
+    text = re.sub(f"{re.escape(temporary)}{_PATH_END}", "<path>", text) if temporary else text
     for mark, pattern in _NOISE.items():
         text = pattern.sub(mark, text)
     return text

@@ -216,6 +216,15 @@ def test_what_cannot_be_answered_is_refused(route, data, parameter):
     assert raised.value.parameter == parameter and raised.value.status == 400
 
 
+def test_what_templates_cannot_express_is_named():
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True}
+    own = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]}
+    asked = [{"role": "user", "content": "a"}, own, {"role": "user", "content": [result]}]
+    prefill = {"role": "assistant", "content": "{"}
+    assert request_of("/v1/messages", messages=asked).ignored == ("messages.tool_result.is_error",)
+    assert request_of("/v1/messages", messages=[*asked[:1], prefill]).ignored == ("messages.prefill",)
+
+
 def test_a_response_of_another_episode_is_unknown():
     def agent(task, client):
         model = client.openai(max_retries=0).responses

@@ -1,14 +1,18 @@
 """Folders that agents work on: copies, states, diffs, what is put back, and limits."""
 
+import json
 import os
 import shutil
+import subprocess
 import sys
+import time
 
 import psutil
 import pytest
-from scripted_agents import play, says
+from scripted_agents import ask, play, says
 
 from g2po_trl import AgentCommand
+from g2po_trl.environments.agents import supervisor
 from g2po_trl.environments.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 from g2po_trl.prompts.state_keys import without_noise, workspace_key
 from g2po_trl.utils.errors import G2POError
@@ -65,6 +69,113 @@ def test_copies_have_one_state(source, tmp_path):
     assert len({changed, one.state(), other.state()}) == 3
 
 
+def git(folder, *words):
+    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"]
+    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("kind", ["link", "worktree", "submodule"])
+def test_what_leads_to_another_folder_is_copied(source, tmp_path, kind):
+    (source / "link").unlink()
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
+        git(source, *words)
+    given = tmp_path / "given"
+    if kind == "link":
+        given.symlink_to(source)
+    elif kind == "worktree":
+        git(source, "worktree", "add", "-q", "-b", "task", str(given))
+    else:
+        git(tmp_path, "init", "-q", "outer")
+        git(tmp_path / "outer", "submodule", "add", "-q", str(source), "inner")
+        given = tmp_path / "outer" / "inner"
+    (given / "add.py").write_text("edited")
+    before = git(given, "rev-parse", "HEAD"), git(given, "status", "--porcelain")
+    workspace = Workspace(given, tmp_path / "copy")
+    assert before == (git(workspace.folder, "rev-parse", "HEAD"), git(workspace.folder, "status", "--porcelain"))
+    git(workspace.folder, "commit", "-aqm", "of the agent")
+    (workspace.folder / "new.txt").write_text("new")
+    assert before == (git(given, "rev-parse", "HEAD"), git(given, "status", "--porcelain"))
+    assert (given / "add.py").read_text() == "edited" and not (given / "new.txt").exists()
+    assert git(workspace.folder, "status", "--porcelain") == "?? new.txt\n"
+
+
+def test_a_change_is_seen_however_soon_it_comes(source, tmp_path):
+    workspace, seen = Workspace(source, tmp_path / "copy"), set()
+    for text in "abcdefgh":  # of equal length, within a tick of the clock
+        (workspace.folder / "add.py").write_text(text)
+        seen.add(workspace.state())
+    assert len(seen) == 8
+
+
+def test_what_is_no_file_stops_nothing(source, tmp_path):
+    workspace = Workspace(source, tmp_path / "copy")
+    before = workspace.state()
+    os.mkfifo(workspace.folder / "pipe")
+    (workspace.folder / os.fsdecode(b"\xff.txt")).write_text("odd")
+    with open(workspace.folder / "large", "wb") as file:
+        file.truncate(2**40)  # sparse
+    begin = time.monotonic()
+    states = {before, workspace.state()}
+    with open(workspace.folder / "large", "r+b") as file:
+        file.write(b"1")
+    assert len({*states, workspace.state()}) == 3
+    assert "Binary file pipe" in workspace.diff() and "+++ b/\N{REPLACEMENT CHARACTER}.txt" in workspace.diff()
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("place", ["link", "none", "file"])
+def test_a_folder_that_an_agent_replaced(source, tmp_path, place):
+    """Nothing of another folder is read, removed, or written."""
+    outside = tmp_path / "outside"
+    (outside / "tests").mkdir(parents=True)
+    (outside / "tests" / "mine.py").write_text("mine")
+    (outside / "add.py").write_text("secret")
+    workspace = Workspace(source, tmp_path / "copy")
+    shutil.rmtree(workspace.folder)
+    if place == "link":
+        workspace.folder.symlink_to(outside)
+    elif place == "file":
+        workspace.folder.write_text("")
+    assert workspace.state() and "-    return a - b" in workspace.diff() and "secret" not in workspace.diff()
+    workspace.restore(["tests"])
+    assert (workspace.folder / "tests" / "check.py").read_text() == (source / "tests" / "check.py").read_text()
+    assert (outside / "tests" / "mine.py").read_text() == "mine" and len(list(outside.rglob("*"))) == 3
+
+
+def test_what_is_put_back_takes_the_place_of_anything(source, tmp_path):
+    workspace = Workspace(source, tmp_path / "copy")
+    (workspace.folder / "tests" / "__pycache__").mkdir()
+    (workspace.folder / "tests" / "__pycache__" / "check.cpython-311.pyc").write_text("planted")
+    (workspace.folder / "add.py").unlink()
+    (workspace.folder / "add.py").mkdir()
+    (workspace.folder / "add.py" / "__main__.pyc").write_text("planted")
+    workspace.restore(["add.py", "tests"])
+    assert (workspace.folder / "add.py").is_file() and workspace.diff() == ""
+    assert not list(workspace.folder.rglob("*.pyc"))
+    shutil.rmtree(workspace.folder / "tests")
+    os.mkfifo(workspace.folder / "tests")
+    workspace.restore(["tests"])
+    assert workspace.diff() == ""
+
+
+def test_a_diff_takes_no_time_that_grows_with_the_square(source, tmp_path):
+    table = [f"{number % 997}\n" for number in range(100_000)]
+    (source / "table").write_text("".join(table))
+    (source / "list").write_text("".join(f"{number}\n" for number in range(10_000)))
+    workspace = Workspace(source, tmp_path / "copy")
+    (workspace.folder / "list").write_text("".join(f"{number}{'!' * (number == 5000)}\n" for number in range(10_000)))
+    begin = time.monotonic()
+    assert workspace.diff().split("\n")[2:] == [
+        *("@@ -4998,7 +4998,7 @@", " 4997", " 4998", " 4999", "-5000", "+5000!", " 5001", " 5002", " 5003", ""),
+    ]
+    (workspace.folder / "list").unlink()
+    (workspace.folder / "table").write_text("".join([table[0], *table[:0:-1]]))
+    assert len(workspace.diff()) > MAX_DIFF_CHARACTERS
+    shutil.copy2(source / "list", workspace.folder / "list")
+    assert "@@ -1,100000 +1,100000 @@" in workspace.diff()
+    assert time.monotonic() - begin < 20
+
+
 def test_a_diff_names_what_changed(source, tmp_path):
     workspace = Workspace(source, tmp_path / "copy")
     (workspace.folder / "add.py").write_text("def add(a, b):\n    return a + b")
@@ -79,7 +190,7 @@ def test_a_diff_names_what_changed(source, tmp_path):
     assert MAX_DIFF_CHARACTERS < len(workspace.diff()) < MAX_DIFF_CHARACTERS + 100
 
 
-@pytest.mark.parametrize("pattern", ["tests", "tests/*", "tests/check.py", "tests/"])
+@pytest.mark.parametrize("pattern", ["tests", "tests/*", "./tests/check.py", "tests/", "**/check.py"])
 def test_files_are_put_back_and_none_outside_is_touched(source, tmp_path, pattern):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -101,6 +212,29 @@ def test_the_workspace_is_the_state_and_verification_the_reward(command):
     assert len(set(keys)) == 3 and keys[1].split('"news"')[1] == keys[2].split('"news"')[1], "times are no part of it"
     again, _ = play(command(), script)
     assert [one.state_key for one in again] == keys
+
+
+def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
+    """Else a command without output would be the same state whatever was known before it."""
+
+    def agent(task, client):
+        workspace = Workspace(source, tmp_path / task["name"])
+        client.works_on(workspace)
+        messages, said = [{"role": "user", "content": "Mend it."}], ""
+        while said != "done":
+            said = ask(client, *messages).content
+            made = subprocess.run(said, shell=True, text=True, capture_output=True, cwd=workspace.folder)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": made.stdout}]
+        return 1.0
+
+    script = ["cat add.py", "true", "true", "echo >> add.py", "true", "done"]
+    seen, _ = play(agent, [says(text) for text in script], name="one")
+    keys = [json.loads(one.state_key) for one in seen]
+    assert len({one.state_key for one in seen}) == len(seen)
+    assert keys[2]["news"].startswith("user: def add(a, b)") and keys[2]["news"].endswith("assistant: true\n\nuser: ")
+    assert keys[4]["news"] == "user: " and keys[4]["files"] == keys[5]["files"] != keys[3]["files"]
+    other, _ = play(agent, [says(text) for text in script[3:]], name="other")
+    assert [one.state_key for one in other[1:]] == [one.state_key for one in seen[4:]]
 
 
 def test_the_folder_itself_does_not_change(command, source):
@@ -164,6 +298,54 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.37"]]
 
 
+def test_files_elsewhere_are_in_no_limit(command, tmp_path):
+    _, end = play(
+        command(verify="true", max_disk_mb=1), [says(f"head -c 3000000 /dev/zero > {tmp_path}/out"), says("done")]
+    )
+    assert end.reward == 1.0 and os.path.getsize(tmp_path / "out") == 3_000_000
+
+
+@pytest.mark.parametrize("limit", [None, float("inf")])
+def test_no_limit(command, limit):
+    unlimited = command("true", max_disk_mb=limit, max_processes=limit, verify_timeout=limit and 60)
+    _, end = play(unlimited, [says("sleep 0.7"), says("done")])
+    assert end.reward == 1.0
+
+
+def test_the_settings_of_the_user_are_not_the_programs(command, source, monkeypatch):
+    for name in ("GIT_DIR", "XDG_CONFIG_HOME", "CODEX_HOME"):
+        monkeypatch.setenv(name, str(source))
+    seen, _ = play(command("true"), [says("env"), says("done")])
+    assert str(source) not in seen[1].text
+
+
+def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command):
+    with pytest.raises(FileNotFoundError, match="no_such_program"):
+        play(command(verify="no_such_program -q"), [])
+
+
+def test_a_folder_that_cannot_be_copied_is_named(command, source, monkeypatch):
+    inside = source / "tmp"
+    inside.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(inside))
+    with pytest.raises(G2POError, match="cannot be copied: .*into itself"):
+        play(command(), [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
+def test_many_processes_end_in_a_time_that_does_not_grow_with_the_square():
+    many = (
+        "import os, time\nfor _ in range(600):\n    if not os.fork():\n        os.setsid()\n        time.sleep(61.37)"
+    )
+    limits = {"folder": "/nowhere", "processes": 100, "disk_bytes": 1}
+    words = [sys.executable, "-S", supervisor.__file__, json.dumps(limits), sys.executable, "-S", "-c", many]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        begin = time.monotonic()
+        assert b"LimitError" in process.stderr.read() and process.wait() == supervisor.OVER_LIMIT
+        assert time.monotonic() - begin < 8
+
+
 def test_a_column_chooses_the_workspace(command, source):
     _, end = play(command(workspace=f"{source.parent}/{{name}}"), [says("done")], name="source")
     assert end.info["diff"] == ""
@@ -175,6 +357,8 @@ def test_a_column_chooses_the_workspace(command, source):
         ({"workspace": None}, "verify"),
         ({"workspace": None, "verify": lambda: 1, "restore": ["tests"]}, "restore"),
         ({"workspace": "{a.b}"}, "workspace"),
+        ({"restore": ["../tests"]}, "restore"),
+        ({"restore": ["/tests"]}, "restore"),
         ({"verify_timeout": 0}, "verify_timeout"),
         ({"max_processes": 0}, "max_processes"),
         ({"max_disk_mb": -1}, "max_disk_mb"),
@@ -208,6 +392,17 @@ def test_a_workspace_that_is_no_folder(tmp_path):
 )
 def test_what_never_recurs_is_marked(text, marked):
     assert without_noise(text, "/work/copy") == marked
+
+
+def test_paths_of_the_episode_are_temporary_wherever_they_are():
+    text = "in /scratch/episode-1/workspace/a.py: see /scratch/episode-1/home/.x, '/scratch/episode-1/tmp/1'"
+    folder = "/scratch/episode-1/workspace"
+    assert without_noise(text, folder, "/scratch/episode-1") == "in ./a.py: see <path>, '<path>'"
+
+
+def test_tools_that_quote_a_temporary_path_have_a_key():
+    tools = [{"type": "function", "function": {"name": "run", "description": f'e.g. `cat "/tmp/{n}"`'}} for n in "ab"]
+    assert len({workspace_key("files", [{"role": "user", "content": "a"}], [tool], "/work") for tool in tools}) == 1
 
 
 def test_who_is_asked_is_part_of_the_state():

@@ -147,6 +147,7 @@ class AgentEnvironment(TextEnvironment):
         self._thread: threading.Thread | None = None
         self._call: Call | None = None
         self._turns = self._out_of_turns = 0
+        self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
 
     def reset(self, /, **task) -> Observation:
         """Start the agent, and wait for its first request.
@@ -156,6 +157,7 @@ class AgentEnvironment(TextEnvironment):
         """
         self.close()
         self._turns = self._out_of_turns = 0
+        self._files = None, 0
         endpoint = running_endpoint()
         self._session = session = endpoint.open_session()
         client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
@@ -235,7 +237,10 @@ class AgentEnvironment(TextEnvironment):
         if self.state_key is not None:
             key = state_key_text(self.state_key(messages))
         elif workspace is not None:
-            key = workspace_key(workspace.state(), messages, tools, str(workspace.folder))
+            files, folder = workspace.state(), workspace.folder
+            if files != self._files[0]:
+                self._files = files, len(messages)
+            key = workspace_key(files, messages, tools, str(folder), str(folder.parent), self._files[1])
         else:
             key = request_key(messages, tools)
         text = as_text(since_last_completion(messages))[:LONGEST_TEXT]

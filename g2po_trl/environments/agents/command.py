@@ -25,7 +25,7 @@ from ...utils.show import describe_exit
 from . import supervisor
 from .agent import AgentClient, CommandError, read_return_value, result_of
 from .endpoint import bypass_proxies
-from .program import Program
+from .program import Program, require_program
 from .workspace import Workspace
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
@@ -39,6 +39,9 @@ _VARIABLES = {  # what the model is called in each protocol
     "ANTHROPIC_BASE_URL": "anthropic_url",
     "ANTHROPIC_API_KEY": "api_key",
 }
+# Variables that lead to the user's own settings and repository; a workspace has its own.
+_OF_USER = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
+_OF_USER += ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 _SHOWN = 2000  # last characters of what a command that verifies printed
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
@@ -77,8 +80,9 @@ class AgentCommand:
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
             `test_*.py`: else a program may be rewarded for changing them.
-        verify_timeout: seconds after which a command that verifies is killed, and the reward is 0.
-        max_processes: number of processes beyond which a program is killed, and the episode is a failure.
+        verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
+        max_processes: number of processes beyond which a program is killed, and the episode is a failure. `None`: no
+            limit.
         max_disk_mb: as `max_processes`, of MiB below the episode's folder, workspace included.
 
     Raises:
@@ -94,9 +98,9 @@ class AgentCommand:
         *,
         workspace: str | Path | None = None,
         restore: Sequence[str] = (),
-        verify_timeout: float = 30.0,
-        max_processes: int = 256,
-        max_disk_mb: float = 1024.0,
+        verify_timeout: float | None = 30.0,
+        max_processes: int | None = 256,
+        max_disk_mb: float | None = 1024.0,
     ):
         self.words = _words("command", command)
         self._checks = _words("verify", verify) if isinstance(verify, str) else []
@@ -115,7 +119,11 @@ class AgentCommand:
         self.environment = {name: str(value) for name, value in (environment or {}).items()}
         self.timeout, self.verify_timeout = timeout, verify_timeout
         self.workspace, self.restore = workspace, (restore,) if isinstance(restore, str) else tuple(restore)
-        self._limits = {"processes": max_processes, "disk_bytes": int(max_disk_mb * 2**20)}
+        for pattern in self.restore:
+            outside = not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/")
+            require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
+        megabytes = math.inf if max_disk_mb is None else max_disk_mb
+        self._limits = {"processes": max_processes or math.inf, "disk_bytes": megabytes * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns.
@@ -125,13 +133,15 @@ class AgentCommand:
             G2POError: if a placeholder is no column of the task.
         """
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
-            episode = Path(name)
+            episode = Path(name).resolve()  # as programs print it
             if self.workspace is None:
                 returncode, stdout, stderr = self._run(task, client, self._variables(client, episode), episode)
                 return self._verify(task, episode, returncode, stdout, stderr)
             workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
             client.works_on(workspace)
             variables = self._variables(client, episode, workspace.folder)
+            if self._checks and os.sep not in (verifier := _filled(self._checks[0], task)):
+                require_program(verifier, variables)  # before the agent asks: a failure would be the model's
             try:
                 returncode, stdout, stderr = self._run(task, client, variables, episode, workspace.folder)
             except CommandError as error:
@@ -205,6 +215,7 @@ class AgentCommand:
         if folder is not None:
             for name in ("home", "tmp"):
                 (episode / name).mkdir()
+            variables = {name: value for name, value in variables.items() if name not in _OF_USER}
             variables |= {"HOME": str(episode / "home"), "TMPDIR": str(episode / "tmp"), "PWD": str(folder)}
         return {**variables, **self.environment}
 

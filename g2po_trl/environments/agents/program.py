@@ -30,11 +30,7 @@ class Program:
     def __init__(
         self, words: list[str], variables: dict[str, str], limits: dict[str, Any], folder: Path | None = None
     ):
-        is_path = os.sep in words[0]  # relative to the folder
-        if not (Path(folder or ".", words[0]).exists() if is_path else shutil.which(words[0], path=variables["PATH"])):
-            raise FileNotFoundError(
-                f"{words[0]} is not found: give the program's path, or install it where training runs"
-            )
+        require_program(words[0], variables, folder)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [*_SUPERVISOR, json.dumps(limits), *words]
         self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
@@ -63,6 +59,13 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._process.stdin.close()
+
+
+def require_program(name: str, variables: dict[str, str], folder: Path | None = None) -> None:
+    """Raise `FileNotFoundError` if there is no program of this name, or path relative to the folder."""
+    is_path = os.sep in name
+    if not (Path(folder or ".", name).exists() if is_path else shutil.which(name, path=variables["PATH"])):
+        raise FileNotFoundError(f"{name} is not found: give the program's path, or install it where training runs")
 
 
 class _Output:

@@ -25,7 +25,8 @@ from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OVER_LIMIT = 125
-LOOK_SECONDS = 0.5  # between two looks at a program's processes and files
+LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 10.0  # between two looks at a program's processes and files
+LOOK_SHARE = 0.02  # of the time that looks may take
 
 
 def main(limits: dict[str, Any], words: list[str]) -> None:
@@ -33,13 +34,13 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    exceeded: list[str] = []
     program = os.fork()
     if program == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limits["disk_bytes"],) * 2)  # of one file
         try:
             os.execvp(words[0], words)
         except OSError as error:
@@ -47,7 +48,7 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
             os._exit(126)
     try:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-        threading.Thread(target=_watch, args=(limits, exceeded := []), daemon=True).start()
+        threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
         ended = None
         while ended != program:
             ended, status = os.wait()
@@ -74,6 +75,8 @@ def end_all(program: int) -> None:
                 os.kill(child, signal.SIGKILL)
         try:
             os.wait()
+            while os.waitpid(-1, os.WNOHANG)[0]:  # all that have ended, since a look at `/proc` takes long
+                pass
         except ChildProcessError:
             return
 
@@ -104,9 +107,12 @@ def _parents() -> dict[int, int]:
 
 def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
     """End this process when the program exceeds a limit, and add why."""
+    took = 0.0
     while True:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(min(max(LOOK_SECONDS, took / LOOK_SHARE), MAX_LOOK_SECONDS))
+        begin = time.thread_time()
         number, size = len(_descendants()), _disk_bytes(limits["folder"])
+        took = time.thread_time() - begin
         if number > limits["processes"]:
             exceeded.append(f"it has {number} processes, more than {limits['processes']}")
         elif size > limits["disk_bytes"]:

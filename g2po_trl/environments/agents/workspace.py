@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch, translate
 from pathlib import Path
@@ -21,8 +22,12 @@ from ...utils.errors import G2POError
 # Names of files and folders that are no part of a state or a diff: caches, and what version control keeps.
 IGNORED = (".git", ".hg", ".venv", "node_modules", "__pycache__", ".*_cache", "*.pyc", ".coverage", "*.egg-info")
 _IGNORED = re.compile("|".join(map(translate, IGNORED)))
-MAX_DIFF_CHARACTERS = 50_000  # of which the rest is counted
+MAX_DIFF_CHARACTERS = 50_000
+MAX_DIFF_PAIRS = 4_000_000  # of lines that are compared; of files that differ in more, all changed lines are shown
 MAX_FILE_BYTES = 2**20  # of a file that a diff shows line by line
+MAX_DIGEST_BYTES = 2**26  # of a file; larger ones are known by their size, beginning and end
+_CONTEXT = 3  # lines around a change
+_RECENT_NS = 100_000_000  # two changes within a tick of the system's clock look like one
 
 
 class Workspace:
@@ -33,62 +38,76 @@ class Workspace:
         folder: where the copy is made; must not exist.
 
     Raises:
-        G2POError: if the source is no folder.
+        G2POError: if the source is no folder, or cannot be copied.
     """
 
     def __init__(self, source: Path, folder: Path):
         if not source.is_dir():
             raise G2POError(f"workspace is {str(source)!r}, which is no folder: give a folder that exists")
-        self.source, self.folder = source, folder
-        _copy(source, folder)
-        self._digests: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by path: what `stat` says, and the contents'
+        self.source, self.folder = source.resolve(), folder  # of a link, what it leads to is copied
+        try:
+            _copy(self.source, folder)
+            _have_own_repository(self.source, folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = [*(getattr(error, "stderr", None) or b"").decode("utf-8", "replace").splitlines(), error][0]
+            raise G2POError(f"workspace {str(source)!r} cannot be copied: {why}") from error
+        self._digests: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by name: what `stat` says, and the contents'
 
     def state(self) -> str:
         """Return a digest of all files but for `IGNORED`, by name and content. They are read when they change."""
-        state = hashlib.blake2b(digest_size=16)
+        state, now = hashlib.blake2b(digest_size=16), time.time_ns()
         digests = {}
-        for path in _files(self.folder):
-            name = path.relative_to(self.folder).as_posix()
-            with contextlib.suppress(OSError):  # removed meanwhile
-                seen = path.lstat()
+        for name in _files(self.folder):
+            path = os.path.join(self.folder, name)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+                seen = os.lstat(path)
                 signs = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode)
                 known = self._digests.get(name)
-                digests[name] = known if known and known[0] == signs else (signs, _digest(path, seen.st_mode))
-                state.update(name.encode("utf-8", "surrogateescape") + b"\0" + digests[name][1])
+                digest = known[1] if known and known[0] == signs else _digest(path, seen)
+                state.update(os.fsencode(name) + b"\0" + digest)
+                if now - seen.st_ctime_ns > _RECENT_NS:
+                    digests[name] = signs, digest
         self._digests = digests
         return state.hexdigest()
 
     def restore(self, patterns: Iterable[str]) -> None:
-        """Put files back as they are in the source, such as tests that must not be changed.
+        """Put files back as they are in the source, such as tests that must not be changed; caches too.
 
         Args:
-            patterns: of names relative to the folder, such as `tests` (and all below) or `test_*.py`. What the source
-                does not have is removed.
+            patterns: of names relative to the folder, such as `tests` (and all below), `test_*.py`, or `**/test_*.py`
+                in any folder. What the source does not have is removed.
         """
-        patterns = [pattern.rstrip("/") for pattern in patterns]
+        patterns = [os.path.normpath(pattern) for pattern in patterns]
+        patterns += [pattern.removeprefix("**/") for pattern in patterns]
 
-        def matching(folder: Path) -> Iterator[Path]:
-            for path in list(_files(folder)):
-                name = path.relative_to(folder).as_posix()
-                if any(fnmatch(name, one) or fnmatch(name, f"{one}/*") for one in patterns):
-                    yield path.relative_to(folder)
+        def matching(folder: Path) -> list[str]:
+            names = _files(folder, all_names=True)
+            return [n for n in names if any(fnmatch(n, one) or fnmatch(n, f"{one}/*") for one in patterns)]
 
         for name in matching(self.folder):
             (self.folder / name).unlink()
         for name in matching(self.source):
-            for parent in [*name.parents][-2::-1]:  # none of them leads out of the folder
-                if (self.folder / parent).is_symlink() or (self.folder / parent).is_file():
-                    (self.folder / parent).unlink()
-                (self.folder / parent).mkdir(exist_ok=True)
-            shutil.copy2(self.source / name, self.folder / name, follow_symlinks=False)
+            for parent in [*Path(name).parents][::-1]:  # the folder itself first; none of them leads out of it
+                path = self.folder / parent
+                if path.is_symlink() or not path.is_dir():
+                    path.unlink(missing_ok=True)
+                    path.mkdir()
+            path = self.folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            shutil.copy2(self.source / name, path, follow_symlinks=False)
 
     def diff(self) -> str:
-        """Return what differs from the source, as a unified diff of at most `MAX_DIFF_CHARACTERS` characters."""
-        sides = [{path.relative_to(side): path for path in _files(side)} for side in (self.source, self.folder)]
-        names = sorted(set().union(*sides))
-        text = "".join(_change(name.as_posix(), *(side.get(name) for side in sides)) for name in names)
-        surplus = len(text) - MAX_DIFF_CHARACTERS
-        return text if surplus <= 0 else f"{text[:MAX_DIFF_CHARACTERS]}\n[{surplus:,} characters are left out]\n"
+        """Return what differs from the source, as a unified diff of about `MAX_DIFF_CHARACTERS` at most."""
+        sides = {folder: set(_files(folder)) for folder in (self.source, self.folder)}
+        names, text = sorted(set.union(*sides.values())), ""
+        for place, name in enumerate(names):
+            old, new = (folder / name if name in side else None for folder, side in sides.items())
+            text += _change(name, _lines(old), _lines(new))
+            if len(text) > MAX_DIFF_CHARACTERS:
+                surplus, left = len(text) - MAX_DIFF_CHARACTERS, len(names) - place - 1
+                return f"{text[:MAX_DIFF_CHARACTERS]}\n[left out: {surplus:,} characters, and {left:,} files unread]\n"
+        return text
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -101,47 +120,106 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files and links below a folder, sorted, without `IGNORED`."""
+def _have_own_repository(source: Path, folder: Path) -> None:
+    """Give the copy of a git worktree or submodule a repository: the one that its `.git` names is the source's."""
+    own, there = folder / ".git", (source / ".git").resolve()
+    if not (own.is_file() or own.is_symlink()):
+        return
+    if there.is_file():
+        there = there.parent / os.fsdecode(there.read_bytes()).removeprefix("gitdir:").strip()
+    common = there / (there / "commondir").read_text().strip() if (there / "commondir").is_file() else there
+    own.unlink()
+    if not common.is_dir():  # it is broken, as it was
+        return
+    _copy(common.resolve(), own)
+    shutil.rmtree(own / "worktrees", ignore_errors=True)
+    for name in ("HEAD", "index"):
+        if (there / name).is_file():
+            shutil.copy2(there / name, own / name)
+    config = (own / "config").read_bytes()
+    (own / "config").write_bytes(re.sub(rb"(?m)^\s*(worktree|bare)\s*=.*\n", b"", config))  # of the other folder
+
+
+def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
+    """Yield the names of all files and links below a folder, in an order, without `IGNORED` unless `all_names`.
+
+    There are none if it is removed, or a link.
+    """
+    if folder.is_symlink():
+        return
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        folders[:] = sorted(name for name in folders if name not in links and not _is_ignored(name))
-        yield from (Path(root, name) for name in sorted([*files, *links]) if not _is_ignored(name))
+        folders[:] = sorted(n for n in folders if n not in links and (all_names or not _is_ignored(n)))
+        inside = os.path.relpath(root, folder)
+        for name in sorted([*files, *links]):
+            if all_names or not _is_ignored(name):
+                yield name if inside == "." else f"{inside}/{name}"
 
 
 def _is_ignored(name: str) -> bool:
     return _IGNORED.match(name) is not None
 
 
-def _digest(path: Path, mode: int) -> bytes:
+def _digest(path: str | Path, seen: os.stat_result) -> bytes:
     """Return a digest of a file's contents and whether it may be executed; of a link, of its target."""
-    if stat.S_ISLNK(mode):
+    if stat.S_ISLNK(seen.st_mode):
         return hashlib.blake2b(b"link " + os.fsencode(os.readlink(path)), digest_size=16).digest()
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(seen.st_mode):
         return b"special"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-    return digest + bytes([bool(mode & stat.S_IXUSR)])
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        # If something else has taken its place, such as a pipe that nobody writes to, this does not wait.
+        with open(path, "rb", opener=lambda p, how: os.open(p, how | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return b"special"
+            if seen.st_size <= MAX_DIGEST_BYTES:
+                digest = hashlib.file_digest(file, lambda: digest)
+            else:
+                digest.update(b"%d" % seen.st_size + file.read(MAX_FILE_BYTES))
+                file.seek(-MAX_FILE_BYTES, os.SEEK_END)
+                digest.update(file.read(MAX_FILE_BYTES))
+    except OSError:
+        return b"unreadable"
+    return digest.digest() + bytes([bool(seen.st_mode & stat.S_IXUSR)])
 
 
-def _change(name: str, before: Path | None, after: Path | None) -> str:
-    """Return the unified diff of a file; `None`: there is none."""
-    old, new = _lines(before), _lines(after)
+def _change(name: str, old: list[str] | bytes | None, new: list[str] | bytes | None) -> str:
+    """Return the unified diff of a file's lines or digests; `None`: there is no file."""
+    name = os.fsencode(name).decode("utf-8", "replace")
     if old == new:
         return ""
     if isinstance(old, bytes) or isinstance(new, bytes):
         return f"Binary file {name} differs\n"
     names = ["/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}"]
-    lines = difflib.unified_diff(old or [], new or [], *names)
+    lines = [f"--- {names[0]}\n", f"+++ {names[1]}\n", *_hunks(old or [], new or [])]
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
+def _hunks(old: list[str], new: list[str]) -> Iterator[str]:
+    """Yield the lines of a unified diff, in a time that does not grow with the square of the files' lengths."""
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - same and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    begin, tail = max(0, same - _CONTEXT), max(0, tail - _CONTEXT)
+    old, new = old[begin : len(old) - tail], new[begin : len(new) - tail]
+    if len(old) * len(new) > MAX_DIFF_PAIRS:
+        yield f"@@ -{begin + 1},{len(old)} +{begin + 1},{len(new)} @@\n"
+        yield from (f"-{line}" for line in old)
+        yield from (f"+{line}" for line in new)
+        return
+    for line in [*difflib.unified_diff(old, new, n=_CONTEXT)][2:]:
+        yield re.sub(r"(?<=[-+])\d+", lambda n: str(int(n[0]) + begin), line) if line.startswith("@@ ") else line
+
+
 def _lines(path: Path | None) -> list[str] | bytes | None:
-    """Return a file's lines, or a digest if it is large, no text, or a link."""
+    """Return a file's lines, or a digest if it is large, no text, a link, or cannot be read."""
     if path is None:
         return None
     seen = path.lstat()
     if stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_FILE_BYTES:
-        with contextlib.suppress(UnicodeDecodeError):
+        with contextlib.suppress(UnicodeDecodeError, OSError):
             return list(io.StringIO(path.read_bytes().decode(), newline="\n"))
-    return _digest(path, seen.st_mode)
+    return _digest(path, seen)

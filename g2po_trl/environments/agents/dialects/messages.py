@@ -55,6 +55,8 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
     for place, message in enumerate(given):
         messages += _messages(message, f"messages[{place}]", ignored)
+    if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
+        ignored.add("messages.prefill")
     choice = data.get("tool_choice", {})
     choice = choice.get("type") if isinstance(choice, dict) else choice
     if choice not in (None, "auto", "none"):  # a call cannot be promised
@@ -91,6 +93,7 @@ def _messages(message: Any, where: str, ignored: set[str]) -> Iterator[Message]:
             if texts:
                 yield {"role": role, "content": _text(texts, where, ignored)}
                 texts = []
+            ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
             result = _text(block.get("content"), at, ignored)
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind in _LEFT_OUT:
