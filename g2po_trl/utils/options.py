@@ -57,6 +57,7 @@ class Options:
         hints = _hints(type(self))
         for field in dataclasses.fields(self):
             if "within" in field.metadata:
+                setattr(self, field.name, without_numpy(getattr(self, field.name)))
                 _check_field(field, hints[field.name], getattr(self, field.name))
         if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
             after()
@@ -132,9 +133,11 @@ def _spelled(condition: str) -> str:
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a numpy scalar as Python's, also as a value of a dictionary; any other value as it is."""
+    """Return a numpy scalar as Python's, also one in a list or dictionary; any other value as it is."""
     if isinstance(value, dict):
         return {name: without_numpy(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(without_numpy, value))
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
@@ -162,8 +165,8 @@ def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         given = value
-    require(given is None or isinstance(given, dict), name, value, 'write {"option": value}, or None')
-    return given or None
+    require(given is None or isinstance(given, Mapping), name, value, 'write {"option": value}, or None')
+    return dict(given or {}) or None
 
 
 def keyword_options(function: Callable) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from letter_environment import LetterEnvironment
 from transformers import HfArgumentParser
@@ -86,8 +87,8 @@ BAD = [  # options, and the field that the message is about
         "overwrite": ["false"],
         "logging_steps": [0],
         "save_steps": [0],
-        "learning_rate": [-1e-6, float("nan"), float("inf")],
-        "seed": [-1, 2**32],
+        "learning_rate": [-1e-6, float("nan"), float("inf"), "1e-6", None],  # YAML reads 1e-6 as a text
+        "seed": [-1, 2**32, "0"],
         "eval_steps": [0],
         "state_key_ignores": ["numbers"],
         "num_environment_workers": [0, 1.5],
@@ -97,9 +98,9 @@ BAD = [  # options, and the field that the message is about
         "vllm_importance_sampling_clip_max": [0, -1, "x"],
         "use_transformers_paged": [True],
         "neftune_noise_alpha": [5.0],
-        "num_train_epochs": [0],
+        "num_train_epochs": [0, "3"],
         "beta": [-1.0],
-        "max_grad_norm": [None],
+        "max_grad_norm": [None, "1.0"],
         "loss_type": ["new"],
         "importance_sampling_level": ["word"],
         **dict.fromkeys(COUNTS, [0, 1.5]),
@@ -228,6 +229,12 @@ USED = {
 def test_options_without_meaning_are_refused(tmp_path, field):
     with pytest.raises(ValueError, match=field):
         make(tmp_path, **{field: USED.get(field, True)})
+
+
+def test_what_transformers_takes_is_taken(tmp_path):
+    make(tmp_path, max_grad_norm=float("inf"))  # logs the norm alone
+    make(tmp_path, max_steps=5, num_train_epochs=0)
+    assert make(tmp_path, other_eval_temperatures=[np.float32(1.0)]).other_eval_temperatures == [1.0]
 
 
 def test_no_top_p_is_as_in_trl(tmp_path):

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 from g2po_trl import G2POError
-from g2po_trl.utils.options import Options, option, without_effect
+from g2po_trl.utils.options import Options, as_mapping, option, without_effect
 
 
 @dataclass
@@ -36,6 +38,17 @@ def test_a_value_that_its_field_excludes_is_refused(name, value):
 def test_other_values_are_taken():
     Game(size=1, rate=1, kind="grid", names=["b", "a"], folder=Path("x"), more={"a": 1})
     assert Game(folder="x").folder == "x", "of a kind that is not checked"
+
+
+def test_numpy_scalars_are_numbers():
+    game = Game(size=np.int64(2), rate=np.float32(0.5), names=[np.str_("a")], more={"b": [np.int64(1)]})
+    assert (game.size, game.rate, game.names) == (2, 0.5, ["a"])
+    assert [type(one) for one in (game.size, game.rate, game.names[0], game.more["b"][0])] == [int, float, str, int]
+
+
+def test_an_object_may_be_any_mapping():
+    assert as_mapping("more", MappingProxyType({"a": 1})) == as_mapping("more", '{"a": 1}') == {"a": 1}
+    assert as_mapping("more", {}) is as_mapping("more", "null") is None
 
 
 def test_an_option_without_its_condition_has_no_effect():
