@@ -164,7 +164,7 @@ class RunState:
         """Restore a checkpoint of this very run, and return the micro-batches that are still to be trained.
 
         Raises:
-            G2POError: if the checkpoint is another trainer's, or was saved with other settings.
+            G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
         if not (folder / _STATE).is_file():
@@ -177,8 +177,16 @@ class RunState:
                 f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
             )
         for name, part in self.parts.items():
-            if name in state:  # a reference has a state unless it is sharded
+            if name not in state:  # a reference has a state unless it is sharded
+                continue
+            try:
                 part.load_state_dict(state[name])
+            except (KeyError, TypeError) as error:  # of a version with other names
+                raise G2POError(
+                    f"{str(folder)!r} was saved by another version of g2po-trl, whose {name} this one does not read "
+                    f"({error!r}): continue with that version, or start a new run from its weights "
+                    "(model_name_or_path)"
+                ) from error
         for part in self.kept_in_files:
             part.load(str(folder))
         return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,11 +22,15 @@ FILE = "run.json"
 LOCK = ".lock"
 STAGING = "unfinished-checkpoint"
 SUPERSEDED = "superseded-"
+# Of file systems without locks, such as NFS without its lock service. filelock has another way for ENOSYS.
+_UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
 
 
 def lock_folder(folder: str | Path, option: str) -> FileLock:
     """Return the acquired lock of a folder, which the system releases if the process is killed.
+
+    Where files cannot be locked, it warns, and returns a lock that nobody holds.
 
     Raises:
         G2POError: if another process holds it, or the folder cannot be written.
@@ -38,7 +44,10 @@ def lock_folder(folder: str | Path, option: str) -> FileLock:
             f"{option} is {str(folder)!r}, where another process is writing: wait for it, end it, or choose another"
         ) from None
     except OSError as error:
-        raise G2POError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
+        if error.errno not in _UNLOCKABLE:
+            raise G2POError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
+        remedy = "see to it that no other process writes there"
+        warnings.warn(f"{option} is {str(folder)!r}, which cannot be locked ({error}): {remedy}", stacklevel=2)
     return lock
 
 
@@ -49,7 +58,7 @@ def held(folder: str | Path, option: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if [path.name for path in Path(folder).iterdir()] == [LOCK]:
+        if {path.name for path in Path(folder).iterdir()} <= {LOCK}:
             shutil.rmtree(folder)
         lock.release()
 

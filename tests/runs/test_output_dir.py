@@ -1,5 +1,7 @@
 """A run's folder belongs to one run: who may write there, what a resume checks, leaves behind and writes down."""
 
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -207,6 +209,8 @@ def test_every_setting_of_a_resumed_run_is_compared_unless_it_is_listed(tmp_path
     args = make_config(tmp_path).to_dict()
     compared = identity_of({"trainer": {**args, "new": 1}})
     assert {"new", "gamma", "temperature", "seed", "learning_rate", "generation_batch_size", "bf16"} <= compared.keys()
+    with_evaluations = make_config(tmp_path, eval_strategy="steps", eval_steps=1).to_dict()
+    assert identity_of({"trainer": with_evaluations}) == identity_of({"trainer": args}), "transformers sets do_eval"
     may_change = args.keys() - compared.keys()
     assert all(any(fnmatch(name, pattern) for name in may_change) for pattern in set(MAY_CHANGE) - {"fsdp*"})
 
@@ -238,6 +242,19 @@ def test_one_process_at_a_time(make_trainer, tmp_path):
         pass
     with held(tmp_path / "new", "output"):
         pass
+    assert not (tmp_path / "new").exists(), "nothing was written"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, number):
+    """NFS without its lock service, Lustre mounted without flock."""
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="output is .* which cannot be locked"), held(tmp_path / "new", "output"):
+        assert (tmp_path / "new").is_dir()
     assert not (tmp_path / "new").exists(), "nothing was written"
 
 

@@ -15,7 +15,9 @@ from datasets import Dataset
 from letter_trainer import TASKS
 from safetensors.torch import load_file
 
+from g2po_trl import G2POError
 from g2po_trl.runs.checkpoint import STAGING, RunState, find_checkpoint
+from g2po_trl.runs.verdict import Tally
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 
@@ -139,6 +141,15 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
             assert micro_batch.keys() == other.keys()
             assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
     assert RunState({}).restore(tmp_path, {}) == []
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    RunState({"tally": Tally()}).save(tmp_path, {})
+    state = json.loads((tmp_path / "g2po_state.json").read_text())
+    state["tally"] = {**state["tally"], "without_result": 1}
+    (tmp_path / "g2po_state.json").write_text(json.dumps(state))
+    with pytest.raises(G2POError, match="another version.* tally"):
+        RunState({"tally": Tally()}).restore(tmp_path, {})
 
 
 def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
