@@ -197,9 +197,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         within="[1, inf)",
     )
     engine: str = option(
-        'What generates completions. `"transformers"`: `generate`, with the trainer\'s own weights. `"vllm"`: vLLM '
-        "in the training processes, or TRL's vLLM server (`vllm_mode`); `use_vllm=True` means the same. "
-        '`"vllm_servers"`: vLLM\'s own servers on any machine (docs/gpus.md).',
+        " ".join(["What generates completions.", *(f'`"{name}"`: {row.help}.' for name, row in ENGINES.items())]),
         "transformers",
         choices=tuple(ENGINES),
     )

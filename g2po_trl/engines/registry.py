@@ -14,7 +14,7 @@ class EngineKind:
     """An engine.
 
     Args:
-        help: what generates, in one line.
+        help: what generates, in one line, for the help and the documentation.
         path: `module:class` of the engine that a trainer uses, inside the package.
         offline: `module:function` that returns the chat model of a checkpoint, for `g2po evaluate`. `None`: none.
         extra: extra of this package that the engine needs.
@@ -37,18 +37,18 @@ class EngineKind:
 
 ENGINES = {
     "transformers": EngineKind(
-        "generate, with the trainer's own weights",
+        "`generate`, with the trainer's own weights",
         "engines.transformers:TransformersEngine",
         offline="evaluation.chat_models:load_local",
     ),
     "vllm": EngineKind(
-        "vLLM in the training processes, or TRL's vLLM server (vllm_mode)",
+        "vLLM in the training processes, or TRL's vLLM server (`vllm_mode`); `use_vllm=True` means the same",
         "engines.trl_vllm:VLLMEngine",
         offline="evaluation.chat_models:load_vllm",
         extra="vllm",
     ),
     "vllm_servers": EngineKind(
-        "vLLM's own servers on any machine", "experimental.vllm_servers.engine:ServedVLLMEngine"
+        "vLLM's own servers on any machine (docs/gpus.md)", "experimental.vllm_servers.engine:ServedVLLMEngine"
     ),
 }
 

@@ -105,8 +105,7 @@ class ServerChat(ChatModel):
         from openai import BadRequestError
 
         # Fields that not every server supports are sent only if they are set.
-        optional = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-        given = {name: value for name in optional if (value := getattr(sampling, name)) != optional[name]}
+        given = {name: value for name, value in sampling.filters().items() if name != "top_p"}
         options = {"stop": list(request.stop)} if request.stop else {}
         options |= {"extra_body": body} if (body := self.fields | given) else {}
         options |= {"tools": request.tools} if request.tools else {}

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.transformers import TransformersEngine, generate_batch
 from g2po_trl.engines.trl_vllm import VLLMEngine
-from g2po_trl.engines.vllm_requests import RequestEngine, Requests
+from g2po_trl.engines.vllm_requests import RequestEngine, Requests, vllm_options
 from g2po_trl.rollout.player import RolloutStats
 from g2po_trl.update.importance import SamplingStatistics, importance_ratio
 
@@ -131,6 +131,17 @@ def test_generate_batch_needs_no_trainer(tiny_model_dir):
     assert [len(ids) for ids in together] == [5, 5]
     assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
     assert generate_batch(model, tokenizer, [], config) == []
+
+
+OTHERWISE = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 2.0}
+OTHERWISE |= {"max_completion_length": 3, "stop_sequences": ["."]}
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Sampling)])
+def test_every_option_of_a_sampling_reaches_every_engine(name):
+    engine = TransformersEngine(build_tokenizer(), [2], None)
+    one, other = Sampling(), Sampling(**{name: OTHERWISE[name]})
+    assert engine.to_engine(one) != engine.to_engine(other) and vllm_options(one, [2]) != vllm_options(other, [2])
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------

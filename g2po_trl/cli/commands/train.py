@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...credit.estimators.registry import ESTIMATORS
+from ...engines.registry import ENGINES
 from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.errors import G2POError
 from ...utils.options import Options, option
@@ -50,7 +51,7 @@ learning    --learning-rate X  --beta X (KL)  --gamma X  --value-lambda X  --ste
             --advantage-estimator {"|".join(ESTIMATORS)}
 episodes    --max-turns N  --history-length N  --max-prompt-length N  --max-completion-length N
             --temperature X  --eval-temperature X  --invalid-action-penalty X
-generation  --engine transformers|vllm|vllm_servers  --engine-kwargs JSON
+generation  --engine {"|".join(ENGINES)}  --engine-kwargs JSON
             --vllm-mode colocate|server  --vllm-gpu-memory-utilization X
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
