@@ -16,6 +16,7 @@ Merging states of different value costs more than it gains (docs/benchmarks.md):
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -37,6 +38,20 @@ _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request; `list_order` moves it
 _PERMUTATIONS = 128
+
+
+def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
+    """Return the share of steps in a state, by `key`, that another episode of the group visited. 0 without steps.
+
+    Episodes without a result are left out.
+    """
+    steps = shared = 0
+    for group in groups:
+        episodes = [[key(step) for step in trajectory.steps] for trajectory in group if trajectory.counted]
+        visits = Counter(name for episode in episodes for name in set(episode))
+        steps += sum(map(len, episodes))
+        shared += sum(visits[name] > 1 for episode in episodes for name in episode)
+    return shared / steps if steps else 0.0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .findings import (
     length,
     outcome_finding,
     recurrence,
+    recurrence_by_key,
     replayed,
     speed,
 )
@@ -93,6 +94,7 @@ def examine_agent(
             if played.episodes:
                 findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
                 findings += recurrence(played, episodes, PASS_KEY)
+                findings += recurrence_by_key(played, state_key is not None)
                 if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
                     findings.append(outcome_finding(played.episodes, turns, "random responses"))
             if played.episodes and not played.failures:
@@ -141,6 +143,7 @@ def try_agent(
     if played.episodes:
         findings += [*agent_findings(played, turns, answered=""), *completion_findings(played, lengths)]
         findings += recurrence(played, episodes, PASS_KEY, "")
+        findings += recurrence_by_key(played, state_key is not None)
         findings.append(outcome_finding(played.episodes, turns, "the model's responses", "this model learns"))
         if reasons := Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason):
             shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())

@@ -8,8 +8,11 @@ from statistics import median
 from typing import Any
 
 from ..credit.graph import StateGraph
+from ..credit.state_keys import shared_share
 from ..environments.pool.pool import EnvironmentPool
+from ..prompts.state_keys import is_workspace_key
 from ..rollout.replay import replay_difference
+from ..rollout.words import NEWS_KEYS
 from ..trajectory import Trajectory
 from .contract import Finding, where_raised
 from .random_episodes import Played, describe_failure
@@ -25,6 +28,7 @@ IMPROVE_KEYS = (
     "Give equal states an equal state_key (leave out counters and clocks), or see the options state_key and "
     "state_key_ignores."
 )
+NORMALISED_KEY = "g2po_trl.prompts.state_keys:normalised_key"
 PASS_KEY = (
     "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
     "--advantage-estimator grpo."
@@ -108,6 +112,22 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
     else:
         found = Finding("ok", f"{text}: there is a graph to learn from")
     return [found, *_short_texts(groups)]
+
+
+def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
+    """Return a finding about how often states of an agent recur by each key. `is_own`: it has a key of its own."""
+    groups = [group for group in played.groups if len(group) > 1]
+    if not any(len(trajectory.steps) > 1 for group in groups for trajectory in group):
+        return []
+    has_files = all(is_workspace_key(step.key) for step in played.steps)
+    used = "your state key" if is_own else "files and news" if has_files else "the default key"
+    shares = {name: shared_share(groups, key) for name, key in NEWS_KEYS.items()}
+    listed = ", ".join(f"{100 * share:.0f} % by {name}" for name, share in shares.items())
+    in_use = shared_share(groups)
+    text = f"calls in a state of another episode of the task: {100 * in_use:.0f} % by {used} (in use), {listed}"
+    if not is_own and not has_files and max(shares.values()) > in_use + MANY:
+        return [Finding("warning", text, f"Try --agent-state-key {NORMALISED_KEY}.")]
+    return [Finding("ok", text)]
 
 
 def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:

@@ -18,6 +18,7 @@ from ..utils.show import show
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = ("text", "input_text")  # kinds of content that are read
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
 
 
@@ -132,7 +133,7 @@ def _content_text(content: Any, where: str) -> str:
         texts = []
         for place, part in enumerate(content):
             kind = part.get("type", "text") if isinstance(part, Mapping) else None
-            if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+            if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
                 raise G2POError(f"{where}: content[{place}] is of type {show(kind)}; only text is supported")
             texts.append(part["text"])
         content = "\n".join(texts)

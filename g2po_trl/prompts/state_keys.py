@@ -119,6 +119,19 @@ def workspace_key(
     return json.dumps(key, ensure_ascii=False)
 
 
+def is_workspace_key(key: str) -> bool:
+    """Return whether a state key has files in it (`workspace_key`)."""
+    return key.startswith('{"files": ')
+
+
+def normalised_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Return the default state key of a request without what never recurs (`without_noise`).
+
+    As a state key of agents and logs: `g2po_trl.prompts.state_keys:normalised_key`.
+    """
+    return request_key(_marked(list(messages)), _marked(list(tools or ())))
+
+
 def _marked(value: Any, folder: str = "", temporary: str = "") -> Any:
     """Return JSON data with marks in its texts, see `without_noise`."""
     if isinstance(value, str):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..rollout.words import action_text, state_text
+from ..credit.state_keys import shared_share
+from ..rollout.words import NEWS_KEYS, action_text, state_text
 from ..trajectory import Step
 from ..utils.errors import G2POError
 from .traces import Traces
@@ -116,9 +117,9 @@ def counts(credit: TraceCredit) -> str:
         lines.append(f"{_many(failed, 'episode')} without a result (reward null): no advantage for {calls}")
     if traces.without_calls:
         lines.append(f"{_many(traces.without_calls, 'episode')} without a call: left out")
-    if traces.unread:
-        listed = ", ".join(f"{name} ({number:,})" for name, number in traces.unread.most_common())
-        lines.append(f"fields that are not read: {listed}")
+    for what, found in (("fields that are not read", traces.unread), ("skipped", traces.skipped)):
+        if found:
+            lines.append(f"{what}: {', '.join(f'{name} ({number:,})' for name, number in found.most_common())}")
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
 
 
@@ -171,6 +172,8 @@ def states(credit: TraceCredit, compares_states: bool = True) -> str:
         f"states: {share:.1%} of calls are in a state that another episode of the task visited; after an episode's "
         f"first call {later_share:.1%}"
     ]
+    groups = [group for group, number in zip(credit.traces.groups, results_by_group(graph)) if number > 1]
+    said.append("; ".join(f"by {name} {shared_share(groups, key):.1%}" for name, key in NEWS_KEYS.items()))
     compared, equal = _equal_rewards(graph)
     if equal:
         said.append(

@@ -6,10 +6,17 @@ the assistant's message as JSON instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..prompts.conversation import Message, as_text, message_text, since_last_completion
+from ..prompts.state_keys import without_noise
 from ..trajectory import Step
 
 NOTHING = "(nothing)"  # of an empty completion, and of a request without new messages
+NEWS_KEYS: dict[str, Callable[[Step], str]] = {  # state keys of a chat request that are its news alone
+    "news": lambda step: step.observation,
+    "news without times, ids and temporary paths": lambda step: without_noise(step.observation),
+}
 
 
 def new_messages(step: Step) -> list[Message]:

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build", "evaluation"},
     "ppo": TRAINING | {"trainer"},
-    "report": {"utils", "trajectory", "prompts", "rollout", "credit", "runs"},
+    "report": {"utils", "trajectory", "prompts", "environments", "rollout", "credit", "runs"},
     "evaluation": RUNS,
     "estimate": {"utils"},
     "view": RUNS,

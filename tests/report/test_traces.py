@@ -1,57 +1,32 @@
-"""Credit for logged runs: the three forms by hand, errors with line and remedy, and `g2po credit` from log to page."""
+"""Credit for logged runs: each form and protocol by hand, and errors with line and remedy."""
 
-import base64
-import gzip
 import json
-import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from logged_walks import (
+    BY_HAND,
+    LINE,
+    PATHS,
+    SYSTEM,
+    TASK,
+    as_blocks,
+    as_calls,
+    as_items,
+    call,
+    conversation,
+    conversations,
+    seen,
+    write,
+)
 from run_g2po import outcome
 
-from g2po_trl import StateGraph, g2po, read_jsonl
+from g2po_trl import StateGraph, g2po
 from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
 from g2po_trl.report.traces import trajectories_of_traces
 from g2po_trl.rollout.words import action_text
-
-ROOT = Path(__file__).parents[2]
-SYSTEM = {"role": "system", "content": "You are a robot."}
-TASK = {"role": "user", "content": "Find the mug."}
-
-
-def call(place, number=0):
-    function = {"name": "go", "arguments": json.dumps({"to": place})}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": f"call_{number}", "function": function}]}
-
-
-def seen(place, number=0):
-    return {"role": "tool", "tool_call_id": f"call_{number}", "content": place}
-
-
-def conversation(*places, number=0):
-    """Go to each place in turn; the last message is the last result."""
-    return [SYSTEM, TASK] + [message for place in places for message in (call(place, number), seen(place, number))]
-
-
-def as_calls(messages):
-    return [{"messages": messages[:i], "response": m} for i, m in enumerate(messages) if m["role"] == "assistant"]
-
-
-# Hall, kitchen, mug: 8. Hall, cellar, hall: 0. gamma 0.5: returns 2, 4 and 0, 0; V(start) = 1, V(kitchen) = 4,
-# V(cellar) = 0. Not scaled: A_EP = ±4; A_NC = 4 - 2 and 0 - 2 at the start, 0 elsewhere; gains 3, 4, -1, 0 have mean
-# 1.5.
-PATHS = {"won": (8, ["kitchen", "mug"]), "lost": (0, ["cellar", "hall"])}
-BY_HAND = [4 + 2 + 1.5, 4 + 0 + 2.5, -4 - 2 - 2.5, -4 + 0 - 1.5]
-
-
-def conversations():
-    return [
-        {"task_id": "mug", "id": name, "reward": reward, "messages": conversation(*places, number=n)}
-        for n, (name, (reward, places)) in enumerate(PATHS.items())
-    ]
 
 
 def episodes_of_calls():
@@ -71,13 +46,65 @@ def single_calls():
     return [*lines[:2], {**lines[2], "reward": 8}, {**lines[3], "reward": 0.0}]
 
 
+def items():
+    """Both episodes as OpenAI's Responses, whole."""
+    for name, (reward, places) in PATHS.items():
+        walk = as_items(conversation(*places)[1:])
+        yield {"task_id": "mug", "id": name, "reward": reward, "instructions": SYSTEM["content"], "items": walk}
+
+
+def pairs_of_items():
+    """A line for each call: bodies of request and response, which continue each other by `previous_response_id`."""
+    for name, (reward, places) in PATHS.items():
+        walk, after = conversation(*places)[1:], {}
+        for number, place in enumerate((0, 2)):
+            new = as_items(walk[:1] if number == 0 else walk[place : place + 1])
+            request = {"model": "m", "instructions": SYSTEM["content"], "input": new, **after}
+            answer = {"object": "response", "id": f"r{number}", "status": "completed"}
+            answer["output"] = as_items(walk[place + 1 : place + 2])
+            after = {"previous_response_id": answer["id"]}
+            line = {"task_id": "mug", "episode_id": name, "request": request, "response": answer}
+            yield line if number else {**line, "reward": reward}
+
+
+def blocks():
+    """Both episodes as Anthropic's Messages, whole."""
+    for name, (reward, places) in PATHS.items():
+        walk = as_blocks(conversation(*places)[1:])
+        yield {"task_id": "mug", "id": name, "reward": reward, "system": SYSTEM["content"], "messages": walk}
+
+
+def pairs_of_blocks():
+    """Both episodes as calls: the bodies of request and response."""
+    for line in blocks():
+        walk, calls = line.pop("messages"), []
+        for place in (1, 3):
+            request = {"max_tokens": 9, "system": line["system"], "messages": walk[:place]}
+            answer = {"type": "message", "id": "m", "stop_reason": "tool_use", **walk[place]}
+            calls.append({"request": request, "response": answer})
+        line.pop("system")
+        yield {**line, "calls": calls}
+
+
+FORMS = {
+    "1": (conversations, {}),
+    "2": (episodes_of_calls, {}),
+    "3": (single_calls, {}),
+    "items": (items, {"input.reasoning": 4}),
+    "pairs of items": (pairs_of_items, {"input.reasoning": 4}),
+    "blocks": (blocks, {"messages.thinking": 4}),
+    "pairs of blocks": (pairs_of_blocks, {"messages.thinking": 6}),
+}
+
+
 def unscaled(graph):
     return g2po(graph, scale_by_std=False)
 
 
-@pytest.mark.parametrize("lines", [conversations(), episodes_of_calls(), single_calls()], ids=["1", "2", "3"])
-def test_each_form_by_hand(lines):
-    traces = trajectories_of_traces(map(json.dumps, lines))
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_by_hand(form):
+    lines, skipped = FORMS[form]
+    traces = trajectories_of_traces(map(json.dumps, lines()))
     credit = credit_traces(traces, unscaled, gamma=0.5)
     assert credit.advantages.tolist() == BY_HAND
     told = [(row["episode"], row["call"], row["advantage"], row["value"], row["visits"]) for row in rows(credit)]
@@ -95,7 +122,10 @@ def test_each_form_by_hand(lines):
     assert [[m["role"] for m in step.messages] for step in group[0].steps] == [["system", "user"], ["tool"]]
     news, asked = json.loads(second.state_key)
     assert news == {"content": "kitchen", "role": "tool"} and asked.keys() == {"asked"}
-    assert not traces.unread and not traces.without_calls
+    assert traces.skipped == skipped and not traces.without_calls
+    assert set(traces.unread) <= {"request.model", "request.max_tokens"}
+    chat = [step.key for t in trajectories_of_traces(conversations()).trajectories for step in t.steps]
+    assert [step.key for step in credit.steps] == chat, "the states are those of chat completions"
 
 
 def test_a_response_may_be_a_message_a_completion_or_a_text():
@@ -193,7 +223,6 @@ def test_an_id_is_never_the_number_of_a_line():
     assert [(t.info["episode"], len(t.steps)) for t in traces.trajectories] == [("2", 2), (2, 1)]
 
 
-LINE = {"task_id": "t", "reward": 1, "messages": [TASK, call("x")]}
 CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
 
 
@@ -215,7 +244,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ([{**LINE, "reward": 10**400}], "line 1: reward is 10+"),
         ([{**LINE, "success": 1}], "line 1: success is 1; give true or false"),
         ([{**LINE, "messages": []}], r"line 1: messages is \[\]; give a list of chat messages"),
-        ([{**LINE, "messages": [TASK, {"role": "robot"}]}], r"line 1: messages\[1\]: role is 'robot'; give one of"),
+        ([{**LINE, "messages": [TASK, {"role": 3}]}], r"line 1: messages\[1\]: role is 3; give one of"),
         ([{**LINE, "id": "e"}, LINE, {**LINE, "id": "e"}], "line 3: id is 'e', as on line 1 of the same task"),
         ([{"task": "t", "reward": 1, "calls": 3}], "line 1: calls is 3; give a list"),
         ([{"task": "t", "reward": 1, "calls": [{"messages": [TASK]}]}], r"line 1: calls\[0\] is .*; give an object"),
@@ -238,6 +267,48 @@ def test_errors_name_line_field_and_remedy(lines, message):
         trajectories_of_traces(lines)
 
 
+def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
+    """In each protocol. What is left of a message stays."""
+    picture = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "…"}}]
+    chat = [{"role": "user", "content": picture}, {"role": "critic", "content": "?"}, call("x"), call("y")]
+    blocks = [{"type": "text", "text": "Look:"}, {"type": "document"}, {"type": "tool_result", "content": picture}]
+    image = [{"type": "input_text", "text": "Look:"}, {"type": "input_image"}]
+    items = [{"role": "user", "content": image}, {"type": "mcp_call"}, {"role": "assistant", "content": "yes"}]
+    lines = [
+        {"task_id": "t", "reward": 1, "messages": chat},
+        {"task_id": "t", "reward": 1, "messages": [{"role": "user", "content": blocks}, call("x")]},
+        {"task_id": "t", "reward": 1, "items": items},
+    ]
+    traces = trajectories_of_traces(lines)
+    assert traces.skipped == {
+        "messages.image_url": 2, "messages of role critic": 1, "messages.document": 1,
+        "input.input_image": 1, "input.mcp_call": 1,
+    }  # fmt: skip
+    first = [trajectory.steps[0].observation for trajectory in traces.trajectories]
+    assert first == ["user: Look:", "user: Look:\n\ntool: Look:", "user: Look:"]
+    said = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines))[1]
+    assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
+
+
+def test_an_earlier_response_that_is_not_in_the_log():
+    lines = list(pairs_of_items())
+    traces = trajectories_of_traces([{**lines[1], "reward": 0}, *lines[2:]])
+    assert traces.skipped["an earlier response, which is not in the log"] == 1
+
+
+def test_a_result_on_a_line_of_its_own():
+    lines = [{name: value for name, value in line.items() if name != "reward"} for line in single_calls()]
+    results = [{"task_id": "mug", "episode_id": name, "reward": reward} for name, (reward, _) in PATHS.items()]
+    traces = trajectories_of_traces([*results[:1], *lines, *results[1:]])
+    assert [(t.reward, len(t.steps)) for t in traces.trajectories] == [(8, 2), (0, 2)] and not traces.unread
+
+
+def test_the_published_log_of_tau_bench_is_read_as_it_is():
+    lines = [{"task_id": 0, "reward": 1.0, "info": {}, "traj": conversation("x"), "trial": 0}]
+    traces = trajectories_of_traces(lines)
+    assert len(traces.trajectories[0].steps) == 1 and traces.unread == {"info": 1, "trial": 1}
+
+
 def test_arguments_without_an_end_are_text():
     """Small models repeat themselves."""
     message = call("x")
@@ -253,83 +324,6 @@ def test_errors_of_a_state_key_name_the_line():
         trajectories_of_traces([LINE], lambda messages: messages[0]["page"])
 
 
-def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
-
-
-def data_in(page):
-    """Return the data in the viewer's page by name."""
-    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
-    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
-
-
-def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
-    pytest.importorskip("pyvis")
-    file = write(tmp_path / "runs.jsonl", [*conversations(), {**LINE, "model": "m"}])
-    options = ["--gamma", "0.5", "--estimator-kwargs", '{"edge_centric": false}']
-    code, text, _ = outcome(capsys, "credit", file, *options)
-    assert code == 0
-    assert "3 episodes of 2 tasks (1 to 2 a task, median 2), 5 calls\n" in text
-    assert "  1 task with one episode: no other to compare it with, no advantage for 1 call\n" in text
-    assert "  fields that are not read: model (1)\n" in text
-    assert "g2po without A_EC, gamma 0.5\n" in text
-    # A_EP and A_NC of two values: ±1/sqrt(2) each.
-    assert (
-        '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit' in text
-    )
-    assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
-    assert "States never recur after the first call" in text and "--state-key FILE.py:FUNCTION" in text
-    folder = tmp_path / "runs-credit"
-    lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]
-    root = 2**-0.5
-    np.testing.assert_allclose(
-        [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
-    )
-    key = lines[1]["state_key"]
-    assert key.startswith('[{"content": "kitchen", "role": "tool"}, {"asked": ')
-    assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
-    assert (lines[4]["episode"], lines[4]["advantage"]) == (3, None)
-    written = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
-    assert [t.group for t in written] == [0, 0, 1] and written[2].steps[0].advantage is None
-
-    page = tmp_path / "page.html"
-    assert outcome(capsys, "view", str(folder), "--output", str(page), "--no-open")[0] == 0
-    shown = data_in(page)
-    (group, alone), texts = shown["iteration-1"]["groups"], shown["iteration-1"]["texts"]
-    steps = [step for trajectory in group["trajectories"] for step in trajectory["steps"]]
-    assert [texts[step["o"]] for step in steps[1::2]] == ["tool: kitchen", "tool: cellar"]
-    assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
-    assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
-    assert group["adds_up"] and not alone["stored"]
-    assert shown["overview"]["training"]["log"]["name"] == "runs.jsonl"
-    assert shown["overview"]["sources"][0]["settings"]["file"] == file
-
-    assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"
-    described = json.loads((folder / "run.json").read_text())
-    assert described["traces"] == {"file": file, "state_key": None}
-    assert described["estimator"]["estimator_name"] == "grpo"
-
-
-def test_the_command_reads_an_array(tmp_path, capsys):
-    file = tmp_path / "log.json"
-    file.write_text(json.dumps(conversations(), indent=2), encoding="utf-8-sig")
-    code, text, errors = outcome(capsys, "credit", str(file))
-    assert code == 0 and "2 episodes of 1 task (2 a task), 4 calls" in text, errors
-    file.write_text(json.dumps([{**LINE, "reward": "high"}], indent=2))
-    assert "log.json, line 2: reward is 'high'; give a finite number" in outcome(capsys, "credit", str(file))[2]
-
-
-def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    file = write(tmp_path / "runs.jsonl", conversations())
-    assert outcome(capsys, "credit", file, "--gamma", "0.5")[0] == 0
-    code, text, _ = outcome(capsys, "report", str(tmp_path / "runs-credit"), "--details")
-    assert code == 0 and "Verdict       These runs were not trained on." in text
-    assert not any(word in text for word in ("iteration ", "Nothing to", "value_lambda"))
-    assert json.loads((tmp_path / "runs-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
-
-
 def test_actions_are_equal_if_their_calls_are(tmp_path):
     """Whatever was said beside the calls, and whatever their ids are."""
     said = [{**call("x", n), "content": f"I think {n}"} for n in (1, 2)]
@@ -339,59 +333,3 @@ def test_actions_are_equal_if_their_calls_are(tmp_path):
     assert one.action != two.action and one.compared_action == two.compared_action != other.compared_action
     graph = StateGraph.from_groups(traces.groups, with_actions=True)
     assert graph.action[0] == graph.action[1] != graph.action[2]
-
-
-def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "keys_of_rooms.py").write_text("def indoors(messages):\n    return messages[-1]['role']\n")
-    file = write(tmp_path / "runs.jsonl", conversations())
-    code, text, _ = outcome(capsys, "credit", file, "--state-key", "keys_of_rooms.py:indoors", "--output", "out")
-    assert code == 0 and "after an episode's first call 100.0%" in text and "--state-key" not in text
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["traces"]["state_key"] == "keys_of_rooms.py:indoors"
-    code, text, _ = outcome(capsys, "credit", file, "--estimator", "grpo", "--output", "out")
-    assert code == 0 and "first call 0.0%" in text and "--state-key" not in text, "keys make no difference to it"
-
-
-def test_similar_states_are_merged(tmp_path, capsys):
-    pytest.importorskip("datasketch")
-    results = ["the door is open and you see a mug on the table next to the window in room", "you are lost"]
-    lines = [
-        {"task_id": "t", "reward": n, "messages": [TASK, call("x"), {**seen(""), "content": f"{text} {n}"}, call("y")]}
-        for text in results
-        for n in (0, 1)
-    ]
-    text = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines), "--state-key", "similar:0.85")[1]
-    assert "75.0% of calls are in a state that another episode of the task visited" in text
-    assert "after an episode's first call 50.0%" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--estimator", "gae"], 2, "invalid choice: 'gae'"),
-        (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
-        (["--gamma", "2"], 1, "gamma is 2"),
-        (["--state-key", "similar:2"], 1, "state_key is 'similar:2': write similar:0.9"),
-        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__': write file.py:function"),
-        (["--state-key", "page"], 1, "state_key is 'page': write"),
-        (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
-        (["--output", "run"], 1, "output is 'run', which holds another run: pass another --output"),
-    ],
-)
-def test_the_command_refuses(tmp_path, capsys, monkeypatch, options, code, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text('{"trainer": {}}')
-    file = write(tmp_path / "runs.jsonl", conversations())
-    got, _, error = outcome(capsys, "credit", file, *options)
-    assert got == code and message in error, error
-    assert (tmp_path / "run" / "run.json").read_text() == '{"trainer": {}}'
-
-
-def test_the_command_names_file_and_line(tmp_path, capsys):
-    file = write(tmp_path / "runs.jsonl", [LINE, {**LINE, "reward": "high"}])
-    code, _, error = outcome(capsys, "credit", file)
-    assert code == 1 and f"{file}, line 2: reward is 'high'; give a finite number" in error
-    assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
-    assert "the log has no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
-    assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()

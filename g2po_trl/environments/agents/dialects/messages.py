@@ -16,6 +16,7 @@ from .request import (
     MODEL,
     AgentRequest,
     Completion,
+    LeftOut,
     RefusedRequestError,
     answer_schema,
     arguments_text,
@@ -39,22 +40,15 @@ _READ = (
 )
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
-_LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
+LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
 _CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
     data = read_object(body)
-    ignored = {name for name in data if name not in _READ and not (name == "model" and data[name] == MODEL)}
-    messages: list[Message] = []
-    if data.get("system"):
-        messages.append({"role": "system", "content": _text(data["system"], "system", ignored)})
-    given = data.get("messages")
-    if not isinstance(given, list):
-        raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
-    for place, message in enumerate(given):
-        messages += _messages(message, f"messages[{place}]", ignored)
+    ignored = LeftOut(name for name in data if name not in _READ and not (name == "model" and data[name] == MODEL))
+    messages = read_messages(data, ignored)
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
     choice = data.get("tool_choice", {})
@@ -66,14 +60,27 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     chat = chat_request(
         answer_schema("output_config.format", form),
         messages=messages,
-        tools=None if choice == "none" else _tools(data.get("tools", []), ignored),
+        tools=None if choice == "none" else read_tools(data.get("tools", []), ignored),
         stop=data.get("stop_sequences", []),
         max_tokens=data.get("max_tokens"),
     )
     return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")))
 
 
-def _messages(message: Any, where: str, ignored: set[str]) -> Iterator[Message]:
+def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
+    """Return the messages that a request's `system` and `messages` are."""
+    messages: list[Message] = []
+    if data.get("system"):
+        messages.append({"role": "system", "content": _text(data["system"], "system", ignored)})
+    given = data.get("messages")
+    if not isinstance(given, list):
+        raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
+    for place, message in enumerate(given):
+        messages += _messages(message, f"messages[{place}]", ignored)
+    return messages
+
+
+def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
     """Yield the messages of templates that one message consists of."""
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     if not isinstance(content, list):
@@ -96,18 +103,17 @@ def _messages(message: Any, where: str, ignored: set[str]) -> Iterator[Message]:
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
             result = _text(block.get("content"), at, ignored)
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
-        elif kind in _LEFT_OUT:
+        elif kind in LEFT_OUT:
             ignored.add(f"messages.{kind}")
         else:
-            raise RefusedRequestError(
-                f"{at} is {show(kind)}: only text, tool_use and tool_result are supported", "messages"
-            )
-    if texts or calls or not any(block.get("type") == "tool_result" for block in content):
+            why = f"{at} is {show(kind)}: only text, tool_use and tool_result are supported"
+            ignored.unknown(f"messages.{kind}", why, "messages")
+    if texts or calls or not any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content):
         own = {"tool_calls": calls} if calls else {}
         yield {"role": role, "content": _text(texts, where, ignored), **own}
 
 
-def _text(content: Any, where: str, ignored: set[str]) -> Any:
+def _text(content: Any, where: str, ignored: LeftOut) -> Any:
     """Return the text of blocks. Any other content is left to `ChatRequest`."""
     if not isinstance(content, list):
         return content
@@ -115,14 +121,17 @@ def _text(content: Any, where: str, ignored: set[str]) -> Any:
     for place, block in enumerate(content):
         if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
             kind = block.get("type") if isinstance(block, dict) else block
-            raise RefusedRequestError(f"{where}[{place}] is {show(kind)}: only text is supported", "messages")
+            why = f"{where}[{place}] is {show(kind)}: only text is supported"
+            ignored.unknown(f"messages.{kind}", why, "messages")
+            continue
         if "citations" in block and block["citations"]:
             ignored.add("messages.citations")
         texts.append(block["text"])
     return "\n".join(texts)
 
 
-def _tools(tools: Any, ignored: set[str]) -> list[dict[str, Any]]:
+def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
+    """Return the functions among tools as chat templates take them."""
     functions = []
     for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,17 @@ class RefusedRequestError(ValueError):
     def __init__(self, message: str, parameter: str | None = None, code: str = "invalid_request", status: int = 400):
         super().__init__(message)
         self.parameter, self.code, self.status = parameter, code, status
+
+
+class LeftOut(Counter[str]):
+    """What is left out of a request, since a chat template cannot express it: name -> number of times."""
+
+    def add(self, name: str) -> None:
+        self[name] += 1
+
+    def unknown(self, name: str, why: str, parameter: str) -> None:
+        """Refuse a part of an unknown kind. Whoever reads a log leaves it out instead."""
+        raise RefusedRequestError(why, parameter)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from .request import (
     MODEL,
     AgentRequest,
     Completion,
+    LeftOut,
     RefusedRequestError,
     answer_schema,
     arguments_text,
@@ -60,13 +61,13 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     for name, remedy in _REFUSED.items():
         if data.get(name):
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
-    ignored = {name for name in data if not (data[name] in _NEUTRAL[name] if name in _NEUTRAL else name in _READ)}
-    system = [{"role": "system", "content": data["instructions"]}] if data.get("instructions") else []
-    tools, items = _tools(data.get("tools", []), ignored)
+    ignored = LeftOut(n for n in data if not (data[n] in _NEUTRAL[n] if n in _NEUTRAL else n in _READ))
+    system = read_instructions(data)
+    tools, items = read_tools(data.get("tools", []), ignored)
     form = data["text"].get("format") if isinstance(data.get("text"), dict) else None
     if form == {"type": "json_object"}:
         ignored.add("text")
-    messages = [*system, *_messages(data.get("input"), ignored)]
+    messages = [*system, *read_items(data.get("input"), ignored)]
     chat = chat_request(
         answer_schema("text.format", form),
         messages=messages,
@@ -91,7 +92,7 @@ def _after(data: Mapping[str, Any]) -> int | None:
     return int(number)
 
 
-def _tools(tools: Any, ignored: set[str], namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the functions among tools as chat templates take them, and name -> fields of an item that calls it."""
     functions: list[dict[str, Any]] = []
     kinds: dict[str, dict[str, Any]] = {}
@@ -103,7 +104,7 @@ def _tools(tools: Any, ignored: set[str], namespace: str = "") -> tuple[list[dic
         if kind is None or not isinstance(tool.get("name"), str):
             raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
         if kind == "namespace":
-            inner, names = _tools(tool.get("tools", []), ignored, tool["name"])
+            inner, names = read_tools(tool.get("tools", []), ignored, tool["name"])
             functions += inner
             kinds |= names
             continue
@@ -116,7 +117,13 @@ def _tools(tools: Any, ignored: set[str], namespace: str = "") -> tuple[list[dic
     return functions, kinds
 
 
-def _messages(items: Any, ignored: set[str]) -> list[Message]:
+def read_instructions(data: Mapping[str, Any]) -> list[Message]:
+    """Return the message of a request's instructions, if it has any."""
+    return [{"role": "system", "content": data["instructions"]}] if data.get("instructions") else []
+
+
+def read_items(items: Any, ignored: LeftOut) -> list[Message]:
+    """Return the messages that items are."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
@@ -128,7 +135,7 @@ def _messages(items: Any, ignored: set[str]) -> list[Message]:
         if kind in _LEFT_OUT:
             ignored.add(f"input.{kind}")
         elif kind == "message":
-            content = _content(item.get("content"), where)
+            content = _content(item.get("content"), where, ignored)
             if item.get("role") == "assistant":
                 own = _own(messages)
                 own["content"] = "\n".join(filter(None, [own["content"], content]))
@@ -142,10 +149,11 @@ def _messages(items: Any, ignored: set[str]) -> list[Message]:
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind in _OUTPUTS:
-            content = _content(item.get("output"), where)
+            content = _content(item.get("output"), where, ignored)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
-            raise RefusedRequestError(f"{where} is {show(item)}: send messages, function calls and outputs", "input")
+            why = f"{where} is {show(item)}: send messages, function calls and outputs"
+            ignored.unknown(f"input.{kind}", why, "input")
     return messages
 
 
@@ -156,15 +164,17 @@ def _own(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, ignored: LeftOut) -> str:
     if isinstance(content, list):
+        texts = []
         for place, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") not in _CONTENT:
-                kind = part.get("type") if isinstance(part, dict) else part
-                raise RefusedRequestError(
-                    f"{where}: content[{place}] is {show(kind)}: only text is supported", "input"
-                )
-        return "\n".join(str(part.get("text", part.get("refusal", ""))) for part in content)
+            kind = part.get("type") if isinstance(part, dict) else part
+            if isinstance(part, dict) and kind in _CONTENT:
+                texts.append(str(part.get("text", part.get("refusal", ""))))
+            else:
+                why = f"{where}: content[{place}] is {show(kind)}: only text is supported"
+                ignored.unknown(f"input.{kind}", why, "input")
+        return "\n".join(texts)
     if not isinstance(content, (str, type(None))):
         raise RefusedRequestError(f"{where}: content is {show(content)}: give a text", "input")
     return content or ""

@@ -1,0 +1,141 @@
+"""`g2po credit`, from a log to the page."""
+
+import base64
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+from logged_walks import LINE, TASK, call, conversations, seen, write
+from run_g2po import outcome
+
+from g2po_trl import read_jsonl
+
+
+def data_in(page):
+    """Return the data in the viewer's page by name."""
+    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
+    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
+
+
+def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
+    pytest.importorskip("pyvis")
+    file = write(tmp_path / "runs.jsonl", [*conversations(), {**LINE, "model": "m"}])
+    options = ["--gamma", "0.5", "--estimator-kwargs", '{"edge_centric": false}']
+    code, text, _ = outcome(capsys, "credit", file, *options)
+    assert code == 0
+    assert "3 episodes of 2 tasks (1 to 2 a task, median 2), 5 calls\n" in text
+    assert "  1 task with one episode: no other to compare it with, no advantage for 1 call\n" in text
+    assert "  fields that are not read: model (1)\n" in text
+    assert "g2po without A_EC, gamma 0.5\n" in text
+    # A_EP and A_NC of two values: ±1/sqrt(2) each.
+    assert (
+        '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit' in text
+    )
+    assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
+    assert "States never recur after the first call" in text and "--state-key FILE.py:FUNCTION" in text
+    folder = tmp_path / "runs-credit"
+    lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]
+    root = 2**-0.5
+    np.testing.assert_allclose(
+        [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
+    )
+    key = lines[1]["state_key"]
+    assert key.startswith('[{"content": "kitchen", "role": "tool"}, {"asked": ')
+    assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
+    assert (lines[4]["episode"], lines[4]["advantage"]) == (3, None)
+    written = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
+    assert [t.group for t in written] == [0, 0, 1] and written[2].steps[0].advantage is None
+
+    page = tmp_path / "page.html"
+    assert outcome(capsys, "view", str(folder), "--output", str(page), "--no-open")[0] == 0
+    shown = data_in(page)
+    (group, alone), texts = shown["iteration-1"]["groups"], shown["iteration-1"]["texts"]
+    steps = [step for trajectory in group["trajectories"] for step in trajectory["steps"]]
+    assert [texts[step["o"]] for step in steps[1::2]] == ["tool: kitchen", "tool: cellar"]
+    assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
+    assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
+    assert group["adds_up"] and not alone["stored"]
+    assert shown["overview"]["training"]["log"]["name"] == "runs.jsonl"
+    assert shown["overview"]["sources"][0]["settings"]["file"] == file
+
+    assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"
+    described = json.loads((folder / "run.json").read_text())
+    assert described["traces"] == {"file": file, "state_key": None}
+    assert described["estimator"]["estimator_name"] == "grpo"
+
+
+def test_the_command_reads_an_array(tmp_path, capsys):
+    file = tmp_path / "log.json"
+    file.write_text(json.dumps(conversations(), indent=2), encoding="utf-8-sig")
+    code, text, errors = outcome(capsys, "credit", str(file))
+    assert code == 0 and "2 episodes of 1 task (2 a task), 4 calls" in text, errors
+    file.write_text(json.dumps([{**LINE, "reward": "high"}], indent=2))
+    assert "log.json, line 2: reward is 'high'; give a finite number" in outcome(capsys, "credit", str(file))[2]
+
+
+def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file = write(tmp_path / "runs.jsonl", conversations())
+    assert outcome(capsys, "credit", file, "--gamma", "0.5")[0] == 0
+    code, text, _ = outcome(capsys, "report", str(tmp_path / "runs-credit"), "--details")
+    assert code == 0 and "Verdict       These runs were not trained on." in text
+    assert not any(word in text for word in ("iteration ", "Nothing to", "value_lambda"))
+    assert json.loads((tmp_path / "runs-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
+
+
+def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys_of_rooms.py").write_text("def indoors(messages):\n    return messages[-1]['role']\n")
+    file = write(tmp_path / "runs.jsonl", conversations())
+    code, text, _ = outcome(capsys, "credit", file, "--state-key", "keys_of_rooms.py:indoors", "--output", "out")
+    assert code == 0 and "after an episode's first call 100.0%" in text and "--state-key" not in text
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["traces"]["state_key"] == "keys_of_rooms.py:indoors"
+    code, text, _ = outcome(capsys, "credit", file, "--estimator", "grpo", "--output", "out")
+    assert code == 0 and "first call 0.0%" in text and "--state-key" not in text, "keys make no difference to it"
+
+
+def test_similar_states_are_merged(tmp_path, capsys):
+    pytest.importorskip("datasketch")
+    results = ["the door is open and you see a mug on the table next to the window in room", "you are lost"]
+    lines = [
+        {"task_id": "t", "reward": n, "messages": [TASK, call("x"), {**seen(""), "content": f"{text} {n}"}, call("y")]}
+        for text in results
+        for n in (0, 1)
+    ]
+    text = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines), "--state-key", "similar:0.85")[1]
+    assert "75.0% of calls are in a state that another episode of the task visited" in text
+    assert "after an episode's first call 50.0%" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--estimator", "gae"], 2, "invalid choice: 'gae'"),
+        (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
+        (["--gamma", "2"], 1, "gamma is 2"),
+        (["--state-key", "similar:2"], 1, "state_key is 'similar:2': write similar:0.9"),
+        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__': write file.py:function"),
+        (["--state-key", "page"], 1, "state_key is 'page': write"),
+        (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
+        (["--output", "run"], 1, "output is 'run', which holds another run: pass another --output"),
+    ],
+)
+def test_the_command_refuses(tmp_path, capsys, monkeypatch, options, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"trainer": {}}')
+    file = write(tmp_path / "runs.jsonl", conversations())
+    got, _, error = outcome(capsys, "credit", file, *options)
+    assert got == code and message in error, error
+    assert (tmp_path / "run" / "run.json").read_text() == '{"trainer": {}}'
+
+
+def test_the_command_names_file_and_line(tmp_path, capsys):
+    file = write(tmp_path / "runs.jsonl", [LINE, {**LINE, "reward": "high"}])
+    code, _, error = outcome(capsys, "credit", file)
+    assert code == 1 and f"{file}, line 2: reward is 'high'; give a finite number" in error
+    assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
+    assert "the log has no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
+    assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()
