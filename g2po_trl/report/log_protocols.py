@@ -18,7 +18,7 @@ from ..prompts.conversation import ROLES, TEXT_PARTS, Message, normalize_message
 from ..utils.show import show
 
 Tools = Sequence[Mapping[str, Any]] | None
-_BLOCKS = {"tool_use", "tool_result", *anthropic.LEFT_OUT}  # kinds of content that only Anthropic's protocol has
+_BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
 LONGEST_KIND = 60  # characters
 _CONVERSATIONS = ("messages", "traj")  # the latter is tau-bench's
 

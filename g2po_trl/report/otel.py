@@ -226,11 +226,12 @@ def _value(value: Any) -> Any:
     if not value:  # null
         return None
     ((kind, inner),) = value.items()
-    if kind in ("arrayValue", "kvlistValue"):
-        values = inner.get("values", []) if isinstance(inner, Mapping) else []
-        return [_value(one) for one in values] if kind == "arrayValue" else _attributes(values)
+    if kind == "arrayValue":
+        return [_value(one) for one in _objects({"values": inner}, "values.values")]
+    if kind == "kvlistValue":
+        return _attributes(_first({"values": inner}, ("values.values",)))
     if kind == "intValue":
-        return int(inner)
+        return int(inner) if isinstance(inner, str) else inner  # 64 bits are a text
     return inner if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue") else value
 
 

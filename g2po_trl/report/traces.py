@@ -180,26 +180,25 @@ class _Reader:
         return episode
 
     def _add_call(self, episode: Episode, call: Mapping[str, Any], where: str = "") -> None:
-        body = call.get("request") or {}
+        body = call["request"] if isinstance(call.get("request"), Mapping) else {}
         self.found.unread.update(f"request.{name}" for name in body.keys() - REQUEST_FIELDS - {"tools"})
         data = {**body, **{name: value for name, value in call.items() if value is not None or name not in body}}
         skipped = self.found.skipped
         try:
-            check_fields({"tools": data.get("tools")})
+            check_fields({name: data[name] for name in ("request", "tools") if name in data})
             request = read_request(data, skipped)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
         given = data["response"] if "response" in data else {"output": data["output"], "id": data.get("id")}
         response = read_response(given, f"{where}response", skipped)
-        messages = self._whole(episode, request, data.get("previous_response_id"))
+        after = data.get("previous_response_id")
+        messages = request.messages if after is None else self._whole(episode, request, str(after))
         if response.id is not None:
             episode.responses[response.id] = [*messages[request.instructions :], response.message]
         self._add_step(episode, messages, request.tools, response)
 
-    def _whole(self, episode: Episode, request: Request, after: str | None) -> list[Message]:
-        """Return a request's messages after those of the response that it continues."""
-        if after is None:
-            return request.messages
+    def _whole(self, episode: Episode, request: Request, after: str) -> list[Message]:
+        """Return a request's messages after those of the response `after`, which it continues."""
         if after not in episode.responses:
             self.found.skipped.add("an earlier response, which is not in the log")
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]

@@ -16,11 +16,12 @@ from g2po_trl.credit.state_keys import (
     make_state_key,
     merge_similar,
     merge_similar_keys,
+    shared_share,
     similarity,
     similarity_threshold,
     word_pairs,
 )
-from g2po_trl.prompts.state_keys import request_key
+from g2po_trl.prompts.state_keys import normalised_key, request_key
 from g2po_trl.runs.run_json import read_run
 
 
@@ -290,3 +291,32 @@ def test_similar_keys_by_flag_and_by_file(tmp_path):
         parse_arguments((G2POConfig,), argv=[*argv, *more]) for more in ([], ["--state_key", "similar"])
     )
     assert (of_file.state_key, of_flag.state_key) == ("similar:0.8", "similar")
+
+
+def test_share_of_steps_in_states_of_other_episodes():
+    """x is visited twice by one episode, y by two, z by one with a result and one without, and in another group."""
+
+    def episode(path, outcome="success"):
+        return Trajectory("t", [Step(place, "go") for place in path], 1.0, outcome)
+
+    groups = [[episode("xyxz"), episode("y"), episode("z", "error")], [episode("z")]]
+    assert shared_share(groups) == 2 / 6 and shared_share(groups, lambda step: "") == 5 / 6 and shared_share([]) == 0
+
+
+def test_a_normalised_key_of_a_request():
+    """What never recurs is no part of it, in the news, the system message and the tools; all else is as by default."""
+    tools = [{"type": "function", "function": {"name": "go", "parameters": {"maximum": 1.7976931348623157e308}}}]
+    requests = [
+        [
+            {"role": "system", "content": f"It is 2026-11-{day} 12:00:0{day % 10}."},
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "go", "arguments": {}}}]},
+            {"role": "tool", "content": f"/tmp/tmp{day}/a.txt written in 0.{day} s, 3 lines"},
+        ]
+        for day in (11, 12)
+    ]
+    one, other = (normalised_key(request, tools) for request in requests)
+    assert one == other != normalised_key(requests[0]) and "3 lines" in one
+    assert len({request_key(request, tools) for request in requests}) == 2
+    plain = [{"role": "user", "content": "Go."}]
+    assert normalised_key(plain) == request_key(plain)

@@ -13,8 +13,11 @@ from letter_environment import LetterEnvironment
 from tools_by_hand import Safe
 from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
 
-from g2po_trl import Observation, PoolLimits, StepResult, TextEnvironment
+from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.evaluation.examine import examine
+from g2po_trl.evaluation.findings import recurrence_by_key
+from g2po_trl.evaluation.random_episodes import Played
+from g2po_trl.prompts.state_keys import workspace_key
 
 TESTS = Path(__file__).parents[1] / "helpers"
 
@@ -327,3 +330,22 @@ def test_the_command():
         failed = run(*arguments)
         assert failed.returncode in (1, 2) and message in failed.stderr and "Traceback" not in failed.stderr
     assert KeyDoorEnvironment.__doc__
+
+
+def test_states_of_a_workspace_recur_where_their_news_do_not():
+    def episode(*seen):
+        steps = []
+        for number, (files, seconds) in enumerate(seen):
+            messages = [{"role": "user", "content": f"call {number} took {seconds}"}]
+            steps.append(
+                Step(f"user: {messages[0]['content']}", "", state_key=workspace_key(files, messages, None, "/f"))
+            )
+        return Trajectory("t", steps, 1.0, "success")
+
+    group = [episode(("a", "1.0 s"), ("b", "2.0 s")), episode(("a", "1.1 s"), ("c", "2.1 s"))]
+    (found,) = recurrence_by_key(Played([group]), is_own=False)
+    assert found.level == "ok" and found.text.endswith(
+        "50 % by files and news (in use), 0 % by news, 100 % by news without times, ids and temporary paths"
+    )
+    assert "by your state key (in use)" in recurrence_by_key(Played([group]), is_own=True)[0].text
+    assert recurrence_by_key(Played([group[:1]]), is_own=False) == [], "nothing to compare"
