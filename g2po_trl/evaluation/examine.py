@@ -56,7 +56,7 @@ def examine(
         seed: seed of the random actions.
         limits: of environment workers, as for `EnvironmentPool`; one worker plays.
     """
-    limits = replace(limits or PoolLimits(), num_environment_workers=1)
+    limits = replace(PoolLimits.of(limits), num_environment_workers=1)
     patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
     try:
         history = default_history(environment_factory, None)
@@ -85,7 +85,7 @@ def examine_agent(
     `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
     trainer; for the others see `examine`.
     """
-    limits = replace(limits or PoolLimits(), num_environment_workers=1)
+    limits = replace(PoolLimits.of(limits), num_environment_workers=1)
     try:
         factory = agent_factory(agent, turns, state_key)
         with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:

@@ -74,22 +74,22 @@ class PromptActor:
     context_length: int | None = None
 
     @cached_property
-    def conversations(self) -> ConversationEncoder:
+    def conversation_encoder(self) -> ConversationEncoder:
         """The encoder of chat requests and conversations."""
         return ConversationEncoder(self.encode, self.engine.stop_token_ids)
 
     def choose_template(self, first: Observation) -> None:
         """Choose the chat template of conversations now, if a task's first observation is to be answered in one."""
         if self.history == "conversation" or first.request is not None:
-            self.conversations  # noqa: B018 (the property is cached)
+            self.conversation_encoder  # noqa: B018 (the property is cached)
 
     def saved_template(self) -> AbstractContextManager[None]:
         """Return a context in which the tokenizer is saved with the chat template that writes the prompts."""
-        return self.conversations.saved() if "conversations" in vars(self) else nullcontext()
+        return self.conversation_encoder.saved() if "conversation_encoder" in vars(self) else nullcontext()
 
     def describe_template(self) -> dict[str, str]:
         """Return whose chat template writes the prompts, the model's own or TRL's, and its hash."""
-        encode = self.conversations.encode if "conversations" in vars(self) else self.encode
+        encode = self.conversation_encoder.encode if "conversation_encoder" in vars(self) else self.encode
         text = json.dumps(encode.text.template, sort_keys=True)
         whose = "TRL, for training" if encode is not self.encode else "the model"
         return {"of": whose, "hash": hashlib.sha256(text.encode()).hexdigest()[:16]}
@@ -151,7 +151,7 @@ class PromptSession:
     @cached_property
     def conversations(self) -> Conversations:
         actor = self.actor
-        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats)
+        return Conversations(actor.conversation_encoder, actor.template, actor.max_prompt_length, self.stats)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
         clock = time.perf_counter()

@@ -77,7 +77,7 @@ class ExpertSession(PromptSession):
         if one.episode.observation.request is None:
             ids = self._text_ids(one, message)
         else:
-            ids = message_ids(self.actor.conversations, one.prompt.messages, one.request.tools, message)
+            ids = message_ids(self.actor.conversation_encoder, one.prompt.messages, one.request.tools, message)
         step = self._step(one, Completion(ids))
         if not step.valid:
             raise G2POError(

@@ -1,5 +1,7 @@
 """The pool with environments that raise or answer nonsense: an episode fails alone, whatever the workers."""
 
+from types import SimpleNamespace
+
 import pytest
 from faulty_pools import Reporter, faulty_pool, pids
 from letter_environment import LetterEnvironment
@@ -80,6 +82,8 @@ def test_bad_arguments():
         EnvironmentPool(lambda: next(running) or LetterEnvironment())
     with pytest.raises(ValueError, match="num_environment_workers"):
         EnvironmentPool(LetterEnvironment, PoolLimits(0))
+    with EnvironmentPool(LetterEnvironment, SimpleNamespace(num_environment_workers=2)) as pool:
+        assert pool.num_workers == 2, "as of a configuration"
     with EnvironmentPool(LetterEnvironment, PoolLimits(1)) as pool, pytest.raises(ValueError, match="one group"):
         pool.reset([{"seed": 0}], groups=[0, 1])
 

@@ -132,7 +132,7 @@ def test_model_is_saved_with_the_template_of_its_conversations(tmp_path, tiny_mo
     with pytest.raises(ValueError, match="chat template"):
         other.train(resume_from_checkpoint=True)
     other.processing_class.chat_template = trained
-    del other.player.actor.conversations
+    del other.player.actor.conversation_encoder
     other.player.actor.encode = ChatEncoder(other.processing_class)  # as if the model had come with it
     assert other.run_identity() == json.loads((run / "checkpoint-1" / "g2po_state.json").read_text())["run"]
     other.close()

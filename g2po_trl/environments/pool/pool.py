@@ -57,7 +57,7 @@ class EnvironmentPool:
 
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
-        limits: number and limits of workers; by default `PoolLimits()`.
+        limits: number and limits of workers, or a configuration with them; by default `PoolLimits()`.
         **options: fields of `PoolLimits`, instead of those in `limits`.
 
     Raises:
@@ -67,7 +67,7 @@ class EnvironmentPool:
     def __init__(
         self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None, **options: Any
     ):
-        self.limits = limits = replace(limits or PoolLimits(), **options)
+        self.limits = limits = replace(PoolLimits.of(limits), **options)
         self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get: secrets
         self.name = factory_name(environment_factory)
         try:
