@@ -15,7 +15,7 @@ from faulty_pools import Reporter, faulty_pool, interrupted, pids
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
-from g2po_trl.environments.pool import worker
+from g2po_trl.environments.pool import scratch, worker
 
 
 @pytest.fixture
@@ -236,3 +236,20 @@ def test_a_worker_clears_up_after_a_killed_trainer(tmp_path):
     *pids, folder = told.stdout.split()
     assert os.path.dirname(folder) == str(tmp_path)
     assert all(ends(int(pid)) for pid in pids) and not os.path.exists(folder)
+
+
+def test_programs_whose_temporary_folder_is_below_the_workers_end_with_it(tmp_path):
+    below, beside = tmp_path / "worker" / "episode" / "tmp", tmp_path / "worker-2"
+    for folder in (below, beside):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("worker")
+    daemons = [
+        subprocess.Popen(["sleep", "60"], env={**os.environ, "TMPDIR": str(folder)}, start_new_session=True)
+        for folder in (below, beside)
+    ]
+    try:
+        scratch.clear([str(tmp_path / "link")])
+        assert daemons[0].wait(10) == -signal.SIGKILL and daemons[1].poll() is None
+    finally:
+        daemons[1].kill()
+        daemons[1].wait()

@@ -158,6 +158,29 @@ def test_what_is_put_back_takes_the_place_of_anything(source, tmp_path):
     assert workspace.diff() == ""
 
 
+def test_what_is_put_back_is_so_in_closed_folders(source, tmp_path):
+    (source / "tests").chmod(0o555)
+    workspace = Workspace(source, tmp_path / "copy")
+    (workspace.folder / "tests").chmod(0o000)
+    workspace.restore(["tests"])
+    assert (workspace.folder / "tests").stat().st_mode & 0o700 == 0o700 and workspace.diff() == ""
+
+
+def test_a_file_that_cannot_be_read_is_no_error(source, tmp_path, monkeypatch):
+    """A folder may be listed, and its files closed: `chmod 600`."""
+    workspace, lstat = Workspace(source, tmp_path / "copy"), os.lstat
+
+    def closed(path, **options):
+        if str(path).endswith("copy/add.py"):
+            raise PermissionError(13, "closed")
+        return lstat(path, **options)
+
+    before = workspace.state()
+    monkeypatch.setattr("os.lstat", closed)
+    monkeypatch.setattr("pathlib.Path.lstat", closed)
+    assert workspace.state() != before and workspace.diff() == "Binary file add.py differs\n"
+
+
 def test_a_diff_takes_no_time_that_grows_with_the_square(source, tmp_path):
     table = [f"{number % 997}\n" for number in range(100_000)]
     (source / "table").write_text("".join(table))

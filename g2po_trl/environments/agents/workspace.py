@@ -59,7 +59,7 @@ class Workspace:
         digests = {}
         for name in _files(self.folder):
             path = os.path.join(self.folder, name)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            with contextlib.suppress(OSError):  # removed meanwhile, or closed
                 seen = os.lstat(path)
                 signs = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode)
                 known = self._digests.get(name)
@@ -84,6 +84,7 @@ class Workspace:
             names = _files(folder, all_names=True)
             return [n for n in names if any(fnmatch(n, one) or fnmatch(n, f"{one}/*") for one in patterns)]
 
+        _open_folders(self.folder)
         for name in matching(self.folder):
             (self.folder / name).unlink()
         for name in matching(self.source):
@@ -108,6 +109,17 @@ class Workspace:
                 surplus, left = len(text) - MAX_DIFF_CHARACTERS, len(names) - place - 1
                 return f"{text[:MAX_DIFF_CHARACTERS]}\n[left out: {surplus:,} characters, and {left:,} files unread]\n"
         return text
+
+
+def _open_folders(folder: Path) -> None:
+    """Let files in all folders below be read and changed; who may read a folder is no part of a state or a diff."""
+    for root, folders, _ in os.walk(folder.parent):
+        folders[:] = [folder.name] if root == str(folder.parent) else folders
+        for path in (os.path.join(root, name) for name in folders):
+            with contextlib.suppress(FileNotFoundError):
+                seen = os.lstat(path)
+                if stat.S_ISDIR(seen.st_mode) and ~seen.st_mode & stat.S_IRWXU:
+                    os.chmod(path, seen.st_mode | stat.S_IRWXU)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -145,7 +157,7 @@ def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
 
     There are none if it is removed, or a link.
     """
-    if folder.is_symlink():
+    if os.path.islink(folder):
         return
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
@@ -218,7 +230,10 @@ def _lines(path: Path | None) -> list[str] | bytes | None:
     """Return a file's lines, or a digest if it is large, no text, a link, or cannot be read."""
     if path is None:
         return None
-    seen = path.lstat()
+    try:
+        seen = path.lstat()
+    except OSError:
+        return b"unreadable"
     if stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_FILE_BYTES:
         with contextlib.suppress(UnicodeDecodeError, OSError):
             return list(io.StringIO(path.read_bytes().decode(), newline="\n"))

@@ -1,7 +1,7 @@
 """A worker's temporary folder, and the removal of files and processes that a worker leaves behind.
 
-The folder is the TMPDIR of the worker and of all programs that an environment starts, which identifies programs that
-left the worker's process group.
+The folder, or one below it, is the TMPDIR of the worker and of all programs that an environment starts, which
+identifies programs that left the worker's process group.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def clear(folders: Sequence[str]) -> None:
-    """Remove folders of workers, and kill other processes whose TMPDIR is one of them."""
+    """Remove folders of workers, and kill other processes whose TMPDIR is one of them, or below."""
     import psutil  # not at a worker's start
 
+    above = {os.path.realpath(folder) for folder in folders}
     for _ in range(3):  # a killed process may have started another one
         found = False
         for pid in psutil.pids() if folders else ():
             with contextlib.suppress(psutil.Error, OSError):
                 process = psutil.Process(pid)
-                if pid != os.getpid() and process.environ().get("TMPDIR") in folders:
+                temporary = os.path.realpath(process.environ().get("TMPDIR", "/"))
+                if pid != os.getpid() and not above.isdisjoint([temporary, *map(str, Path(temporary).parents)]):
                     process.kill()
                     found = True
         if not found:
