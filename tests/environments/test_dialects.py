@@ -199,7 +199,10 @@ def test_messages_by_anthropic():
         ("/v1/responses", {"input": "a", "tools": 3}, "tools"),
         ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
-        ("/v1/responses", {"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
+        *(
+            ("/v1/responses", {"input": "a", "previous_response_id": name}, "previous_response_id")
+            for name in ("resp_x", "msg_1", "resp_\N{ARABIC-INDIC DIGIT THREE}", "resp_" + "9" * 5000)
+        ),
         ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
         ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_tokens"),
         ("/v1/messages", {}, "messages"),

@@ -7,6 +7,7 @@ Functions in a namespace are offered as `namespace.name`, custom tools as functi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -84,12 +85,12 @@ def _after(data: Mapping[str, Any]) -> int | None:
     name = data.get("previous_response_id")
     if name is None:
         return None
-    number = str(name).removeprefix("resp_")
-    if not number.isdecimal():
+    known = re.fullmatch("resp_([0-9]{1,9})", str(name))
+    if known is None:
         raise RefusedRequestError(
             f"previous_response_id is {show(name)}: give the id of a response", "previous_response_id"
         )
-    return int(number)
+    return int(known[1])
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
