@@ -47,7 +47,7 @@ class Traces:
 
     Args:
         groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
-            number of its line, and `line`: its first line.
+            number of its line, or of several on one line the next ones, and `line`: its first line.
         without_calls: number of episodes without a call, which are left out.
         unread: field that was not read -> number of times.
         skipped: kind of a part of the log that was skipped -> number of times.
@@ -113,6 +113,7 @@ class _Reader:
     def __init__(self, state_key: StateKey | None):
         self.state_key = state_key
         self.episodes: dict[tuple[str, str | int], Episode] = {}
+        self.free: dict[str, int] = {}  # of each task, the next number for an episode without a name
         self.spans = Spans()
         self.results: list[tuple[int, Mapping[str, Any]]] = []
         self.found = Traces()
@@ -165,8 +166,11 @@ class _Reader:
     def _episode(self, number: int, data: Mapping[str, Any], named: str) -> Episode:
         """Return the episode of a line, with the line's result. `named`: the field of its name."""
         task_id, task = task_of(data)
-        name = data.get(named)
-        name = number if name is None else str(name)  # a text is never equal to the number of a line
+        if (name := data.get(named)) is None:
+            name = max(number, self.free.get(task_id, 0))
+            self.free[task_id] = name + 1
+        else:
+            name = str(name)  # a text is never equal to a number
         known = self.episodes.get((task_id, name))
         if known is not None and named == "id":
             raise ValueError(

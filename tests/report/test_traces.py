@@ -25,7 +25,7 @@ from run_g2po import outcome
 from g2po_trl import StateGraph, g2po
 from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
-from g2po_trl.report.traces import trajectories_of_traces
+from g2po_trl.report.traces import trajectories_of_file, trajectories_of_traces
 from g2po_trl.rollout.words import action_text
 
 
@@ -333,3 +333,17 @@ def test_actions_are_equal_if_their_calls_are(tmp_path):
     assert one.action != two.action and one.compared_action == two.compared_action != other.compared_action
     graph = StateGraph.from_groups(traces.groups, with_actions=True)
     assert graph.action[0] == graph.action[1] != graph.action[2]
+
+
+def test_episodes_without_ids_may_be_on_one_line(tmp_path):
+    """As `json.dump` writes a list."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    episodes = [{"task_id": "t", "reward": reward, "messages": messages} for reward in (1, 0, 1)]
+    (tmp_path / "log.json").write_text(json.dumps(episodes) + "\n" + json.dumps(episodes[0]))
+    found = trajectories_of_file(tmp_path / "log.json").trajectories
+    assert [(one.reward, one.info["episode"], one.info["line"]) for one in found] == [
+        (1, 1, 1),
+        (0, 2, 1),
+        (1, 3, 1),
+        (1, 4, 2),
+    ]
