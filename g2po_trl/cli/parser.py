@@ -123,6 +123,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action="store_true", help="print this help")
         self.types, self.kinds, self.arguments = types, {}, {}
         found = list(_fields(types))
+        self.of_others = {field.name for field, *_ in found if "within" not in field.metadata}  # not made by `option`
         groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
         for field, hint, title in found:
             self.kinds[field.name] = kinds = _kinds(hint)
@@ -196,6 +197,9 @@ class Parser(argparse.ArgumentParser):
     def _converted(self, name: str, value: Any) -> Any:
         """Return a value of a YAML file in the field's type."""
         kinds = self.kinds[name]
+        enums = [kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)]
+        if value is False and any(member.value == "no" for kind in enums for member in kind):
+            return "no"  # which YAML reads as false
         if value is None or len(kinds) > 1:
             return value
         if get_origin(kinds[0]) is list and isinstance(value, (list, str)):
@@ -208,6 +212,8 @@ class Parser(argparse.ArgumentParser):
         kind = get_origin(kind) or kind
         if not isclass(kind) or issubclass(kind, Enum):
             return value
+        if kind is str and name in self.of_others and isinstance(value, (bool, int, float)):
+            return value  # as in TRL, whose annotations are narrower than what it takes: scale_rewards: false
         if kind is bool and isinstance(value, str):
             value = _BOOLEANS.get(value.lower(), value)
         elif isinstance(value, str):

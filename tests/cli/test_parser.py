@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,16 @@ class Options:
             raise ValueError(f"max_turns is {self.max_turns}: set it to at least 1")
 
 
+class Strategy(Enum):
+    NO = "no"
+    STEPS = "steps"
+
+
 @dataclass
 class Other:
     seed: int = field(default=0, metadata={"help": "seed"})
+    scale: str = field(default="group", metadata={"help": "of a library, which takes more than it says"})
+    save: Strategy | str = field(default="steps", metadata={"help": "when"})
 
 
 def read(*argv, types=(Options,), **options):
@@ -79,6 +87,15 @@ def test_flags_then_file_then_defaults(tmp_path):
     of_run = {"max_turns": 7, "engine": "vllm"}
     found = read("here", default_config=file, defaults=lambda given: of_run if given["max_turns"] == 4 else {})[0]
     assert (found.max_turns, found.engine) == (4, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [("scale: false", "scale", False), ("scale: 2.5", "scale", 2.5), ("save: no", "save", "no")],
+)
+def test_a_file_may_have_what_a_library_takes(tmp_path, text, name, value):
+    (tmp_path / "a.yaml").write_text(text)
+    assert getattr(read("--config", str(tmp_path / "a.yaml"), types=(Other,))[0], name) == value
 
 
 @pytest.mark.parametrize(
