@@ -1,1 +1,1 @@
-"""Small tools that every room may use: JSON, optional dependencies, secrets."""
+"""Small tools that every room may use: options, errors, JSON, secrets, adapters, and the inside of TRL."""
