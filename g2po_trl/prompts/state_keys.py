@@ -18,11 +18,12 @@ _WORD = re.compile(r"[^\W_]+")
 _LONGEST_SIGN = 4  # characters without a word, "[]"; longer ones may be drawings
 # A text of these words alone, such as a tool's result, says little.
 _FILLERS = frozenset(
-    "0 a ack acknowledged an and any been code command completed content continue data did done empty error errors "
-    "executed execution exit false finished from has is it last logs message nil no none not noted null observation "
-    "of ok okay or output produce ran response result results return returncode returned snippet status stderr stdout "
-    "succeeded success successful successfully sure thank thanks the tool true undefined value void was with without "
-    "yes you your".split()
+    "0 a ack acknowledged an and any bash been chunk code command completed content continue count data did done "
+    "empty error errors executed execution exit exited false finished from has id is it last logs message nil no "
+    "none not noted null observation of ok okay or original output process produce ran response result results "
+    "return returncode returned seconds shell snippet status stderr stdout succeeded success successful "
+    "successfully sure system thank thanks the time token tool true undefined value void wall was with without yes "
+    "you your".split()
 )
 
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
@@ -110,12 +111,13 @@ def workspace_key(
         temporary: path of a folder of the episode alone.
         since: number of messages of the episode's first request with these files. `None`: this one.
     """
+    messages = _marked(list(messages), folder, temporary)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     until = len(messages) if since is None else since
     is_whole = not since_last_completion(messages)
     news = messages[len(system) :] if is_whole else _known(messages, len(system), until)
-    asked = _digest_of(_marked(system, folder, temporary), _marked(list(tools or ()), folder, temporary))
-    key = {"files": files, "news": without_noise(as_text(news), folder, temporary), "asked": asked}
+    asked = _digest_of(system, _marked(list(tools or ()), folder, temporary))
+    key = {"files": files, "news": as_text(news), "asked": asked}
     return json.dumps(key, ensure_ascii=False)
 
 

@@ -260,6 +260,28 @@ def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
     assert [one.state_key for one in other[1:]] == [one.state_key for one in seen[4:]]
 
 
+@pytest.mark.parametrize(
+    "silence",
+    [
+        "(Bash completed with no output)",
+        "<system>Tool ran without output or errors</system>",
+        "Chunk ID: d33d4{}\nWall time: 0.00{} seconds\nProcess exited with code 0\nOriginal token count: 0\nOutput:\n",
+    ],
+)
+def test_silence_in_the_words_of_coding_agents(silence):
+    """What came before it is known."""
+
+    def key(*results):
+        messages = [{"role": "user", "content": "Mend it."}]
+        for number, result in enumerate(results):
+            text = result.format(number, number)
+            messages += [{"role": "assistant", "content": "ls"}, {"role": "user", "content": text}]
+        return workspace_key("files", messages, None, "/work/copy", since=1)
+
+    assert key(silence) == key(silence) != key("a.py", silence) != key("b.py", silence)
+    assert key("a.py", silence) == key("", "a.py", silence)
+
+
 def test_the_folder_itself_does_not_change(command, source):
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     _, end = play(command(), [says("rm -rf * && touch mine"), says("done")])
