@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -291,7 +292,8 @@ def test_the_folder_itself_does_not_change(command, source):
 
 def test_what_is_put_back_cannot_be_cheated_with(command):
     cheat = [says("echo > tests/check.py"), says("done")]
-    assert [play(command(restore=restore), cheat)[1].reward for restore in ((), ["tests"])] == [1.0, 0.0]
+    given = ((), ["tests"], [Path("tests")], Path("tests"))
+    assert [play(command(restore=restore), cheat)[1].reward for restore in given] == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +369,12 @@ def test_the_settings_of_the_user_are_not_the_programs(command, source, monkeypa
 def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command):
     with pytest.raises(FileNotFoundError, match="no_such_program"):
         play(command(verify="no_such_program -q"), [])
+
+
+def test_a_workspace_beyond_the_limit_is_no_failure_of_the_model(command, source):
+    (source / "data").write_bytes(bytes(range(256)) * 8000)
+    with pytest.raises(G2POError, match="max_disk_mb"):
+        play(command(max_disk_mb=1), [])
 
 
 def test_a_folder_that_cannot_be_copied_is_named(command, source, monkeypatch):

@@ -97,7 +97,7 @@ class AgentCommand:
         timeout: float | None = None,
         *,
         workspace: str | Path | None = None,
-        restore: Sequence[str] = (),
+        restore: str | Path | Sequence[str | Path] = (),
         verify_timeout: float | None = 30.0,
         max_processes: int | None = 256,
         max_disk_mb: float | None = 1024.0,
@@ -118,9 +118,10 @@ class AgentCommand:
         self.verify, self._verified = verify, [] if self._checks else _verified(verify)
         self.environment = {name: str(value) for name, value in (environment or {}).items()}
         self.timeout, self.verify_timeout = timeout, verify_timeout
-        self.workspace, self.restore = workspace, (restore,) if isinstance(restore, str) else tuple(restore)
+        restore = [restore] if isinstance(restore, (str, os.PathLike)) else restore
+        self.workspace, self.restore = workspace, tuple(map(os.fspath, restore))
         for pattern in self.restore:
-            outside = not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/")
+            outside = pattern.startswith("/") or ".." in pattern.split("/")
             require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
         megabytes = math.inf if max_disk_mb is None else max_disk_mb
         self._limits = {"processes": max_processes or math.inf, "disk_bytes": megabytes * 2**20}
@@ -138,6 +139,10 @@ class AgentCommand:
                 returncode, stdout, stderr = self._run(task, client, self._variables(client, episode), episode)
                 return self._verify(task, episode, returncode, stdout, stderr)
             workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
+            size, most = supervisor.disk_bytes(name), self._limits["disk_bytes"]
+            if size > most:  # else each episode would be a failure of the model
+                megabytes = f"{most / 2**20:g}: the workspace takes {size / 2**20:.0f} MiB before the agent begins"
+                raise G2POError(f"max_disk_mb is {megabytes}; raise it, or leave files out")
             client.works_on(workspace)
             variables = self._variables(client, episode, workspace.folder)
             if self._checks and os.sep not in (verifier := _filled(self._checks[0], task)):

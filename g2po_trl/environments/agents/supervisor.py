@@ -111,7 +111,7 @@ def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
     while True:
         time.sleep(min(max(LOOK_SECONDS, took / LOOK_SHARE), MAX_LOOK_SECONDS))
         begin = time.thread_time()
-        number, size = len(_descendants()), _disk_bytes(limits["folder"])
+        number, size = len(_descendants()), disk_bytes(limits["folder"])
         took = time.thread_time() - begin
         if number > limits["processes"]:
             exceeded.append(f"it has {number} processes, more than {limits['processes']}")
@@ -122,7 +122,8 @@ def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
             return
 
 
-def _disk_bytes(folder: str) -> int:
+def disk_bytes(folder: str) -> int:
+    """Return what the files below a folder take on disk."""
     size = 0
     for root, _, files in os.walk(folder):
         for name in files:
