@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -113,7 +114,6 @@ def train(name: str, folder: Path, workspace: Path, tokenizer: Path, layout: str
         max_completion_length=16,
         max_tokens_per_micro_batch=70_000,
         token_layout=layout,
-        advantage_estimator="grpo",
         environment_step_timeout=120,
         environment_reset_timeout=120,
         report_to="none",
@@ -129,7 +129,7 @@ def train(name: str, folder: Path, workspace: Path, tokenizer: Path, layout: str
         Dataset.from_list([{"task": "Fix the test"}] * 2),
         agent=command(name, folder, workspace),
         processing_class=words,
-        advantage_fn=lambda graph: torch.linspace(-1, 1, graph.num_steps).numpy(),
+        advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),
     )
     trainer.train()
     (logged,) = (line for line in trainer.state.log_history if "loss" in line)
