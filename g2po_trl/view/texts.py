@@ -13,7 +13,8 @@ from ..trajectory import Step, Trajectory
 
 ONE_LINE = 60  # characters of arguments in a line
 BYTES = 4  # of a character, at most, each perhaps a token
-_FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback")
+_FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback", "program")
+_TEXTS = ("diff", "verify")  # of a workspace
 _SHOWN = ("success", "failure_reason", "trial", "last_trial", "panel_index", "prompt_tokens", "completion_tokens")
 _SHOWN += ("reflections",)  # elsewhere on the page
 
@@ -146,6 +147,7 @@ def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
     if any(step.messages is not None for step in trajectory.steps):
         info = {name: value for name, value in trajectory.info.items() if value not in (None, False, [], {})}
         facts = {name: info.pop(name) for name in _FACTS if name in info}
+        facts |= {name: texts.number(str(info.pop(name))) for name in _TEXTS if name in info}
         other = {name: value for name, value in info.items() if name not in _SHOWN}
         facts |= {"other": texts.number(_as_json(other))} if other else {}
     return {

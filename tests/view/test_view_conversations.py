@@ -48,6 +48,7 @@ def episodes():
         "refused_requests": 2,
         "ignored_fields": ["temperature", "top_p"],
         "pages": 3,
+        "diff": f"--- a/x\n+{SCRIPT}\n",
     }
     return [
         Trajectory("books", good, 10.0, "success", "The agent returned.", task="Find the book"),
@@ -106,6 +107,7 @@ def test_facts_of_agents_are_data_and_others_are_not():
     texts = Texts()
     facts = episode_data(episodes()[1], texts)["facts"]
     assert texts.all[facts.pop("other")] == '{"pages": 3}'
+    assert texts.all[facts.pop("diff")] == f"--- a/x\n+{SCRIPT}\n"
     assert facts == {
         "ignored_fields": ["temperature", "top_p"],
         "refused_requests": 2,
@@ -151,7 +153,11 @@ def test_conversations_in_a_browser(folder, browser):
 
     browser.execute_script("showTrajectory(1, 0)")
     assert "KeyError" in texts_of(browser, "#panel .error")[0]
-    assert texts_of(browser, "#panel > details") == [f"tracebackKeyError: {BAD_TEXT}", 'info{"pages": 3}']
+    assert texts_of(browser, "#panel > details") == [
+        f"tracebackKeyError: {BAD_TEXT}",
+        f"diff--- a/x\n+{SCRIPT}\n",
+        'info{"pages": 3}',
+    ]
     assert texts_of(browser, "#panel .fact") == [
         "Refused requests, which are no steps: 2.",
         "Fields of its requests that have no effect: temperature, top_p.",

@@ -78,12 +78,14 @@ const deed = (step, texts) => (step.said
 function troubles({ error, facts }, texts) {
   const notes = [
     facts.agent_error ? `The agent's own error, after its last turn: ${facts.agent_error}` : null,
+    facts.program ? `The program ended with ${facts.program}.` : null,
     facts.out_of_turns ? "It called the model, or a tool, after its last turn." : null,
     facts.refused_requests ? `Refused requests, which are no steps: ${facts.refused_requests}.` : null,
     facts.ignored_fields ? `Fields of its requests that have no effect: ${facts.ignored_fields.join(", ")}.` : null,
   ].filter(Boolean);
   return [error ? make("pre", { class: "error" }, error) : null, folded("traceback", facts.traceback),
     ...notes.map((note) => make("p", { class: "note fact" }, note)),
+    ...["diff", "verify"].map((name) => (facts[name] === undefined ? null : folded(name, texts[facts[name]]))),
     facts.other === undefined ? null : folded("info", texts[facts.other])].filter(Boolean);
 }
 
