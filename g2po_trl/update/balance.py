@@ -132,7 +132,9 @@ class BatchingConfig:
         num_ranks, multiple, row_length = len(rows.counts), self.pad_to_multiple_of, self.row_length
         kept, lengths = rows.with_gradient(self.kl), rows.prompts.astype(np.int64) + rows.completions
         if row_length is not None:
-            row_length = replace(row_length, most=min(row_length.most, most_tokens(self.max_tokens, multiple)))
+            fits = most_tokens(self.max_tokens, multiple)
+            most, longest = min(row_length.most, fits), min(row_length.longest, fits)
+            row_length = replace(row_length, most=most, longest=longest)
         number, mini_batches = self.num_mini_batches, []
         if self.mini_batch_size is not None:
             number = count_mini_batches(len(rows), self.mini_batch_size)

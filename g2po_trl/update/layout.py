@@ -75,7 +75,8 @@ class Layout:
                 "model_init_kwargs"
             )
         length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
-        self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
+        places = most_places(config)
+        self.row_length = replace(length, most=min(length.most, places), longest=0) if places else length
         self.pad_to_multiple_of = pad_to_multiple_of
         self._found_for = [kind, attention, accelerator.device.type, str(self.arithmetic(model))]
         self._found_for += [torch.__version__, transformers.__version__]

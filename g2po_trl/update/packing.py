@@ -44,22 +44,24 @@ class Pack:
 
 
 def cut_into_packs(
-    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
+    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int, longest: int = 0
 ) -> list[Pack]:
     """Return packed rows of at most `max_tokens` tokens, of sequences in the order given, from lengths alone.
 
     `overlaps` are the tokens that each sequence has in common with its predecessor. A longer sequence has a row of
-    its own.
+    its own; up to `longest` tokens, so have those after it that share most of their tokens with it.
     """
     packs: list[Pack] = []
     own: list[int] = []
     shared: list[int] = []
-    num_tokens = 0
+    num_tokens = first = 0
     for row, length, overlap in zip(rows, lengths, overlaps):
         common = overlap if own else 0
-        if own and num_tokens + length - common > max_tokens:
+        extends = first > max_tokens and common >= _MOST * length
+        if own and num_tokens + length - common > (longest if extends else max_tokens):
             packs.append(Pack(own, shared, num_tokens))
             own, shared, num_tokens, common = [], [], 0, 0
+        first = first if own else length
         own.append(row)
         shared.append(common)
         num_tokens += length - common
@@ -225,6 +227,7 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 _SHORTEST, _LONGEST = 256, 4096
+_MOST = 0.75  # of a long sequence's tokens, which it shares with the row that it joins
 _EAGER_SCORES = 2**28  # attention scores of a layer that eager attention may hold: 1 GiB of float32
 # Seconds an operation of attention under a mask, over those of a matrix product: measured on a CPU,
 # see benchmarks/results/phases/log.md.
@@ -237,12 +240,15 @@ class RowLength:
 
     Args:
         most: maximum number of tokens; a longer sequence has a row of its own.
+        longest: maximum number of tokens of a row that begins with a longer sequence, of those that share most of
+            their tokens with it. 0: it has none but its own.
         even: tokens of a row at which attention takes as long as the rest of the model. `None`: rows are as long as
             `most`; otherwise of the length that costs least, see `best_packs`.
     """
 
     most: int
     even: float | None = None
+    longest: int = 0
 
     def work(self, tokens: int) -> float:
         """Return the work of a row of so many tokens, in tokens without attention."""
@@ -263,11 +269,13 @@ class RowLength:
         hidden = size("hidden_size", 1024)
         weights = 4 * hidden**2 + 3 * hidden * size("intermediate_size", 4 * hidden)
         if attention not in ("sdpa", "eager"):  # others skip what a token does not see
-            return cls(int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), _SHORTEST, _LONGEST)))
-        most = max_tokens
+            most = int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), _SHORTEST, _LONGEST))
+            return cls(most, longest=max_tokens)
+        most, longest = max_tokens, max_tokens
         if attention == "eager":  # it holds a score for each head, token and place
-            most = min(most, _EAGER_SCORES // (size("num_attention_heads", 1) * max_tokens))
-        return cls(int(np.clip(most, _SHORTEST, _LONGEST)), weights / (2 * hidden * _ATTENTION_COST))
+            most, longest = min(most, _EAGER_SCORES // (size("num_attention_heads", 1) * max_tokens)), 0
+        even = weights / (2 * hidden * _ATTENTION_COST)
+        return cls(int(np.clip(most, _SHORTEST, _LONGEST)), even, longest)
 
 
 def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], length: RowLength) -> list[Pack]:
@@ -282,4 +290,7 @@ def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[i
     def work(packs: list[Pack]) -> float:
         return sum(length.work(pack.num_tokens) for pack in packs)
 
-    return min((cut_into_packs(rows, lengths, overlaps, tokens) for tokens in tried), key=work)
+    found = [cut_into_packs(rows, lengths, overlaps, tokens) for tokens in tried]
+    if length.longest > length.most:
+        found.append(cut_into_packs(rows, lengths, overlaps, length.most, length.longest))
+    return min(found, key=work)

@@ -107,12 +107,12 @@ def test_a_rank_without_rows_still_forwards_a_token():
 
 def test_rows_are_as_long_as_model_and_memory_let_them():
     """212,992 weights a layer / (2 * 128) are 832 tokens of as many operations; attention's take twice as long."""
-    assert RowLength.from_config(SmallModel, "sdpa", 16384) == RowLength(4096, 416.0)
+    assert RowLength.from_config(SmallModel, "sdpa", 16384) == RowLength(4096, 416.0, 16384)
     assert RowLength.from_config(SmallModel, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
     assert RowLength.from_config(LargeModel, "sdpa", 16384).even == pytest.approx(8256)
     for attention in ("flex_attention", "flash_attention_2"):
-        assert RowLength.from_config(SmallModel, attention, 16384) == RowLength(512)
-        assert RowLength.from_config(LargeModel, attention, 16384) == RowLength(4096)
+        assert RowLength.from_config(SmallModel, attention, 16384) == RowLength(512, longest=16384)
+        assert RowLength.from_config(LargeModel, attention, 16384) == RowLength(4096, longest=16384)
 
 
 def test_rows_are_of_the_length_that_costs_least():
@@ -128,6 +128,18 @@ def test_rows_are_of_the_length_that_costs_least():
         rows, lengths, [0] + [90] * 63, 400
     )
     assert best_packs([], [], [], RowLength(4096, 100.0)) == []
+
+
+def test_long_sequences_share_what_most_of_them_is():
+    """Prompts of coding agents: 9,000 tokens, of which 8,900 are those of the one before."""
+    rows, lengths = list(range(5)), [9000] * 5
+    for even in (None, 400.0, 8000.0):
+        packs = best_packs(rows, lengths, [0, 8900, 8900, 5000, 8900], RowLength(4096, even, 16384))
+        assert [(pack.rows, pack.num_tokens) for pack in packs] == [([0, 1, 2], 9200), ([3, 4], 9100)]
+        assert len(best_packs(rows, lengths, [0] + [8900] * 4, RowLength(4096, even, 9150))) == 3, (
+            "as memory lets them"
+        )
+        assert len(best_packs(rows, lengths, [0] + [8900] * 4, RowLength(4096, even))) == 5
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -210,6 +222,22 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
     assert forwarded["shared"] < forwarded["padded"]
+
+
+def test_long_rows_have_the_gradient_of_padded_ones(make_trainer):
+    options = {"history": "conversation", "max_completion_length": 4, "beta": 0.0}
+    trainer = make_trainer(LongLetterEnvironment, **options)
+    batch = play_batch(trainer)
+    gradients, forwarded = [], []
+    for kind, length in (("padded", None), ("shared", RowLength(16)), ("shared", RowLength(16, longest=8192))):
+        trainer.update.layout.kind = kind
+        trainer.update.layout.row_length = length or trainer.update.layout.row_length
+        (part,), metrics = trainer.update.split(batch)
+        gradients.append(flat_gradient(trainer, part))
+        forwarded.append(metrics["update/forwarded_tokens"])
+    assert forwarded[2] < forwarded[1], "those of a row of its own each"
+    for gradient in gradients[1:]:
+        assert (gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm() != 0
 
 
 def test_a_conversation_costs_one_pass_over_its_tokens(make_trainer):
