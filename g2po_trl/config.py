@@ -24,6 +24,7 @@ from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
+from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .experimental.strategies import STRATEGIES
 from .update.importance import MODES
@@ -38,7 +39,7 @@ ignore_deprecations()
 
 
 @dataclass
-class G2POConfig(Sampling, PoolLimits, GRPOConfig):
+class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     """Arguments of [`G2POTrainer`].
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
@@ -130,11 +131,6 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
         "Subtracted from the advantage of a completion without the required format.",
         0.1,
         within="[0, inf)",
-    )
-    max_turns: int = option(
-        "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.",
-        50,
-        within="[1, inf)",
     )
     history: str | None = option(
         'What a prompt shows of the episode. `"window"`: one message with the last `history_length` steps. '

@@ -35,10 +35,12 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
+from .environments.adapters.mixed import environments_of, mixed, one_task_each, weighted
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
-from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
+from .environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
 from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
+from .environments.episode_limits import EpisodeLimits
 from .environments.tasks import check_datasets, own_columns, plain, tasks_hash
 from .evaluation.examine import check_start
 from .prompts.template import PromptTemplate
@@ -122,9 +124,10 @@ class G2POTrainer(GRPOTrainer):
         eval_dataset: the panel: a fixed set of tasks, all played by `evaluate`.
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
-            TRL, is accepted too.
-        prompt_template: the prompt's wording, and the parser of the completion. Default: the environment class's
-            `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
+            TRL, is accepted too. Several are a dictionary: the column `environment` of a task names its own.
+        prompt_template: the prompt's wording, and the parser of the completion; of several environments also a
+            dictionary. Default: the environment class's `prompt_template`; without one, `TOOL_PROMPT` for a class
+            with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key; not with the configuration's `state_key`.
             With `agent`: a function of a request's messages.
@@ -132,6 +135,7 @@ class G2POTrainer(GRPOTrainer):
         card_facts: additional rows of the model card, e.g. the version of the data.
         agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
             protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
+            Several are a dictionary, as of environments.
         reward_funcs: for tool-based classes, as in `GRPOTrainer`, but called in the worker with lists of one episode.
             Their sum, weighted by `reward_weights`, is added to `get_reward()`.
         tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` they are all.
@@ -153,13 +157,13 @@ class G2POTrainer(GRPOTrainer):
         args: G2POConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        environment_factory: Callable[[], TextEnvironment] | None = None,
-        prompt_template: PromptTemplate | None = None,
+        environment_factory: Callable[[], TextEnvironment] | dict[str, Callable] | None = None,
+        prompt_template: PromptTemplate | dict[str, PromptTemplate] | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
-        agent: Callable | str | None = None,
+        agent: Callable | str | dict[str, Callable | str] | None = None,
         reward_funcs: Callable | Sequence[Callable] | None = None,
         tools: Sequence[Callable] | None = None,
         **kwargs,
@@ -170,17 +174,21 @@ class G2POTrainer(GRPOTrainer):
             raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
         if agent is not None:
             environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None
-        environment_factory = with_rewards(environment_factory, reward_funcs, args.reward_weights, tools)
+        environment_factory = with_rewards(mixed(environment_factory), reward_funcs, args.reward_weights, tools)
         check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
         self.history = args.history or default_history(environment_factory, prompt_template)
-        prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
-        wrapped_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
+        prompt_template, limits = prompt_template_of(environment_factory, prompt_template), EpisodeLimits.of(args)
+        limits.check_names(environments_of(environment_factory))
+        wrapped_factory = text_environment_factory(environment_factory, limits, self.history, prompt_template)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         check_datasets(wrapped_factory, train_dataset, eval_dataset)
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
-            check_best_metric(args, eval_dataset)
-        check_reward_columns(environment_factory, train_dataset[0])
+            check_best_metric(args, eval_dataset, environments_of(environment_factory))
+        train_dataset = weighted(environment_factory, train_dataset)
+        first_tasks = one_task_each(environment_factory, train_dataset)
+        for task in first_tasks:
+            check_reward_columns(environment_factory, task)
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
@@ -222,8 +230,8 @@ class G2POTrainer(GRPOTrainer):
         self.player = make_player(self, wrapped_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
-        first = check_start(self.player.pool, train_dataset[0])
-        self.player.actor.choose_template(first)
+        for first in check_start(self.player.pool, first_tasks):
+            self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))

@@ -23,6 +23,7 @@ from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
 from .environments.contract import TextEnvironment
+from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
 from .experimental.strategies import STRATEGIES
@@ -109,7 +110,7 @@ def make_player(
     def any_rank(flag: bool) -> bool:
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
-    return Player(pool, actor, args.max_turns, excluded=task_errors, any_running=any_rank)
+    return Player(pool, actor, EpisodeLimits.of(args), excluded=task_errors, any_running=any_rank)
 
 
 def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:

@@ -183,7 +183,9 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
         )
 
 
-def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
+def check_best_metric(
+    args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None, environments: Iterable[str] = ()
+) -> None:
     """Refuse a `metric_for_best_model` that no evaluation has, which transformers finds after the first one."""
     name = args.metric_for_best_model
     if name is None or eval_dataset is None or args.eval_strategy == "no":
@@ -195,7 +197,7 @@ def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dat
     metric = name if name.startswith("eval_") else f"eval_{name}"
     for prefix, rows in prefixed.items():
         task_types = {row.get("task_type") for row in rows}
-        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
+        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types, environments):
             return
     remedy = f"no evaluation has it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
     require(False, "metric_for_best_model", name, remedy)

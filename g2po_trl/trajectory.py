@@ -84,6 +84,13 @@ class Step:
         return {"role": "assistant", **(answer if known else {"content": self.action})}
 
     @property
+    def tool_calls(self) -> int:
+        """Number of tool calls in the completion, also in prose."""
+        if self.messages is None:
+            return self.action.count("<tool_call>")
+        return len(self.response.get("tool_calls", ()))
+
+    @property
     def compared_action(self) -> str:
         """What is compared of the action: of a chat response that calls tools, the calls without their ids."""
         calls = (self.response or {}).get("tool_calls")
@@ -119,6 +126,7 @@ class Trajectory:
             too long: …"`. Such an episode is a failure.
         group: number of the group in its rollout.
         task: the goal in words: `Observation.task` of the environment's `reset`.
+        environment: name of the environment, in a run with several.
 
     Raises:
         ValueError: for an unknown outcome.
@@ -134,6 +142,7 @@ class Trajectory:
     failure_reason: str | None = None
     group: int | None = None
     task: str | None = None
+    environment: str | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:

@@ -47,12 +47,14 @@ from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
+from g2po_trl.environments.adapters.mixed import environments_of
 from g2po_trl.environments.adapters.trl_tools import (
     default_history,
     default_prompt_template,
     text_environment_factory,
 )
 from g2po_trl.environments.agents.agent import agent_factory
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -139,10 +141,14 @@ def load_game(script_args: ScriptArguments) -> Game:
     wording = script_args.load_prompt()
     agent, turns = script_args.agent, script_args.max_turns
     made = load(script_args.environment) if agent is None else agent_factory(agent, turns)
+    if isinstance(made, Mapping) or environments_of(made):
+        raise G2POError(
+            f"{script_args.environment or agent} has several: teach them one after the other, by their names"
+        )
     history = script_args.history or default_history(made, wording)
     prompts = {"max_prompt_length": script_args.max_prompt_length, "history": history}
     return Game(
-        text_environment_factory(made, turns, history),
+        text_environment_factory(made, EpisodeLimits(turns), history),
         default_prompt_template(made) if wording is None else wording,
         prompts,
         script_args.chat_template_kwargs,
@@ -247,7 +253,7 @@ def demonstrate(
         **game.prompts,
     )
     with EnvironmentPool(source.factory, game.limits) as pool:
-        trajectories, _ = Player(pool, actor, script_args.max_turns).play(source.tasks)
+        trajectories, _ = Player(pool, actor, EpisodeLimits(script_args.max_turns)).play(source.tasks)
     successes = [t for t in trajectories if t.success]
     reasons = Counter(t.error or t.failure_reason or t.outcome for t in trajectories if not t.success)
     others = "; ".join(f"{number} x {why:.300}" for why, number in reasons.most_common(3))

@@ -25,6 +25,7 @@ from benchmarks.common import facts, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.engines.sampling import derived_seed
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
@@ -125,7 +126,7 @@ def play(
         FaultyEnvironment,
         PoolLimits(workers, 4 * limit, limit, environment_load_timeout=60.0),
     ) as pool:
-        player = Player(pool, actor, max_turns, streams=streams)
+        player = Player(pool, actor, EpisodeLimits(max_turns), streams=streams)
         rolling = Watched(RolloutContext(player, group_size, tasks, seed), max_off_policy_steps=ahead)
         for version in range(1, iterations + 1):
             rows = [task for task in order.choices(tasks, k=size) for _ in range(group_size)]

@@ -35,6 +35,7 @@ from benchmarks.common import facts, interleaved, medians, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
@@ -98,7 +99,7 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
     turns = max(map(max, groups))
     tasks = [{"task_id": str(number)} for number in range(len(groups))]
     actor = Latency(options.seconds, streams, {str(number): found for number, found in enumerate(groups)}, seed)
-    player = Player(pool, actor, turns, streams=streams)
+    player = Player(pool, actor, EpisodeLimits(turns), streams=streams)
     context = RolloutContext(player, GROUP, tasks, seed)
     strategy = PartialRollouts(context, max_off_policy_steps=ahead) if ahead else SynchronousRollout(context)
     order = random.Random(seed).sample(tasks, len(tasks))
@@ -174,7 +175,7 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
         hidden = ("help", "look", "inventory", "examine")
         factory = partial(AlfworldEnvironment, Manifest.scan(Path(folder)), hidden_actions=hidden, intro=False)
         with EnvironmentPool(factory, PoolLimits(2)) as pool:
-            player, places = Player(pool, actor, 15), options.groups * GROUP
+            player, places = Player(pool, actor, EpisodeLimits(15)), options.groups * GROUP
             context = RolloutContext(player, GROUP, tasks, sampling=sampling)
             rolling, ages, ahead = PartialRollouts(context), [], []
             for version in range(1, options.batches + 1):

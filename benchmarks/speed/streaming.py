@@ -37,6 +37,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, PoolLimits, StepResult
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.vllm_offline import OfflineVLLMEngine
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 
@@ -137,7 +138,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         def play(seconds: float, streams: bool, seed: int, sampling: Sampling = SAMPLING):
             engine.llm.reset_prefix_cache()
             engine.asked.clear()
-            player = Player(pool, actor, options.turns, streams=streams)
+            player = Player(pool, actor, EpisodeLimits(options.turns), streams=streams)
             tasks = [row | {"seconds": seconds, "episode": number} for number, row in enumerate(rows)]
             seeds = [derived_seed(seed, number) for number in range(len(rows))]
             return player.play(tasks, sampling, [number // 8 for number in range(len(rows))], seeds)

@@ -14,6 +14,7 @@ import torch
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -23,6 +24,8 @@ from g2po_trl.trajectory import Trajectory
 
 class _LocalPool:
     """Environments of this process, behind the part of the pool's interface that a rollout uses."""
+
+    environment_names = ()
 
     def __init__(self, make_environment: Callable[[], TextEnvironment], size: int):
         self.environments = [make_environment() for _ in range(size)]
@@ -62,7 +65,7 @@ def play(
         tokenizer, [tokenizer.eos_token_id], model_for_generation(model), batch_tokens=batch_size * width
     )
     actor = PromptActor(engine, ChatEncoder(tokenizer), template, history_length)
-    player = Player(_LocalPool(make_environment, len(rows)), actor, max_turns)
+    player = Player(_LocalPool(make_environment, len(rows)), actor, EpisodeLimits(max_turns))
     return player.play(rows, Sampling(temperature, max_completion_length=max_completion_length))[0]
 
 

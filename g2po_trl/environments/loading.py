@@ -98,6 +98,19 @@ def binds(tree: ast.Module, name: str) -> bool:
     return name in found or "*" in found
 
 
+def names_a_dictionary(name: str) -> bool:
+    """Return whether `file.py:NAME` names a variable with a literal dictionary. The file is parsed, not imported."""
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        return False
+    for node in read_source(path).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(getattr(node, "value", None), ast.Dict):
+            if any(isinstance(one, ast.Name) and one.id == attribute for one in targets):
+                return True
+    return False
+
+
 def find_environments(tree: ast.Module) -> list[str]:
     """Return the names of a file's public environment classes.
 

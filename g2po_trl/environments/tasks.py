@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..utils.errors import G2POError
 from ..utils.json import json_values
 from ..utils.show import show
+from .adapters.mixed import COLUMN as ENVIRONMENT
+from .adapters.mixed import check_mixture, environments_of
 from .validation import check_task_columns
 
 if TYPE_CHECKING:
@@ -189,11 +191,14 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
     panels = {name: dataset for name, dataset in panels.items() if dataset is not None}
-    for name, dataset in {"train": train_dataset, **panels}.items():
+    datasets = {"train": train_dataset, **panels}
+    for name, dataset in datasets.items():
         _check_kind(f"{name}_dataset" if name in ("train", "eval") else f"eval_dataset[{name!r}]", dataset)
-        for where, columns in _columns_of(dataset).items():
+    check_mixture(environment_factory, datasets)
+    for name, dataset in datasets.items():
+        for where, row in _different_rows(dataset, bool(environments_of(environment_factory))).items():
             try:
-                check_task_columns(environment_factory, columns)
+                check_task_columns(environment_factory, row)
             except ValueError as error:
                 raise G2POError(f"{name} dataset{where}: {error}") from error
         row, again = dataset[0], dataset[0]
@@ -217,11 +222,15 @@ def _check_kind(name: str, dataset: Any) -> None:
         )
 
 
-def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Return each distinct set of columns by its first place: one for a table, one or more for a `tasks_dataset`."""
-    if COLUMN not in dataset.column_names:
-        return {"": tuple(dataset.column_names)}
-    first: dict[tuple[str, ...], str] = {}
+def _different_rows(dataset: Dataset, are_mixed: bool) -> dict[str, Mapping[str, Any]]:
+    """Return the first row of each distinct set of columns, by its place: one for a table of one environment.
+
+    `are_mixed`: of several environments, whose rows differ in the columns with a value.
+    """
+    if COLUMN not in dataset.column_names and not are_mixed:
+        return {"": dict.fromkeys(dataset.column_names)}
+    first: dict[Any, tuple[str, Mapping[str, Any]]] = {}
     for number, row in enumerate(dataset, 1):
-        first.setdefault(tuple(sorted(row)), f", row {number}")
-    return {where: columns for columns, where in first.items()}
+        names = [(name, value is None) for name, value in row.items()] if are_mixed else row
+        first.setdefault((row.get(ENVIRONMENT) if are_mixed else None, *sorted(names)), (f", row {number}", row))
+    return dict(first.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..prompts.conversation import ChatRequest
@@ -115,12 +115,21 @@ def _validate_info(info: Any, where: str) -> dict[str, Any]:
     return data
 
 
-def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
+def player_of(environment_factory: Callable, task: Mapping[str, Any]) -> tuple[Callable, Mapping[str, Any]]:
+    """Return the factory of the environment that plays a task, and the arguments of its `reset`.
+
+    Of several environments (`MixedEnvironment`), the task chooses one.
+    """
+    choose = getattr(unwrap_factory(environment_factory), "player_of_task", None)
+    return (environment_factory, task) if choose is None else choose(environment_factory, task)
+
+
+def check_task_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
     """Refuse (`G2POError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
-    made = unwrap_factory(environment_factory)
+    environment_factory, task = player_of(environment_factory, task)
+    made, columns = unwrap_factory(environment_factory), list(task)
     if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return
-    columns = list(columns)
     try:
         inspect.signature(made.reset).bind(None, **dict.fromkeys(columns))
     except TypeError as error:

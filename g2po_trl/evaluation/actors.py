@@ -103,7 +103,7 @@ class ChatSession:
             return []
         actor = self.actor
         actor.check()
-        requests = [actor.agent.ask(episode, actor.notes(episode)) for episode in episodes]
+        requests = [actor.agent.of(one.environment).ask(one, actor.notes(one)) for one in episodes]
         seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
         completions = actor.chat.generate(requests, self.sampling, seeds)
         return [
@@ -114,6 +114,7 @@ class ChatSession:
     def _step(self, episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step | None:
         """Return the next step of an episode; without a completion the episode ends."""
         self.actor.count(episode, completion)
+        episode.unseen_tokens += completion.completion_tokens
         if completion.error:
             episode.give_up(f"context overflow: {completion.error}")
             return None
@@ -121,7 +122,8 @@ class ChatSession:
         if episode.observation.request is not None:
             return _response_step(episode, request, completion, truncated)
         admissible = episode.observation.admissible_actions
-        action, valid = self.actor.agent.read(completion.text, completion.prompt_end, admissible)
+        agent = self.actor.agent.of(episode.environment)
+        action, valid = agent.read(completion.text, completion.prompt_end, admissible)
         shown = request.messages[-1]["content"]
         return episode.step(action, completion.text, valid=valid, completion_truncated=truncated, prompt=shown)
 

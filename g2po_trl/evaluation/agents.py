@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..prompts.conversation import ChatRequest
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
@@ -61,6 +61,10 @@ class DirectAgent:
             return request_of(episode, self.template)
         return ChatRequest(self.template.messages(**prompt_contents(episode, self.history_length)))
 
+    def of(self, environment: str | None) -> DirectAgent:
+        """Return the agent with the wording of an environment, by its name in a run with several."""
+        return replace(self, template=self.template.of(environment))
+
     def read(self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None) -> ParsedCompletion:
         return self.template.read(completion, prompt_end, admissible_actions)
 
@@ -86,6 +90,10 @@ class ReActAgent:
     history_length: int = 30
     name = "react"
     trials = 1
+
+    def of(self, environment: str | None) -> ReActAgent:
+        """Return the agent: it has one wording."""
+        return self
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
         if episode.observation.request is not None:

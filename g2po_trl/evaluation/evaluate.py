@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
-from functools import partial
 from math import isnan
 from os.path import isfile
 from pathlib import Path
@@ -20,14 +19,14 @@ import xxhash
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
-from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
-from ..environments.agents.agent import AgentEnvironment
-from ..environments.contract import TextEnvironment
+from ..environments.adapters.mixed import environments_of, mixed
+from ..environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import read_tasks
-from ..environments.validation import check_task_columns, is_score, unwrap_factory
+from ..environments.validation import check_task_columns, is_score
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..runs.panel import Panel
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
@@ -52,7 +51,7 @@ def load_panel(options: EvaluateOptions) -> Panel:
         if options.tasks is None:
             raise G2POError(f"tasks is None: pass --tasks, a file with one row of {options.played} a line")
         check_is_there(environment, "environment")
-        factory = load_object({"import": environment, "kwargs": options.environment_options})
+        factory = mixed(load_object({"import": environment, "kwargs": options.environment_options}))
         name = options.panel or options.played
         panel = _with_options(Panel, name, read_tasks(options.tasks), factory, **options.panel_options)
     else:
@@ -66,8 +65,9 @@ def load_panel(options: EvaluateOptions) -> Panel:
     template = own if options.prompt is None else _load_template(options.prompt)
     if options.agent == "direct":
         changed["history"] = options.history or default_history(panel.environment_factory, template)
-    changed["prompt_template"] = template or default_prompt_template(panel.environment_factory)
-    return replace(panel, **changed)
+    changed["prompt_template"] = prompt_template_of(panel.environment_factory, template)
+    of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(panel.environment_factory)}
+    return replace(panel, **changed, columns={**panel.columns, **of_environments})
 
 
 def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -> Panel:
@@ -82,13 +82,6 @@ def _load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
     if not isinstance(template, PromptTemplate):
         raise G2POError(f"prompt is {prompt!r}, a {type(template).__name__}: name a PromptTemplate")
     return template
-
-
-def playable_factory(panel: Panel) -> Callable[[], TextEnvironment]:
-    """Return the factory of the panel's environment; a tool-based class is wrapped, and an agent gets its turns."""
-    if unwrap_factory(panel.environment_factory) is AgentEnvironment:
-        return partial(panel.environment_factory, max_turns=panel.max_turns)
-    return text_environment_factory(panel.environment_factory, panel.max_turns, panel.history)
 
 
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
@@ -188,6 +181,7 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "history": panel.history if direct else None,
         "history_length": agent.history_length,
         "max_turns": panel.max_turns,
+        **{name: value for name, value in vars(EpisodeLimits.of(options, max_turns=1)).items() if name != "max_turns"},
         "max_prompt_length": options.max_prompt_length if direct else None,
         "batch_size": options.batch_size,
         **{one.name: getattr(options, one.name) for one in fields(Sampling)},
@@ -217,7 +211,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     panel, output = load_panel(options), options.output
     if not panel.rows:
         raise G2POError(f"{panel.name} has no tasks: there is nothing to evaluate")
-    environment_factory = playable_factory(panel)
+    limits, environments = EpisodeLimits.of(options, max_turns=panel.max_turns), panel.environment_factory
+    limits.check_names(environments_of(environments))
+    environment_factory = text_environment_factory(environments, limits, panel.history, panel.prompt_template)
     for number, row in enumerate(panel.rows, 1):
         try:
             check_task_columns(environment_factory, row)
@@ -242,7 +238,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         try:
             for seed in range(options.seeds):
                 path = output / "trajectories" / f"{options.agent}-{seed}.jsonl"
-                player = PanelPlayer(panel, pool, chat, agent, sampling, seed, path, budget, options.batch_size)
+                player = PanelPlayer(
+                    panel, pool, chat, agent, sampling, seed, path, budget, options.batch_size, limits
+                )
                 trajectories = player.play()
                 rows.append(seed_row(panel, trajectories))
                 reasons.append(summarize(trajectories)["failure_reasons"])

@@ -8,15 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling, derived_seed
+from ..environments.adapters.mixed import COLUMN, check_mixture, environments_of
 from ..environments.adapters.trl_tools import default_history, text_environment_factory
-from ..environments.agents.agent import agent_factory
+from ..environments.agents.agent import AgentEnvironment, agent_factory
 from ..environments.contract import Observation, TextEnvironment
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.validation import EnvironmentContractError, check_task_columns
+from ..environments.validation import EnvironmentContractError, check_task_columns, player_of, unwrap_factory
 from ..prompts.template import DEFAULT_PROMPT
 from ..rollout.episode import Episode
 from ..rollout.player import Player
+from ..utils.errors import G2POError
 from .contract import LEVELS, Finding
 from .findings import (
     PASS_KEY,
@@ -26,6 +29,7 @@ from .findings import (
     constant,
     hints,
     length,
+    limits_reached,
     outcome_finding,
     recurrence,
     recurrence_by_key,
@@ -45,8 +49,11 @@ def examine(
     turns: int = 30,
     seed: int = 0,
     limits: PoolLimits | None = None,
+    episode_limits: EpisodeLimits | None = None,
 ) -> list[Finding]:
     """Return the findings of random episodes of an environment in worker processes, the worst first.
+
+    Of several environments, each is examined with its own tasks.
 
     Args:
         environment_factory: as passed to the trainer.
@@ -55,16 +62,25 @@ def examine(
         turns: maximum turns of an episode.
         seed: seed of the random actions.
         limits: of environment workers, as for `EnvironmentPool`; one worker plays.
+        episode_limits: of an episode, besides `turns`.
     """
+    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
+    if environments := environments_of(environment_factory):
+        played = (episodes, seed, limits)
+        return _sorted(_examine_each(environments, environment_factory, tasks, of_episodes, *played))
+    if unwrap_factory(environment_factory) is AgentEnvironment:
+        bound = {name: environment_factory.keywords.get(name) for name in ("agent", "state_key")}
+        more = {"episode_limits": of_episodes, "state_key": bound["state_key"]}
+        return examine_agent(bound["agent"], tasks, episodes, turns, seed, limits, **more)
     limits = replace(PoolLimits.of(limits), num_environment_workers=1)
     patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
     try:
         history = default_history(environment_factory, None)
-        factory = text_environment_factory(environment_factory, turns, history)
+        factory = text_environment_factory(environment_factory, of_episodes, history)
         findings, tasks = _check_columns(factory, tasks)
         if tasks:
             with EnvironmentPool(factory, limits) as pool, EnvironmentPool(probed(factory), patient) as second:
-                findings += _examine(pool, second, tasks, episodes, turns, seed)
+                findings += _examine(pool, second, tasks, episodes, of_episodes, seed)
     except ValueError as error:  # e.g. tools without a description, variables that are not set
         findings = [Finding("error", str(error))]
     return _sorted(findings)
@@ -79,6 +95,7 @@ def examine_agent(
     limits: PoolLimits | None = None,
     texts: Sequence[str] = TEXTS,
     state_key: Callable | None = None,
+    episode_limits: EpisodeLimits | None = None,
 ) -> list[Finding]:
     """Return the findings of episodes of an agent with random responses in worker processes, the worst first.
 
@@ -86,11 +103,12 @@ def examine_agent(
     trainer; for the others see `examine`.
     """
     limits = replace(PoolLimits.of(limits), num_environment_workers=1)
+    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
     try:
-        factory = agent_factory(agent, turns, state_key)
+        factory = text_environment_factory(agent_factory(agent, turns, state_key), of_episodes)
         with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:
-            played = play_at_random(pool, tasks, episodes, turns, seed, texts)
-            findings = agent_failures(played)
+            played = play_at_random(pool, tasks, episodes, of_episodes, seed, texts)
+            findings = [*agent_failures(played), *limits_reached(played)]
             if played.episodes:
                 findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
                 findings += recurrence(played, episodes, PASS_KEY)
@@ -114,6 +132,7 @@ def try_agent(
     max_prompt_length: int | None = None,
     limits: PoolLimits | None = None,
     state_key: Callable | None = None,
+    episode_limits: EpisodeLimits | None = None,
 ) -> list[Finding]:
     """Return the findings of episodes in which a model answers an agent, all at the same time, the worst first.
 
@@ -134,8 +153,10 @@ def try_agent(
     rows = [task for task in tasks for _ in range(episodes)]
     groups = [number // episodes for number in range(len(rows))]
     seeds = [derived_seed(0, number) for number in range(len(rows))]
-    with EnvironmentPool(agent_factory(agent, turns, state_key), limits) as pool:
-        trajectories, _ = Player(pool, actor, turns).play(rows, sampling, groups, seeds)
+    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
+    factory = text_environment_factory(agent_factory(agent, turns, state_key), of_episodes)
+    with EnvironmentPool(factory, limits) as pool:
+        trajectories, _ = Player(pool, actor, of_episodes).play(rows, sampling, groups, seeds)
     played.fail(trajectories)
     for start in range(0, len(rows), episodes):
         played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
@@ -151,16 +172,16 @@ def try_agent(
     return _sorted(findings)
 
 
-def check_start(pool: EnvironmentPool, task: Mapping[str, Any]) -> Observation:
-    """Return a task's first observation, after an admissible step, for the start of training.
+def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
+    """Return the first observations of tasks, after an admissible step in each, for the start of training.
 
     Raises:
         EnvironmentContractError: if reset or step fails.
     """
-    starts, failures = first_steps(pool, [task])
+    starts, failures = first_steps(pool, tasks)
     for failure in failures:
         raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")
-    return starts[0]
+    return starts
 
 
 def first_steps(
@@ -183,6 +204,30 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 
+def _examine_each(
+    environments: Mapping[str, Callable],
+    environment_factory: Callable,
+    tasks: Sequence[dict[str, Any]],
+    episode_limits: EpisodeLimits,
+    episodes: int,
+    seed: int,
+    limits: PoolLimits | None,
+) -> list[Finding]:
+    """Return the findings of each environment, which begin with its name."""
+    try:
+        episode_limits.check_names(environments)
+        check_mixture(environment_factory, {"check": tasks})
+    except G2POError as error:
+        return [Finding("error", str(error))]
+    findings = []
+    for name, one in environments.items():
+        own, of_episodes = [task for task in tasks if task[COLUMN] == name], episode_limits.by(name)
+        rows = [dict(player_of(environment_factory, task)[1]) for task in own]
+        found = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes)
+        findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
+    return findings
+
+
 def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
     """Return findings about tasks that do not fit `reset`, and the tasks that do."""
     findings, fitting = [], []
@@ -196,21 +241,27 @@ def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]
 
 
 def _examine(
-    pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]], episodes: int, turns: int, seed: int
+    pool: EnvironmentPool,
+    second: EnvironmentPool,
+    tasks: list[dict[str, Any]],
+    episodes: int,
+    limits: EpisodeLimits,
+    seed: int,
 ) -> list[Finding]:
     """Return findings about the contract, and about whether a model can learn in the environment."""
+    turns = limits.max_turns
     starts, failures = first_steps(pool, tasks, tasks)
     playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
     failed = [Finding("error", f"in a worker process it {describe_failure(one)}") for one in failures]
     if any(failure.kind in ("timeout", "crash") for failure in failures):
         return failed[:1]
-    played = play_at_random(second, playable, episodes, turns, seed, TEXTS)
+    played = play_at_random(second, playable, episodes, limits, seed, TEXTS)
     for one in played.failures:
         remedy = "Return an observation instead of raising." if one.kind == "exception" else ""
         failed.append(Finding("error", f"a random episode {describe_failure(one)}", remedy))
     if played.takes_long:
         return failed[-1:]
-    findings = [finding for task in tasks for finding in probe(second, task, turns)]
+    findings = [finding for task in tasks for finding in probe(second, task, turns)] + limits_reached(played)
     if not any(finding.level == "error" for finding in findings):
         findings += failed
     if played.steps:

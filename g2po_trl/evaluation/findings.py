@@ -9,6 +9,7 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..credit.state_keys import shared_share
+from ..environments.episode_limits import LIMITS
 from ..environments.pool.pool import EnvironmentPool
 from ..prompts.state_keys import is_workspace_key
 from ..rollout.replay import replay_difference
@@ -56,6 +57,18 @@ def speed(played: Played, what: str) -> list[Finding]:
     text = f"{what} takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)"
     remedy = "Cache what is recomputed, or raise num_environment_workers."
     return [Finding("warning", f"{text}, which is slow", remedy) if step > SLOW_STEP else Finding("ok", text)]
+
+
+def limits_reached(played: Played) -> list[Finding]:
+    """Return a finding about each limit that ended episodes; turns are part of the finding about outcomes."""
+    reasons = Counter((one.failure_reason or "").partition(":")[0] for one in played.episodes)
+    findings = []
+    for limit in LIMITS:
+        text = f"{reasons[limit]} of {len(played.episodes)} episodes ended as failures by the {limit}"
+        many = reasons[limit] > MANY * len(played.episodes)
+        remedy = "Raise it, or have episodes end earlier: a failure pays nothing more."
+        findings += [Finding("warning" if many else "ok", text, remedy * many)] if reasons[limit] else []
+    return findings
 
 
 def length(played: Played) -> list[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
@@ -22,7 +23,7 @@ HISTORIES = ("window", "conversation")
 
 
 @dataclass(kw_only=True)
-class EvaluateOptions(Sampling, PoolLimits):
+class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     """Options of `g2po evaluate`.
 
     With the user's own agent, `environment` is the one of agents, and `environment_options` names the agent.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.sampling import Sampling, derived_seed
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -28,7 +29,8 @@ class PanelPlayer:
 
     Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
     `info`. Calling `play` again resumes: finished episodes are kept, and environment errors are played again. If a
-    completion depends on the rest of its batch, batches are written and repeated as a whole.
+    completion depends on the rest of its batch, batches are written and repeated as a whole. Without `limits`, the
+    panel's turns are the only limit.
     """
 
     panel: Panel
@@ -40,12 +42,13 @@ class PanelPlayer:
     path: Path
     budget: TokenBudget
     batch_size: int = 32
+    limits: EpisodeLimits | None = None
 
     def play(self) -> list[Trajectory]:
         """Return the last trial of each task, in the order of the panel; resume where the file ends."""
         self.finished = read_finished(self.path)
         actor = make_actor(self.chat, self.agent, self._notes, self.budget.check, self._count)
-        self.player = Player(self.pool, actor, self.panel.max_turns)
+        self.player = Player(self.pool, actor, self.limits or EpisodeLimits(self.panel.max_turns))
         number_of_tasks = len(self.panel.rows)
         for start in range(0, number_of_tasks, self.batch_size):
             indices = list(range(start, min(start + self.batch_size, number_of_tasks)))
@@ -64,7 +67,7 @@ class PanelPlayer:
             self.trial, self.indices = trial, indices
             self.tokens = {index: [0, 0] for index in indices}
             self.tasks: dict[int, str] = {}
-            with closing(RolloutBar(f"seed {self.seed}", self.panel.max_turns, len(indices), enabled=True)) as bar:
+            with closing(RolloutBar(f"seed {self.seed}", self.player.max_turns, len(indices), enabled=True)) as bar:
                 trajectories, _ = self.player.play(
                     [self.panel.rows[index] for index in indices],
                     self.sampling,

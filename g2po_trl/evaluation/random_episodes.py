@@ -13,6 +13,7 @@ from typing import Any
 from ..engines.sampling import Sampling
 from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult, TextEnvironment
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import factory_name
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text
@@ -128,12 +129,17 @@ def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[st
 
 
 def play_at_random(
-    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, seed: int, texts: Sequence[str]
+    pool: EnvironmentPool,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int,
+    limits: EpisodeLimits,
+    seed: int,
+    texts: Sequence[str],
 ) -> Played:
     """Play random episodes of each task, one after another, until one times out or crashes."""
     played = Played()
     actor = RandomActor(played, random.Random(seed), texts)
-    player = Player(pool, actor, turns)
+    player = Player(pool, actor, limits)
     for task in tasks:
         group: list[Trajectory] = []
         while len(group) < episodes and not played.takes_long:

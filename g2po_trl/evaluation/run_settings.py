@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.sampling import Sampling
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run, with_moved_files
 from ..utils.errors import G2POError
 from ..utils.masking import masked
 from .options import EvaluateOptions, asked_for, missing_file, same_object
 
-_LENGTHS = ("max_turns", "history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
+_LENGTHS = ("history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
+_LENGTHS += tuple(one.name for one in fields(EpisodeLimits))
 
 
 def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
     quiet = {"environment", "tasks", "prompt", "precision", "panel_options"}
     quiet |= {"environment_options"} if options.environment == AGENT_ENVIRONMENT else set()
-    quiet |= {one.name for one in fields(PoolLimits)} - {"environment_episode_timeout"}
+    quiet |= {one.name for one in fields(PoolLimits)}
     taken, instead = [], []
     for name, of_run in settings.items():
         used, flag = getattr(options, name), f"--{name.replace('_', '-')}"

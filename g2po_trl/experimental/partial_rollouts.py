@@ -208,7 +208,7 @@ class PartialRollouts:
         session = player.actor.session(self.context.sampling, self._seeds, stats)
         if self._loop is None:
             together = not (player.streams and player.actor.streams)
-            self._loop = Loop(player.pool, session, player.max_turns, stats, together, on_end=self._ended)
+            self._loop = Loop(player.pool, session, player.limits, stats, together, on_end=self._ended)
         self._loop.session, self._loop.stats, self._loop.policy_version = session, stats, version
         return self._loop
 
@@ -247,7 +247,7 @@ class PartialRollouts:
 
     def _begin_group(self, task: Row, version: int) -> None:
         name, number = task_id_of(task), next(self._group_numbers)
-        members = [Episode(name, next(self._episode_numbers)) for _ in range(self.context.group_size)]
+        members = [self.player.episode(task, next(self._episode_numbers)) for _ in range(self.context.group_size)]
         self.groups.append(UnfinishedGroup(number, version, task, members, len(members)))
         self._group_of |= {episode.number: self.groups[-1] for episode in members}
         # By the version, too: a resumed run numbers its groups from 0 again.

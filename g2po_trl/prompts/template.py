@@ -8,8 +8,8 @@ Conversations use the same wording, in turns.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, TypeVar
 
 from ..utils.errors import G2POError
@@ -151,6 +151,10 @@ class PromptTemplate:
     match_case: bool = False
     show_observation: Callable[[str], str] = as_it_is
 
+    def of(self, environment: str | None) -> PromptTemplate:
+        """Return the wording of an environment, by its name in a run with several."""
+        return self
+
     def read(
         self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
@@ -220,6 +224,22 @@ class PromptTemplate:
         turn = "{observation}" + listed if self.turn is None else self.turn
         shown = self.show_observation(observation)
         return turn.format(observation=shown, actions=self.actions_separator.join(admissible_actions or ()))
+
+
+@dataclass(frozen=True)
+class PromptTemplates(PromptTemplate):
+    """The wordings of several environments, by name; its other fields are those of the first one."""
+
+    by_environment: Mapping[str, PromptTemplate] = field(default_factory=dict)
+
+    @classmethod
+    def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
+        """Return the wordings as one template."""
+        first = next(iter(templates.values()))
+        return cls(**{one.name: getattr(first, one.name) for one in fields(PromptTemplate)}, by_environment=templates)
+
+    def of(self, environment: str | None) -> PromptTemplate:
+        return self.by_environment[environment]
 
 
 # The text shared by all prompts comes first: packed training computes a shared prefix once.

@@ -59,6 +59,7 @@ class PromptActor:
         history_length: number of past steps in a prompt.
         history: `"window"`: each prompt is one message with the last steps. `"conversation"`: observations and
             completions in turns, from the first one on. Environments that send chat requests are asked with these.
+            `None`, of several environments: as `"window"`.
         max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
         context_length: maximum tokens of a prompt and its completion together. An episode whose prompt leaves no room
@@ -70,7 +71,7 @@ class PromptActor:
     template: PromptTemplate = DEFAULT_PROMPT
     history_length: int = 2
     max_prompt_length: int | None = None
-    history: str = "window"
+    history: str | None = "window"
     context_length: int | None = None
 
     @cached_property
@@ -215,7 +216,7 @@ class PromptSession:
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
         """Yield the prompts of conversations; an episode ends if its prompt is too long or cannot be rendered."""
         for episode in episodes:
-            request = request_of(episode, self.actor.template)
+            request = request_of(episode, self.actor.template.of(episode.environment))
             try:
                 prompt = self.conversations.prompt(episode, request)
             except PromptTooLongError as error:
@@ -230,13 +231,15 @@ class PromptSession:
         actor, numbers = self.actor, {episode.number for episode in chats}
         episodes = [episode for episode in episodes if episode.number not in numbers]
         contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
-        texts = [actor.encode.text(actor.template.messages(**shown)) for shown in contents]
+        templates = [actor.template.of(episode.environment) for episode in episodes]
+        texts = [actor.encode.text(one.messages(**shown)) for one, shown in zip(templates, contents)]
         for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts), texts, contents):
             if actor.max_prompt_length is None or len(ids) <= actor.max_prompt_length:
                 yield Asked(episode, FittedPrompt(ids, text, False), self.sampling)
                 continue
             try:
-                prompt = fit_prompt(actor.template, actor.encode, actor.max_prompt_length, **shown)
+                template = actor.template.of(episode.environment)
+                prompt = fit_prompt(template, actor.encode, actor.max_prompt_length, **shown)
             except PromptTooLongError as error:
                 episode.give_up(f"prompt too long: {error}")
             else:
@@ -262,7 +265,8 @@ class PromptSession:
             return self.conversations.step(episode, one.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)
         admissible = episode.observation.admissible_actions
-        action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
+        template = self.actor.template.of(episode.environment)
+        action, valid = template.read(text, prompt.text[-64:], admissible)
         return episode.step(
             action,
             text,

@@ -50,7 +50,7 @@ class Conversations:
         if episode.observation.request is None:
             answer: Message = {"role": "assistant", "content": text}
             listed = episode.observation.admissible_actions
-            action, valid = self.template.read(text, prompt.text[-64:], listed)
+            action, valid = self.template.of(episode.environment).read(text, prompt.text[-64:], listed)
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], request.stop)

@@ -17,7 +17,8 @@ class Episode:
     """A running episode.
 
     `number` is its place among the episodes played together; `outcome` is `None` while it is running; `transcript` has
-    what the model read and wrote, of a conversation.
+    what the model read and wrote, of a conversation. `environment` is the name of the one that plays it, in a run with
+    several. `seconds` are the environment's, if they are limited; `unseen_tokens` those of completions without ids.
     """
 
     task_id: str
@@ -31,6 +32,19 @@ class Episode:
     failure_reason: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
     transcript: Transcript | None = None
+    environment: str | None = None
+    seconds: float = 0.0
+    unseen_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the model has written."""
+        return self.unseen_tokens + sum(len(step.completion_ids) for step in self.steps)
+
+    @property
+    def tool_calls(self) -> int:
+        """Number of tool calls that the model has written."""
+        return sum(step.tool_calls for step in self.steps)
 
     @property
     def turns(self) -> int:
@@ -98,6 +112,7 @@ class Episode:
             self.info,
             self.failure_reason,
             task=self.task or None,
+            environment=self.environment,
         )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..environments.contract import Observation, StepResult
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
 from .episode import Episode, sent
@@ -58,7 +59,7 @@ class Loop:
     Args:
         pool: hosts the environments.
         session: chooses the actions.
-        max_turns: an episode ends after this many turns.
+        limits: what an episode may use before it ends.
         stats: costs are added to it. `environment_time` is the time in which only environments were busy.
         together: play turns: wait for all environments before asking the session, and for all of its steps before
             sending actions.
@@ -73,7 +74,7 @@ class Loop:
 
     pool: EnvironmentPool
     session: Session
-    max_turns: int
+    limits: EpisodeLimits
     stats: RolloutStats
     together: bool = False
     any_running: Callable[[bool], bool] = bool
@@ -175,6 +176,7 @@ class Loop:
                 episode.open(answer)
             else:
                 episode.advance(answer)
+                self._check_limits(episode, slot)
             if self._continues(episode):
                 self._ready.append(episode)
             else:
@@ -201,8 +203,18 @@ class Loop:
         self.pool.send(actions)
         self._end(ended)
 
+    def _check_limits(self, episode: Episode, slot: int) -> None:
+        """End a running episode that has exceeded a limit."""
+        if episode.outcome is not None:
+            return
+        limits = self.limits.by(episode.environment)
+        if limits.max_episode_seconds is not None:
+            episode.seconds = self.pool.seconds(slot)
+        if (reason := limits.exceeded(episode)) is not None:
+            episode.give_up(reason)
+
     def _continues(self, episode: Episode) -> bool:
-        return episode.outcome is None and episode.turns < self.max_turns
+        return episode.outcome is None and episode.turns < self.limits.by(episode.environment).max_turns
 
     def _end(self, episodes: Sequence[Episode]) -> None:
         """Free the slots of episodes that have ended or run out of turns."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines.sampling import Sampling
+from ..environments.adapters.mixed import COLUMN
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
@@ -27,7 +29,7 @@ class Player:
     Args:
         pool: runs the environments.
         actor: chooses the actions: a `PromptActor`, or a prompted agent.
-        max_turns: an episode still running after this many turns is a failure, with outcome `"truncated"`.
+        limits: what an episode may use. Still running after `max_turns`, it is a failure, with outcome `"truncated"`.
         streams: ask each episode for its next action as soon as its observation is there, if the actor can answer so.
             `False`: ask all running episodes together, once a turn.
         excluded: ids of tasks that are not played; their trajectories have outcome `"error"`.
@@ -38,7 +40,7 @@ class Player:
 
     pool: EnvironmentPool
     actor: Actor
-    max_turns: int = 30
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     streams: bool = True
     excluded: Container[str] = ()
     any_running: Callable[[bool], bool] = bool
@@ -76,7 +78,7 @@ class Player:
         new = {group: object() for group in groups}  # groups of the pool, distinct from an earlier rollout's
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.excluded]
-        episodes = [Episode(names[place], number) for number, place in enumerate(played)]
+        episodes = [self.episode(tasks[place], number) for number, place in enumerate(played)]
         if streams and seeds is None:  # completions must not depend on the order in which they come
             import torch  # not above: strategies are checked before torch is imported
 
@@ -88,7 +90,7 @@ class Player:
             loop = Loop(
                 self.pool,
                 self.actor.session(sampling or Sampling(), seeds, stats),
-                self.max_turns,
+                self.limits,
                 stats,
                 together=not streams,
                 any_running=self.any_running if self.actor.is_collective else bool,
@@ -102,6 +104,16 @@ class Player:
         for place, episode in zip(played, episodes):
             trajectories[place] = episode.trajectory()
         return trajectories, stats
+
+    def episode(self, task: dict[str, Any], number: int) -> Episode:
+        """Return a new episode of a task. In a run with several environments it names the one that plays it."""
+        environment = task.get(COLUMN) if self.pool.environment_names else None
+        return Episode(task_id_of(task), number, environment=environment)
+
+    @property
+    def max_turns(self) -> int:
+        """Turns of the longest episode."""
+        return self.limits.most_turns
 
     def number_of(self, tasks: Sequence[dict[str, Any]]) -> int:
         """Return the number of episodes that `play` would begin."""

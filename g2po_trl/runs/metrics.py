@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ..credit.graph import StateGraph
 from ..environments.validation import is_score
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
-from .summary import summarize
+from .summary import OF_ENVIRONMENTS, summarize
 
 _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
 _LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
@@ -25,6 +25,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph) -> di
     summary = summarize(trajectories)
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
+        **{f"episode/{name}": value for name, value in _parts(summary).items()},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
     }
 
@@ -77,11 +78,30 @@ def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, flo
     numbers = {name: value for name, value in summary.items() if not isinstance(value, dict)}
     metrics = {f"{prefix}_{name}": float(value) for name, value in numbers.items()}
     by_type = summary["success_rate_by_type"].items()
-    return metrics | {f"{prefix}_success_rate/{kind}": value for kind, value in by_type}
+    metrics |= {f"{prefix}_success_rate/{kind}": value for kind, value in by_type}
+    return metrics | {f"{prefix}_{name}": value for name, value in _parts(summary).items()}
 
 
-def has_metric(name: str, task_types: Collection[str]) -> bool:
-    """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix."""
+def _parts(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics of parts: of each environment, if there are several, and the fractions of failures by kind."""
+    metrics = {
+        f"{name}/{environment}": float(value)
+        for environment, numbers in summary.get("by_environment", {}).items()
+        for name, value in numbers.items()
+    }
+    reasons = summary["failure_reasons"]
+    for kind, number in reasons.items():
+        share = number / sum(reasons.values())
+        metrics[f"failures/{kind.replace(' ', '_')}"] = share * summary["failure_reason_rate"]
+    return metrics
+
+
+def has_metric(name: str, task_types: Collection[str], environments: Iterable[str] = ()) -> bool:
+    """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix.
+
+    `environments`: names of those of a run with several.
+    """
     numbers = {metric for metric, value in summarize([]).items() if not isinstance(value, dict)}
     of_types = {f"success_rate/{kind}" for kind in task_types}
+    of_types |= {f"{name}/{environment}" for environment in environments for name in OF_ENVIRONMENTS}
     return is_score(name) or name in numbers | of_types | {"admissible_action_ratio", "runtime"}

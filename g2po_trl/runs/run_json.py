@@ -30,9 +30,10 @@ import numpy as np
 
 from ..environments.agents.agent import AgentEnvironment
 from ..environments.agents.command import AgentCommand
+from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
-from ..prompts.template import PromptTemplate
+from ..prompts.template import PromptTemplate, PromptTemplates
 from ..utils.adapter_files import ADAPTER_CONFIG
 from ..utils.errors import G2POError
 from ..utils.json import to_json
@@ -40,9 +41,11 @@ from ..utils.masking import masked
 from .ownership import FILE, read_description
 
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
-# Besides `Sampling`: lengths, the engine's options, and the workers' limits but their number, which is a machine's.
-_PLAY = ("max_turns", "history_length", "max_prompt_length", "chat_template_kwargs", "generation_kwargs")
+# Besides `Sampling`: lengths, the engine's options, limits of episodes, and of workers but their number, which is a
+# machine's.
+_PLAY = ("history_length", "max_prompt_length", "chat_template_kwargs", "generation_kwargs")
 _PLAY += ("vllm_structured_outputs_regex",)
+_PLAY += tuple(one.name for one in fields(EpisodeLimits))
 _PLAY += tuple(one.name for one in fields(PoolLimits) if one.name != "num_environment_workers")
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
@@ -197,6 +200,8 @@ def _argument(value: Any) -> Any:
     """Return a bound argument as data: a function by its place, a tuple as a list, a path as its text."""
     if isinstance(value, (list, tuple)):
         return [_argument(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _argument(one) for name, one in value.items()}
     if isinstance(value, (Path, np.generic)):
         return str(value) if isinstance(value, Path) else value.item()
     return (describe_object(value) or value) if callable(value) else value
@@ -230,17 +235,22 @@ def load_object(description: Mapping[str, Any]) -> Callable:
 def _loaded(value: Any) -> Any:
     if isinstance(value, list):
         return [_loaded(one) for one in value]
-    described = isinstance(value, Mapping) and {"import"} <= value.keys() <= {"import", "args", "kwargs"}
-    return load_object(value) if described else value
+    if not isinstance(value, Mapping):
+        return value
+    described = {"import"} <= value.keys() <= {"import", "args", "kwargs"}
+    return load_object(value) if described else {name: _loaded(one) for name, one in value.items()}
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
     """Return the fields of a template, callables as by `describe_object`; of a subclass also its "class".
 
-    "class" is `None` for one that cannot be imported, or whose instances have more than the fields.
+    Of several templates, each is described so. "class" is `None` for one that cannot be imported, or whose instances
+    have more than the fields.
     """
     values = {field.name: getattr(template, field.name) for field in fields(template)}
     described = {name: describe_object(value) if callable(value) else value for name, value in values.items()}
+    if isinstance(template, PromptTemplates):
+        described["by_environment"] = {name: describe_prompt(one) for name, one in template.by_environment.items()}
     if type(template) is PromptTemplate:
         return described
     return described | {"class": describe_object(type(template)) if vars(template).keys() == values.keys() else None}
@@ -252,6 +262,8 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
         for name, value in description.items()
     }
+    for name, one in values.get("by_environment", {}).items():
+        values["by_environment"] = {**values["by_environment"], name: load_prompt(one)}
     for name in ("class", "parse_completion", "show_observation"):
         if values.get(name, "") is None:
             local = "a local one, or one with more than fields" if name == "class" else "a lambda or a local function"

@@ -10,6 +10,7 @@ from ..environments.validation import is_score
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 
+OF_ENVIRONMENTS = ("success_rate", "reward", "turns")  # what is reported of each, if there are several
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
 
@@ -29,7 +30,8 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
             it listed any; absent if there are none.
         `score`, `score_…`: means of those in `info`; episodes without one count 0.
         `episodes`: number of all episodes.
-        `success_rate_by_type`, `episodes_by_type`: by task type.
+        `success_rate_by_type`, `episodes_by_type`: by task type, and by environment if there are several.
+        `by_environment`: `success_rate`, `reward` and `turns` of each environment; absent if there is one.
         `failure_reasons`: number of episodes by kind of `failure_reason`, the part before its first colon.
 
         A mean or a fraction of no episodes is `nan`.
@@ -41,13 +43,15 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
-        if kind is not None and trajectory.counted:
-            by_type[kind].append(trajectory.success)
+        for name in {kind, trajectory.environment} - {None} if trajectory.counted else ():
+            by_type[name].append(trajectory.success)
+    environments = sorted({t.environment for t in trajectories if t.environment is not None})
+    parts = {name: _means([t for t in finished if t.environment == name]) for name in environments}
+    means = _means(finished)
     return {
-        "success_rate": _mean([t.success for t in finished]),
-        "reward": _mean([t.reward for t in finished]),
+        **{name: means[name] for name in ("success_rate", "reward")},
         **scores,
-        "turns": _mean([len(t.steps) for t in finished]),
+        "turns": means["turns"],
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
         **({"admissible_action_ratio": _mean(listed)} if listed else {}),
@@ -59,7 +63,14 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "success_rate_by_type": {kind: _mean(successes) for kind, successes in sorted(by_type.items())},
         "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},
         "failure_reasons": dict(sorted(reasons.items())),
+        **({"by_environment": parts} if parts else {}),
     }
+
+
+def _means(finished: Sequence[Trajectory]) -> dict[str, float]:
+    """Return `OF_ENVIRONMENTS` of episodes with a result."""
+    values = [t.success for t in finished], [t.reward for t in finished], [len(t.steps) for t in finished]
+    return dict(zip(OF_ENVIRONMENTS, map(_mean, values)))
 
 
 def at_temperature(panel: str, temperature: float) -> str:

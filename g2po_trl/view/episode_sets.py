@@ -58,7 +58,8 @@ class EpisodeSet:
                     continue
                 name, info = trajectory.task_id, trajectory.info
                 order.setdefault(name, info.get("panel_index", len(order)))
-                task = tasks.setdefault(name, {"id": name, "task": None, "kind": kinds.get(name), "episodes": []})
+                kind = ", ".join(filter(None, [trajectory.environment, kinds.get(name)])) or None
+                task = tasks.setdefault(name, {"id": name, "task": None, "kind": kind, "episodes": []})
                 task["task"] = task["task"] or trajectory.task
                 tokens = [info.get("prompt_tokens"), info.get("completion_tokens")]
                 task["episodes"].append(

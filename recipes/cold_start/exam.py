@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.transformers import TransformersEngine
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
@@ -75,7 +76,7 @@ class SuccessEvaluation:
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
                 encode = ChatEncoder(tokenizer, self.chat_template_kwargs)
                 actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
-                trajectories, _ = Player(pool, actor, self.max_turns).play(self.rows, self.sampling)
+                trajectories, _ = Player(pool, actor, EpisodeLimits(self.max_turns)).play(self.rows, self.sampling)
         finally:
             model.config.use_cache = cache
             model.train(was_training)

@@ -24,6 +24,7 @@ from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.adapters.trl_tools import text_environment_factory
 from g2po_trl.environments.agents.agent import agent_factory
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.conversation import ChatRequest, Transcript
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
@@ -41,7 +42,7 @@ def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, stops=
     engine = Engine(tokenizer, stops or [tokenizer.eos_token_id])
     actor = ExpertActor(engine, ChatEncoder(tokenizer), template, expert=expert, **options)
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
-        return Player(pool, actor, max_turns).play(tasks)[0]
+        return Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)[0]
 
 
 GAMES = {
@@ -53,13 +54,17 @@ GAMES = {
         {"template": PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)},
     ),
     "tools in prose": (
-        text_environment_factory(Safe, 6, "conversation"),
+        text_environment_factory(Safe, EpisodeLimits(6), "conversation"),
         [{"code": "12"}],
         {"history": "conversation"},
     ),
-    "tools in a window": (text_environment_factory(Safe, 6), [{"code": "12"}], {"template": TOOL_PROMPT}),
+    "tools in a window": (
+        text_environment_factory(Safe, EpisodeLimits(6)),
+        [{"code": "12"}],
+        {"template": TOOL_PROMPT},
+    ),
     "native tools": (
-        text_environment_factory(Safe, 6, "conversation"),
+        text_environment_factory(Safe, EpisodeLimits(6), "conversation"),
         [{"code": "12", "prompt": "Open it. "}],
         {"history": "conversation", "tokenizer": tokenizer_of("qwen2_5")},
     ),
@@ -80,7 +85,9 @@ def test_the_model_that_answers_so_is_asked_the_same(name):
     tokenizer = options.pop("tokenizer", None) or build_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(answers[tuple(ids)]) for ids in prompts])
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
-        (played,), _ = Player(pool, PromptActor(engine, ChatEncoder(tokenizer), **options), 6).play(tasks)
+        (played,), _ = Player(pool, PromptActor(engine, ChatEncoder(tokenizer), **options), EpisodeLimits(6)).play(
+            tasks
+        )
     assert played.success and [step.action for step in played.steps] == [step.action for step in shown.steps]
 
 
@@ -177,7 +184,7 @@ def test_recorded_messages_of_an_agent_are_played_again():
 def test_random_episodes():
     played = play(Corridor, [{"length": 1}] * 16, random_answer)
     assert {t.outcome for t in played} == {"success", "failure"}
-    safe = text_environment_factory(Safe, 3, "conversation")
+    safe = text_environment_factory(Safe, EpisodeLimits(3), "conversation")
     played = play(safe, [{}] * 4, random_answer, tokenizer_of("qwen2_5"), max_turns=3)
     names = {call["function"]["name"] for t in played for step in t.steps for call in step.response["tool_calls"]}
     assert names == {"turn", "listen"}

@@ -19,6 +19,7 @@ from g2po_recipes.cold_start.sft import TeachingArguments, draw_samples, load_ba
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -62,7 +63,7 @@ def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
 
     actor = PromptActor(ScriptedEngine(tokenizer, answer), ChatEncoder(tokenizer), LETTER_PROMPT, history_length=2)
     with EnvironmentPool(LetterEnvironment, PoolLimits(1)) as pool:
-        Player(pool, actor, 3).play([{"seed": 1}])
+        Player(pool, actor, EpisodeLimits(3)).play([{"seed": 1}])
     walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
     shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]
     rows = trained_on(build_dataset(shown, LETTER_PROMPT, 2), tokenizer, tmp_path, tiny_model_dir)

@@ -16,6 +16,7 @@ from g2po_trl.environments.adapters.trl_rewards import (
     with_rewards,
 )
 from g2po_trl.environments.adapters.trl_tools import default_prompt_template, text_environment_factory
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.runs.run_json import describe_object, load_object
@@ -88,7 +89,7 @@ PROMPT = [{"role": "system", "content": "Be quick."}, {"role": "user", "content"
 @pytest.mark.parametrize("history", ["window", "conversation"])
 def test_weighted_rewards_of_an_episode(history):
     factory = with_rewards(Dial, [opened, calls, never], [10, 2, 5], None)
-    dial = text_environment_factory(factory, 9, history)()
+    dial = text_environment_factory(factory, EpisodeLimits(9), history)()
     dial.reset(code="12", price=0.5, prompt=PROMPT)
     assert not dial.step(action(history, call("turn", digit=1), call("turn", digit=2))).terminated
     end = dial.step(action(history))
@@ -98,7 +99,7 @@ def test_weighted_rewards_of_an_episode(history):
 
 
 def test_the_environments_own_reward_is_added():
-    safe = text_environment_factory(with_rewards(Safe, opened_by_hand, None, None), 9, "conversation")()
+    safe = text_environment_factory(with_rewards(Safe, opened_by_hand, None, None), EpisodeLimits(9), "conversation")()
     safe.reset(code="1")
     safe.step(action("conversation", call("turn", digit=1)))
     end = safe.step(action("conversation"))
@@ -117,7 +118,7 @@ def test_functions_alone_are_an_environment():
         assert "environments" not in kwargs
         return [float(completions[0][1]["content"] == str(answer[0]))]
 
-    tools = text_environment_factory(with_rewards(None, right, None, [double]), 9, "conversation")()
+    tools = text_environment_factory(with_rewards(None, right, None, [double]), EpisodeLimits(9), "conversation")()
     first = tools.reset(answer=6, prompt="Double 3.")
     assert [tool["function"]["name"] for tool in first.request.tools] == ["double"]
     assert tools.step(action("conversation", call("double", number=3))).observation.text.endswith("6")
@@ -126,7 +127,9 @@ def test_functions_alone_are_an_environment():
 
 
 def test_what_a_function_makes_is_described_in_the_worker():
-    factory = text_environment_factory(with_rewards(lambda: Dial(), opened, None, None), 9, "conversation")
+    factory = text_environment_factory(
+        with_rewards(lambda: Dial(), opened, None, None), EpisodeLimits(9), "conversation"
+    )
     dial = factory()
     assert "turn" in dial.reset(code="1").request.tools[1]["function"]["name"]
     dial.close()
@@ -141,7 +144,7 @@ def test_what_a_function_makes_is_described_in_the_worker():
     ],
 )
 def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, message):
-    factory = text_environment_factory(with_rewards(Dial, reward_funcs, None, None), 9, "conversation")
+    factory = text_environment_factory(with_rewards(Dial, reward_funcs, None, None), EpisodeLimits(9), "conversation")
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
         result = pool.step({0: action("conversation")})[0]
@@ -150,7 +153,7 @@ def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs,
 
 
 def test_an_image_is_refused_and_not_left_out():
-    factory = text_environment_factory(with_rewards(Dial, opened, None, None), 9, "conversation")
+    factory = text_environment_factory(with_rewards(Dial, opened, None, None), EpisodeLimits(9), "conversation")
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
         result = pool.step({0: action("conversation", call("picture"))})[0]
@@ -206,7 +209,7 @@ def test_success_is_what_the_environment_says(code):
             return self.turned == self.code
 
     rewarded = with_rewards(Said, [lambda completions, **_: [0.1 for _ in completions]], None, None)
-    environment = text_environment_factory(rewarded, 3, "conversation")()
+    environment = text_environment_factory(rewarded, EpisodeLimits(3), "conversation")()
     environment.reset(code=code)
     call = {"type": "function", "function": {"name": "turn", "arguments": {"digit": 12}}}
     environment.step(ChatResponse("", (call,)).to_action())

@@ -29,6 +29,7 @@ from g2po_trl.environments.adapters.trl_tools import (
     random_arguments,
     text_environment_factory,
 )
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.evaluation.examine import check_start
@@ -65,7 +66,7 @@ def test_random_arguments_are_of_their_schemas(schema, values):
 
 def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
     """The pool plays "look", which is no chat response."""
-    with EnvironmentPool(text_environment_factory(Safe, 5, "conversation"), PoolLimits(1)) as pool:
+    with EnvironmentPool(text_environment_factory(Safe, EpisodeLimits(5), "conversation"), PoolLimits(1)) as pool:
         check_start(pool, {"code": "1"})
 
 
@@ -167,7 +168,7 @@ def test_code_of_the_model_that_exits_is_answered(history):
             """
             exec(code)
 
-    python = text_environment_factory(Python, 9, history)()
+    python = text_environment_factory(Python, EpisodeLimits(9), history)()
     python.reset()
     made = {"type": "function", "function": {"name": "run", "arguments": {"code": "exit(3)"}}}
     action = call("run", code="exit(3)") if history == "window" else ChatResponse("", (made,)).to_action()
@@ -191,7 +192,7 @@ def test_a_connection_opened_in_reset_lives_in_tools():
 
 
 def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
-    with EnvironmentPool(text_environment_factory(Telephone, 9), PoolLimits(1)) as pool:
+    with EnvironmentPool(text_environment_factory(Telephone, EpisodeLimits(9)), PoolLimits(1)) as pool:
         for calls, message in (
             ([call("hang_up"), call("say", word="x")], "the line is dead"),
             ([call("smash")], "in pieces"),
@@ -203,19 +204,19 @@ def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
 
 
 def test_workers_need_no_torch_to_describe_tools():
-    factory = text_environment_factory(Safe, 5)
+    factory = text_environment_factory(Safe, EpisodeLimits(5))
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         (first,) = pool.reset([{"code": "12"}])
         assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
         assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()
-    assert text_environment_factory(TextEnvironment, 5) is TextEnvironment
+    assert text_environment_factory(TextEnvironment, EpisodeLimits(5)) is TextEnvironment
 
     class Mumbling(Safe):
         def kick(self, where):
             pass
 
     with pytest.raises(ValueError, match="kick"):
-        text_environment_factory(Mumbling, 5)
+        text_environment_factory(Mumbling, EpisodeLimits(5))
 
 
 def test_the_last_turn_is_paid():
@@ -266,7 +267,7 @@ def test_several_calls_and_chance_are_played_again(max_turns):
     """Also those that the last turn ends; and failed calls change nothing."""
     two = call("ticket", who="a") + call("ticket", who="b")
     actions = [two, call("ticket", where="c"), two, call("ticket", who="d"), "That is all."]
-    factory = text_environment_factory(Counter, max_turns)
+    factory = text_environment_factory(Counter, EpisodeLimits(max_turns))
     episode = check_played_again(factory, {"seed": 3}, actions, max_turns)
     assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
     assert "\nticket 2 of b: window " in episode.steps[1].observation
@@ -275,7 +276,7 @@ def test_several_calls_and_chance_are_played_again(max_turns):
 
 def test_what_cannot_be_played_again_is_said():
     actions = [call("ticket", who="a"), call("stamp"), call("ticket", who="b"), "That is all."]
-    factory = text_environment_factory(Counter, 9)
+    factory = text_environment_factory(Counter, EpisodeLimits(9))
     (episode,) = played(factory, {"seed": 3}, actions)
     found = difference(factory, {"seed": 3}, episode)
     assert found.startswith("before step 3, the observation is 'stamped ") and "and was 'stamped " in found

@@ -16,6 +16,7 @@ from toy_environments import Countdown, Dying, Slow
 
 from g2po_trl import EnvironmentPool, G2POError, PoolLimits, read_jsonl
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.experimental.partial_rollouts import PartialRollouts, UnfinishedGroup, _name_of, next_batch
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.player import Player
@@ -108,7 +109,7 @@ def collect(rolling, rows, version):
 
 def roll(pool, actor, tasks, iterations, ahead=1, group_size=3, size=2, max_turns=4, streams=True):
     """(trajectories, stats) of each rollout; the strategy itself."""
-    rolling = make_rolling(Player(pool, actor, max_turns, streams=streams), group_size, ahead, tasks)
+    rolling = make_rolling(Player(pool, actor, EpisodeLimits(max_turns), streams=streams), group_size, ahead, tasks)
     order, rollouts = iter(range(10**6)), []
     for version in range(1, iterations + 1):
         rows = [dict(tasks[next(order) % len(tasks)]) for _ in range(size)]
@@ -157,7 +158,7 @@ def test_no_group_is_opened_that_nobody_would_train_on(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 3)]
     rows = [task for task in tasks for _ in range(3)]
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
-        left, player = iter((3, 2, 1)), Player(pool, make_actor(encode, ScriptedStream), max_turns=4)
+        left, player = iter((3, 2, 1)), Player(pool, make_actor(encode, ScriptedStream), EpisodeLimits(4))
         rolling = make_rolling(player, 3, 1, tasks, batches_left=lambda: next(left))
         played = [collect(rolling, rows, number)[0] for number in (1, 2, 3)]
         assert not rolling.groups and [len(batch) for batch in played] == [6, 6, 6]
@@ -233,7 +234,9 @@ def test_a_pool_that_somebody_else_has_emptied(encode):
 def test_rows_that_share_a_task_id(encode):
     tasks = [{"task_id": "a", "turns": n} for n in (1, 2)]
     with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
-        first, second = (make_rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks) for _ in range(2))
+        first, second = (
+            make_rolling(Player(pool, make_actor(encode), EpisodeLimits(4)), 3, 1, tasks) for _ in range(2)
+        )
         first.queue.extend(tasks)
         second.load_state_dict(first.state_dict())
     assert list(second.queue) == tasks
@@ -242,7 +245,7 @@ def test_rows_that_share_a_task_id(encode):
 def test_tasks_that_the_dataset_has_lost_are_named_on_every_rank(encode):
     kept, lost, of_rank_1 = ({"task_id": name, "turns": 2} for name in "abc")
     with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
-        player = Player(pool, make_actor(encode), 4)
+        player = Player(pool, make_actor(encode), EpisodeLimits(4))
         rolling = make_rolling(player, 3, 1, [kept, of_rank_1], gather=lambda own: own * 2)
         state = [[_name_of(kept)], [_name_of(lost), _name_of(of_rank_1)]]
         with pytest.raises(ValueError, match=rf"hashes of the rows: {_name_of(lost)}\): use the run's dataset"):
@@ -255,7 +258,7 @@ def test_a_resumed_run_has_other_seeds(encode):
     task, seeds = {"task_id": "a", "turns": 1}, []
     with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         for version in (1, 7):
-            rolling = make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [task])
+            rolling = make_rolling(Player(pool, make_actor(encode), EpisodeLimits(4)), 3, 1, [task])
             rolling._begin_group(task, version)
             seeds += rolling._seeds.values()
     assert len(set(seeds)) == 6
@@ -273,7 +276,7 @@ def test_environments_that_die(encode):
 def test_tasks_that_are_set_aside_are_not_played(encode):
     tasks = [{"task_id": str(n), "turns": 2} for n in range(3)]
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
-        player = Player(pool, make_actor(encode, ScriptedEngine), 4, excluded=["1"])
+        player = Player(pool, make_actor(encode, ScriptedEngine), EpisodeLimits(4), excluded=["1"])
         rolling = make_rolling(player, 3, 1, tasks)
         trajectories, _ = collect(rolling, [tasks[1]] * 3 + [tasks[0]] * 3, 1)
     assert len(trajectories) == 6 and "1" in {t.task_id for t in trajectories}
@@ -286,7 +289,7 @@ def test_after_an_error_open_tasks_come_first(encode):
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         actor = make_actor(encode)
         answer, actor.engine.answer = actor.engine.answer, lambda prompts: 1 / 0
-        rolling = make_rolling(Player(pool, actor, 4), 3, 1, tasks)
+        rolling = make_rolling(Player(pool, actor, EpisodeLimits(4)), 3, 1, tasks)
         with pytest.raises(ZeroDivisionError):
             collect(rolling, [tasks[3]] * 3 + [tasks[1]] * 3, 1)
         (waiting,) = rolling.state_dict()
@@ -295,7 +298,7 @@ def test_after_an_error_open_tasks_come_first(encode):
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more
             gather = lambda own, number=number: own * number  # noqa: E731
-            other = make_rolling(Player(pool, actor, 4), 3, 1, tasks, rank=rank, gather=gather)
+            other = make_rolling(Player(pool, actor, EpisodeLimits(4)), 3, 1, tasks, rank=rank, gather=gather)
             other.load_state_dict([waiting])
             assert list(other.queue) == list(rolling.queue)[rank::number]
 
@@ -357,7 +360,7 @@ def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(enco
         actor = make_actor(encode, ScriptedEngine)
         actor.engine.is_collective = True
         with pytest.raises(ValueError, match="generates for several processes together"):
-            make_rolling(Player(pool, actor, 4), 3, 1, [])
+            make_rolling(Player(pool, actor, EpisodeLimits(4)), 3, 1, [])
 
 
 def test_partial_rollouts_refuse_parts_of_groups():

@@ -3,6 +3,7 @@
 from scripted_actors import ScriptedActor
 
 from g2po_trl import EnvironmentPool, PoolLimits
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.replay import replay_difference
 
@@ -17,7 +18,7 @@ def played(factory, task, actions, max_turns=None, number=1):
         return [episode.step(actions[episode.turns], None) for episode in live]
 
     with EnvironmentPool(factory, LIMITS) as pool:
-        player = Player(pool, ScriptedActor(act), max_turns or len(actions))
+        player = Player(pool, ScriptedActor(act), EpisodeLimits(max_turns or len(actions)))
         found, _ = player.play([task] * number, groups=[0] * number)
     return found
 

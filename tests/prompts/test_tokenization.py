@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -157,7 +158,7 @@ def test_a_prompt_is_built_only_for_an_episode_that_is_asked():
             encoder.tokenizer,
             lambda prompts: [Completion(encoder.tokenizer("go<|im_end|>")["input_ids"]) for _ in prompts],
         )
-        player = Player(pool, PromptActor(engine, encoder, TEMPLATE), max_turns=3)
+        player = Player(pool, PromptActor(engine, encoder, TEMPLATE), EpisodeLimits(3))
         trajectories, stats = player.play([{"turns": 9}] * 4, groups=[0] * 4)
     assert [len(t.steps) for t in trajectories] == [3] * 4
     assert made == [4, 4, 4]

@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.adapters.trl_tools import ChatToolEnvironment, text_environment_factory
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.prompts.template import parse_plain
@@ -68,7 +69,7 @@ def play(request, encode):
 
         with EnvironmentPool(environment, PoolLimits(1)) as pool:
             actor = PromptActor(request.param(encode.tokenizer, generate), encode, TEMPLATE, **options)
-            trajectories, stats = Player(pool, actor, max_turns).play(tasks)
+            trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
         return trajectories, stats, calls
 
     return play
@@ -160,7 +161,7 @@ def test_empty_completion_is_a_message_of_an_agent_and_no_action_in_an_environme
         play([task], environment, lambda prompt: "<|im_end|>", history="conversation")[0][0]
         for environment, task in (
             (Asks, {}),
-            (text_environment_factory(Safe, 4, "conversation"), {}),
+            (text_environment_factory(Safe, EpisodeLimits(4), "conversation"), {}),
             (Countdown, {"turns": 4}),
         )
     ]
@@ -278,7 +279,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
 
 
 def rollout_of_ours(encoder, prompt, script, max_completions):
-    factory = text_environment_factory(Drawer, max_completions, "conversation")
+    factory = text_environment_factory(Drawer, EpisodeLimits(max_completions), "conversation")
     environment, episode = factory(), Episode("drawer")
     assert isinstance(environment, ChatToolEnvironment)
     conversations = Conversations(encoder, PromptTemplate("", ""), None, RolloutStats())

@@ -13,6 +13,7 @@ from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -40,7 +41,7 @@ def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options
 
 def play_watched(pool, actor, tasks, groups=None):
     ended, progress = [], []
-    trajectories, stats = Player(pool, actor, 4).play(
+    trajectories, stats = Player(pool, actor, EpisodeLimits(4)).play(
         tasks,
         groups=groups,
         on_turn=lambda *state: progress.append(state),
@@ -53,7 +54,7 @@ def play_watched(pool, actor, tasks, groups=None):
 def test_the_same_episodes_as_in_turns(encode, turns):
     tasks, groups = [{"turns": n} for n in turns], [number // 2 for number in range(len(turns))]
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
-        wanted, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks, groups=groups)
+        wanted, cost = Player(pool, make_actor(encode, ScriptedEngine), EpisodeLimits(4)).play(tasks, groups=groups)
         for order in range(3):
             found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
             assert found == wanted
@@ -115,9 +116,9 @@ def test_ranks_that_generate_together_call_as_often(encode, turns, calls):
     def play(rank):
         tasks = [{"turns": n} for n in turns[rank]]
         with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
-            player = Player(pool, actors[rank], 4, any_running=partial(ranks.any_running, rank))
+            player = Player(pool, actors[rank], EpisodeLimits(4), any_running=partial(ranks.any_running, rank))
             found, stats = player.play(tasks)
-            alone, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks)
+            alone, cost = Player(pool, make_actor(encode, ScriptedEngine), EpisodeLimits(4)).play(tasks)
         assert (found, stats.num_steps, stats.prompt_tokens) == (alone, cost.num_steps, cost.prompt_tokens)
 
     ranks.play(play)
@@ -132,7 +133,7 @@ def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(enco
     def play(rank):
         actors[rank].template, actors[rank].max_prompt_length = WITH_ACTIONS, 150
         with EnvironmentPool(Overwhelming, PoolLimits(1)) as pool:
-            player = Player(pool, actors[rank], 2, any_running=partial(ranks.any_running, rank))
+            player = Player(pool, actors[rank], EpisodeLimits(2), any_running=partial(ranks.any_running, rank))
             return [(t.outcome, len(t.steps)) for t in player.play(tasks[rank])[0]]
 
     assert ranks.play(play)[0] == [("failure", 0)]
@@ -146,7 +147,7 @@ def test_seeds_follow_from_the_episode_and_its_turn(encode):
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         for order in (1, 2):
             actor = make_actor(encode, order=order)
-            Player(pool, actor, 4).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
+            Player(pool, actor, EpisodeLimits(4)).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
             seeds.append(actor.engine.seeds)
     assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == len(seeds[0])
 
@@ -162,7 +163,9 @@ def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
             (tmp_path / f"asked-1-{len(asked)}").touch()
 
     with EnvironmentPool(partial(Waiting, tmp_path), PoolLimits(2)) as pool:
-        trajectories, _ = Player(pool, make_actor(encode, watch=watch), 4).play([{"number": 0}, {"number": 1}])
+        trajectories, _ = Player(pool, make_actor(encode, watch=watch), EpisodeLimits(4)).play(
+            [{"number": 0}, {"number": 1}]
+        )
     assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
 
 
@@ -178,8 +181,8 @@ def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         broken = make_actor(encode, watch=lambda prompt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            Player(pool, broken, 4).play([{"turns": 3}] * 4)
-        trajectories, _ = Player(pool, make_actor(encode), 4).play([{"turns": 2}] * 3)
+            Player(pool, broken, EpisodeLimits(4)).play([{"turns": 3}] * 4)
+        trajectories, _ = Player(pool, make_actor(encode), EpisodeLimits(4)).play([{"turns": 2}] * 3)
     assert [t.outcome for t in trajectories] == ["success"] * 3
 
 
@@ -190,7 +193,7 @@ def test_nobody_is_busy_while_all_environments_are(encode):
         receive = pool.receive
         pool.receive = lambda timeout: received.append(timeout) or receive(timeout)
         clock = time.perf_counter()
-        _, stats = Player(pool, make_actor(encode), 2).play([{"turns": 3}] * 2, groups=[0, 1])
+        _, stats = Player(pool, make_actor(encode), EpisodeLimits(2)).play([{"turns": 3}] * 2, groups=[0, 1])
         assert stats.environment_time < time.perf_counter() - clock
     assert stats.environment_time > 0.5 and len(received) < 60
 

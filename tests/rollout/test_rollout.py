@@ -9,6 +9,7 @@ from toy_environments import Countdown, Overwhelming
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.chat_models import EngineChat
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_plain
@@ -47,7 +48,7 @@ def play(request, encode):
         with EnvironmentPool(environment, PoolLimits(2)) as pool:
             engine = request.param(encode.tokenizer, generate)
             actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
-            trajectories, stats = Player(pool, actor, max_turns).play(tasks)
+            trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
         return trajectories, stats, calls
 
     return play
@@ -74,7 +75,7 @@ def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
         engine.stop_token_ids.add(ids[-1])
         with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
             actor = PromptActor(engine, ChatEncoder(tokenizer), TEMPLATE, history=history)
-            (trajectory,), _ = Player(pool, actor, 1).play([{"turns": 1}])
+            (trajectory,), _ = Player(pool, actor, EpisodeLimits(1)).play([{"turns": 1}])
         assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
         assert trajectory.steps[0].completion_ids == ids
     (answer,) = EngineChat(engine).generate([ChatRequest([{"role": "user", "content": "go"}])], Sampling(), [0])
@@ -88,7 +89,7 @@ def test_an_engine_that_returns_another_number_of_completions_is_named(encode, n
     with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         engine = ScriptedEngine(encode.tokenizer, lambda prompts: [completion] * number)
         with pytest.raises(RuntimeError, match=f"ScriptedEngine.generate returned {number} completions for 3 prompts"):
-            Player(pool, PromptActor(engine, encode, TEMPLATE), 4).play([{"turns": 2}] * 3)
+            Player(pool, PromptActor(engine, encode, TEMPLATE), EpisodeLimits(4)).play([{"turns": 2}] * 3)
 
 
 def test_who_says_what_success_is(play):

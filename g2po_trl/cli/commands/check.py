@@ -5,9 +5,10 @@
     g2po check --agent agent.py                          # an agent, with random answers
     g2po check --agent agent.py --model FOLDER           # a few episodes with a model, also --base-url
     g2po check environment.py --show                     # the first prompt, as the model reads it
+    g2po check runs/my-run                               # what a run plays
 
-The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
-address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
+The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), a
+dictionary of several, or the address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ import json
 import shlex
 import sys
 from argparse import ArgumentTypeError
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ...engines.sampling import Sampling
+from ...environments.adapters.mixed import COLUMN, check_mixture, environments_of, mixed
 from ...environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from ...environments.agents.agent import agent_factory
+from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
-from ...environments.validation import check_task_columns
+from ...environments.validation import check_task_columns, player_of
 from ...evaluation.contract import Finding
 from ...evaluation.examine import examine, examine_agent, try_agent
 from ...evaluation.random_episodes import TEXTS, describe_failure
 from ...prompts.template import PromptTemplate
+from ...runs.run_json import load_object, read_run
 from ...utils.errors import G2POError
 from ...utils.show import printable
 from ..parser import json_object, option, parse, read_config
@@ -45,11 +50,14 @@ TURNS = 30
 
 
 @dataclass
-class CheckOptions(PoolLimits):
+class CheckOptions(PoolLimits, EpisodeLimits):
     """Options of `g2po check`."""
 
     environment: str | None = option(
-        "file.py[:Class], module:Class, or a server; default: environment.py", None, positional=True, metavar="FILE"
+        "file.py[:Class], module:Class, a server, or a run's folder; default: environment.py",
+        None,
+        positional=True,
+        metavar="FILE",
     )
     agent: str | None = option("function (task, client) or AgentCommand", None, metavar="FILE[:NAME]")
     agent_state_key: str | None = option("file.py:FUNCTION: messages -> state key", None, metavar="NAME")
@@ -100,31 +108,65 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Check. Exit code 1 if there is an error."""
     options, _ = parse((CheckOptions,), argv, command="g2po check", description=__doc__)
     name = options.name if options.agent is None else resolve_agent_name(options.agent)
-    config = _config_beside(name)
+    run = read_run(name) if options.agent is None and Path(name).is_dir() else {}
+    config = run.get("play") or _config_beside(name)
     turns, limits = options.max_turns or config.get("max_turns") or TURNS, PoolLimits.of(options)
-    if options.agent is None:
+    given = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)} | {"max_turns": turns}
+    given = {name: config.get(name) if value is None else value for name, value in given.items()}
+    episode_limits = EpisodeLimits(**given)
+    key = load(options.agent_state_key) if options.agent_state_key else None
+    if run:
+        environment, tasks = _environment_of(run, name), tasks_of(name, options.task, options.tasks or _panel_of(name))
+    elif options.agent is None:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
         if options.environment_options:
             environment = partial(environment, **options.environment_options)
     else:
-        environment, tasks = agent_factory(name, turns), tasks_of(name, options.task, options.tasks)
-    tasks = tasks[: max(2 if options.plays_with_model else 5, len(options.task))]
+        environment, tasks = agent_factory(name, turns, key), tasks_of(name, options.task, options.tasks)
+    tasks = _first_of_each(environment, tasks, max(2 if options.plays_with_model else 5, len(options.task)))
     if options.show:
         print(printable(first_prompt(environment, tasks[0], options.prompt, options.model, turns)))
         return
-    played = tasks, options.episodes or (4 if options.plays_with_model else 8), turns
-    if options.agent is None:
-        findings = examine(environment, *played, limits=limits)
+    played = options.episodes or (4 if options.plays_with_model else 8), turns
+    more = {"limits": limits, "episode_limits": episode_limits}
+    if options.plays_with_model:
+        findings = _try_agents(environment, tasks, options, config, *played, **more)
+    elif options.agent is None or environments_of(environment):
+        findings = examine(environment, tasks, *played, **more)
     else:
-        key = load(options.agent_state_key) if options.agent_state_key else None
-        if options.plays_with_model:
-            findings = _try_agent(name, options, config, *played, limits=limits, state_key=key)
-        else:
-            findings = examine_agent(name, *played, limits=limits, texts=options.response or TEXTS, state_key=key)
+        findings = examine_agent(name, tasks, *played, texts=options.response or TEXTS, state_key=key, **more)
     print(*(printable(str(finding)) for finding in findings), sep="\n")
     if any(finding.level == "error" for finding in findings):
         sys.exit(1)
     print(f"Next: {_next_command(options, config)}")
+
+
+def _environment_of(run: Mapping[str, Any], folder: str) -> Callable:
+    """Return the environment of a run's description."""
+    if not run.get("environment"):
+        raise G2POError(
+            f"environment is missing in {folder}/run.json, since it cannot be imported: pass FILE.py:Class"
+        )
+    return load_object(run["environment"])
+
+
+def _panel_of(folder: str) -> Path:
+    """Return the tasks of a run: those of its first panel."""
+    panels = sorted(Path(folder, "panels").glob("*.jsonl"))
+    if not panels:
+        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
+    return panels[0]
+
+
+def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Return the first tasks, so many for each of several environments."""
+    places: Counter[Any] = Counter()
+    names, chosen = environments_of(environment), []
+    for task in tasks:
+        name = str(task.get(COLUMN)) if names else None
+        places[name] += 1
+        chosen += [task] if places[name] <= number else []
+    return chosen
 
 
 def _config_beside(name: str) -> dict[str, Any]:
@@ -137,6 +179,8 @@ def _config_beside(name: str) -> dict[str, Any]:
 def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
     """Return the command that follows: `g2po teach` if the file has an expert and no model was tried."""
     name, path = options.name, file_of(options.name)
+    if Path(options.name).is_dir():
+        return shlex.join(["g2po", "evaluate", "--model", options.name])
     if options.environment_options:
         return (
             f"write game = functools.partial({name.rpartition(':')[2]}, **{options.environment_options}) into game.py "
@@ -156,10 +200,15 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
     return shlex.join(["g2po", "train", *words])
 
 
-def _try_agent(
-    name: str, options: CheckOptions, config: Mapping[str, Any], *played: Any, **more: Any
+def _try_agents(
+    environment: Callable,
+    tasks: Sequence[dict[str, Any]],
+    options: CheckOptions,
+    config: Mapping[str, Any],
+    *played: Any,
+    **more: Any,
 ) -> list[Finding]:
-    """Return the findings of `try_agent`, with sampling and lengths as training has them."""
+    """Return the findings of `try_agent`, of several agents for each, with training's sampling and lengths."""
     from ...config import G2POConfig  # with torch, which is slow to import
     from ...evaluation.chat_models import load_local
     from ...evaluation.server_chat import ServerChat
@@ -174,8 +223,23 @@ def _try_agent(
         )
     except (OSError, ValueError) as error:
         raise G2POError(f"model is {options.model!r}, which cannot be loaded: {error}") from error
+    how = chat, Sampling.of(setting), setting.max_prompt_length
     with closing(chat):
-        return try_agent(name, *played, chat, Sampling.of(setting), setting.max_prompt_length, **more)
+        if not environments_of(environment):
+            bound = environment.keywords
+            return try_agent(bound["agent"], tasks, *played, *how, state_key=bound.get("state_key"), **more)
+        check_mixture(environment, {"check": tasks})
+        findings = []
+        for name, one in environments_of(environment).items():
+            rows = [dict(player_of(environment, task)[1]) for task in tasks if task[COLUMN] == name]
+            own = {
+                **more,
+                "episode_limits": more["episode_limits"].by(name),
+                "state_key": one.keywords.get("state_key"),
+            }
+            found = try_agent(one.keywords["agent"], rows, *played, *how, **own)
+            findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
+        return findings
 
 
 def environment_and_tasks(
@@ -184,7 +248,7 @@ def environment_and_tasks(
     """Return an environment's factory, by the names that `load` takes, and its tasks, see `tasks_of`."""
     if name == "environment.py" and not Path(name).is_file():
         raise G2POError("there is no environment.py here: name an environment, as file.py or module:Class")
-    return load(name), tasks_of(name, given, file)
+    return mixed(load(name)), tasks_of(name, given, file)
 
 
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
@@ -207,10 +271,11 @@ def first_prompt(
     environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
 ) -> str:
     """Return a task's first prompt as text with its length; with a model, as its chat template renders it."""
+    environment_factory, task = player_of(environment_factory, task)
     template = load(prompt) if prompt else default_prompt_template(environment_factory)
     if not isinstance(template, PromptTemplate):
         raise G2POError(f"prompt is {prompt!r}, which is not a PromptTemplate: name one")
-    environment_factory = text_environment_factory(environment_factory, turns)
+    environment_factory = text_environment_factory(environment_factory, EpisodeLimits(turns))
     check_task_columns(environment_factory, task)
     with EnvironmentPool(environment_factory, PoolLimits(num_environment_workers=1)) as pool:
         (first,) = pool.reset([task])

@@ -16,6 +16,7 @@ from typing import Any
 from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.causes import in_words
 from ...environments.contract import Observation
+from ...environments.episode_limits import EpisodeLimits
 from ...environments.validation import (
     EnvironmentContractError,
     check_task_columns,
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.max_turns < 1:
         raise G2POError(f"max_turns is {options.max_turns}: set it to at least 1")
     factory = partial(environment, **options.environment_options) if options.environment_options else environment
-    factory, task = text_environment_factory(factory, options.max_turns), tasks[options.line - 1]
+    factory, task = text_environment_factory(factory, EpisodeLimits(options.max_turns)), tasks[options.line - 1]
     check_task_columns(factory, task)
     reward, steps, outcome = play(factory, task, options.max_turns)
     print(f"\n{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}")

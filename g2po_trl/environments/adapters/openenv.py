@@ -15,6 +15,7 @@ from ...prompts.conversation import ChatRequest
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
+from ..episode_limits import EpisodeLimits
 from ..pool.limits import PoolLimits
 from ..pool.pool import EnvironmentFailure, EnvironmentPool
 from ..validation import factory_name
@@ -249,7 +250,9 @@ def make_app(
             f"max_turns is {max_turns}: {factory_name(environment_factory)} is a tool-based class, which returns its "
             "reward in the last turn; pass the trainer's max_turns"
         )
-    environment_factory = text_environment_factory(environment_factory, max_turns)
+    environment_factory = text_environment_factory(
+        environment_factory, EpisodeLimits(max_turns or EpisodeLimits.max_turns)
+    )
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, State

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...prompts.conversation import Message
@@ -17,7 +17,8 @@ from ...utils.errors import G2POError
 from ...utils.options import is_of_kind, require
 from ...utils.show import show
 from ..contract import TextEnvironment
-from ..validation import unwrap_factory
+from ..validation import player_of, unwrap_factory
+from .mixed import environments_of, for_each
 
 NOT_TOOLS = ("reset", "get_reward", "close")
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
@@ -103,6 +104,8 @@ def with_rewards(
 ) -> Callable | None:
     """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
 
+    Of several environments each gets them.
+
     Raises:
         G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
     """
@@ -112,6 +115,8 @@ def with_rewards(
     remedy = f"give a list of {len(functions)} numbers, one for each of reward_funcs"
     remedy = remedy if functions else "leave it out, there are no reward_funcs; scale the reward in the environment"
     require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
+    if environments_of(environment_factory):
+        return for_each(environment_factory, lambda _, one: with_rewards(one, reward_funcs, reward_weights, tools))
     made = environment_factory and unwrap_factory(environment_factory)
     if not tools and (not functions or not callable(made)):
         return environment_factory
@@ -140,8 +145,9 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
     return None if inner is None else unwrap_factory(inner), arguments.get("tools", ())
 
 
-def check_reward_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Refuse (`G2POError`) a reward function that cannot be called with these columns of the dataset."""
+def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
+    """Refuse (`G2POError`) a reward function that cannot be called with the columns of a task."""
+    environment_factory, columns = player_of(environment_factory, task)
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
     arguments = _arguments(environment_factory)

@@ -30,13 +30,15 @@ from typing import Any
 
 from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages
 from ...prompts.state_keys import request_key
-from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ...prompts.template import DEFAULT_PROMPT, PromptTemplate, PromptTemplates
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError
 from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
+from ..episode_limits import EpisodeLimits
 from ..validation import EnvironmentContractError, unwrap_factory
+from .mixed import environments_of, for_each
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 
 
@@ -49,23 +51,40 @@ def is_tool_environment(environment_factory: Callable) -> bool:
 
 
 def text_environment_factory(
-    environment_factory: Callable[[], Any], max_turns: int, history: str = "window"
+    environment_factory: Callable[[], Any],
+    limits: EpisodeLimits,
+    history: str | None = "window",
+    prompt_template: PromptTemplate | None = None,
 ) -> Callable[[], TextEnvironment]:
-    """Return a factory of `TextEnvironment`s: tool-based classes are wrapped, other factories are returned unchanged.
+    """Return a factory of `TextEnvironment`s that know their limits.
 
-    The tools are described here, since describing them in each worker would import torch.
+    Tool-based classes are wrapped. The tools are described here, since describing them in each worker would import
+    torch.
 
     Args:
         environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
-        max_turns: completions per episode: the trainer's `max_turns`.
+        limits: of an episode, in a run with several environments also of each.
         history: `"window"`: tools are described in prose, in prompts with the last steps. `"conversation"`:
-            observations are chat requests, with tools as the chat template writes them.
+            observations are chat requests, with tools as the chat template writes them. `None`: of several
+            environments, each one's own `default_history`.
+        prompt_template: of several environments, what `prompt_template_of` returned.
 
     Raises:
         G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
     """
+    if environments_of(environment_factory):
+
+        def playable(name: str, one: Callable) -> Callable:
+            wording = prompt_template and prompt_template.of(name)
+            own = default_history(one, None if wording == default_prompt_template(one) else wording)
+            return text_environment_factory(one, limits.by(name), history or own)
+
+        return for_each(environment_factory, playable)
+    if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
+        return functools.partial(environment_factory, **{name: getattr(limits, name) for name in taken})
     if not is_tool_environment(environment_factory):
         return environment_factory
+    max_turns = limits.max_turns
     made, tools = bound_environment(environment_factory)
     wrapper = ToolEnvironment if history == "window" else ChatToolEnvironment
     if made is not None and not inspect.isclass(made):  # what a function makes is known in the worker
@@ -317,10 +336,43 @@ def _error(message: str) -> str:
     return json.dumps({"error": message}, ensure_ascii=False)
 
 
-def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str:
-    """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own."""
+def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
+    """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own.
+
+    `None` for several environments, each of which has its own.
+    """
+    if environments_of(environment_factory):
+        return None
     worded = prompt_template is not None or default_prompt_template(environment_factory) is not TOOL_PROMPT
     return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
+
+
+def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
+    """Return the wording of prompts: the given one, or the environment's default.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        given: a template. For several environments it is that of all, or a dictionary with those of some by name.
+
+    Raises:
+        G2POError: for a value that is not a template, or the name of an environment that does not exist.
+    """
+    environments = environments_of(environment_factory)
+    named = given if isinstance(given, Mapping) else {}
+    for name, one in (named or {"prompt_template": given}).items():
+        if one is not None and not isinstance(one, PromptTemplate):
+            raise G2POError(f"prompt_template is {one!r} ({name}): pass a PromptTemplate")
+        if named and name not in environments:
+            known = ", ".join(environments) or "none: a single environment has no name"
+            raise G2POError(f"prompt_template has {name!r}, which is no environment of this run: {known}")
+    if not environments:
+        return default_prompt_template(environment_factory) if given is None else given
+    if isinstance(given, PromptTemplates):
+        return given
+    of_all = None if named else given
+    return PromptTemplates.of_environments(
+        {name: named.get(name) or of_all or default_prompt_template(one) for name, one in environments.items()}
+    )
 
 
 def default_prompt_template(environment_factory: Callable) -> PromptTemplate:

@@ -38,14 +38,15 @@ from ...prompts.state_keys import request_key, state_key_text, workspace_key
 from ...utils.errors import G2POError
 from ...utils.show import show
 from ..adapters.common import import_extra
+from ..adapters.mixed import mixed
 from ..adapters.trl_tools import awaited
 from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
-from ..loading import load, resolve_agent_name
+from ..loading import load, names_a_dictionary, resolve_agent_name
 from ..validation import EnvironmentContractError
 from .dialects.request import MODEL, RefusedRequestError
 from .endpoint import running_endpoint
-from .session import AgentEnd, Call, Session
+from .session import AgentEnd, Call, Session, TooManyRequestsError
 from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
@@ -108,11 +109,17 @@ class AgentClient:
 
 
 class CommandError(RuntimeError):
-    """A program that is an agent failed. The message begins with how: "exit status 1: …"; `info` is the episode's."""
+    """A program that is an agent failed. The message begins with how: "exit status 1: …"; `info` is the episode's.
 
-    def __init__(self, message: str, info: Mapping[str, Any] | None = None):
+    `limit` is the name of the limit that it exceeded, such as "time limit".
+    """
+
+    def __init__(self, message: str, info: Mapping[str, Any] | None = None, limit: str | None = None):
         super().__init__(message)
-        self.info = dict(info or {})
+        self.info, self.limit = dict(info or {}), limit
+
+
+_IN_WORDS = (CommandError, TooManyRequestsError)  # exceptions whose message says everything
 
 
 class AgentEnvironment(TextEnvironment):
@@ -123,6 +130,7 @@ class AgentEnvironment(TextEnvironment):
             row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
             info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
+        max_requests: requests per episode, those that are refused included: the trainer's `max_requests`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
             since the last completion, and who is asked (`request_key`); with the files of its workspace, if the agent
             has one (`AgentClient.works_on`).
@@ -131,18 +139,21 @@ class AgentEnvironment(TextEnvironment):
         G2POError: if the agent cannot be called, or `max_turns` is below 1.
     """
 
+    takes_limits = ("max_turns", "max_requests")
+
     def __init__(
         self,
         agent: Callable[[dict[str, Any], AgentClient], Any] | str,
         max_turns: int,
         state_key: Callable[[list[Message]], Any] | None = None,
+        max_requests: int | None = None,
     ):
         agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
         if not callable(agent):
             raise G2POError(f"agent is {agent!r}: pass a function agent(task, client)")
         if max_turns < 1:
             raise G2POError(f"max_turns is {max_turns}: set it to 1 or more")
-        self.agent, self.max_turns, self.state_key = agent, max_turns, state_key
+        self.agent, self.max_turns, self.state_key, self.max_requests = agent, max_turns, state_key, max_requests
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._call: Call | None = None
@@ -159,7 +170,7 @@ class AgentEnvironment(TextEnvironment):
         self._turns = self._out_of_turns = 0
         self._files = None, 0
         endpoint = running_endpoint()
-        self._session = session = endpoint.open_session()
+        self._session = session = endpoint.open_session(self.max_requests)
         client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
         run = contextvars.Context().run
         self._thread = threading.Thread(target=run, args=(_run, self.agent, task, client), daemon=True, name="agent")
@@ -261,7 +272,9 @@ class AgentEnvironment(TextEnvironment):
         if self._out_of_turns:
             return self._truncated(shown)
         frames = "".join(traceback.format_exception(end.error))
-        info = {"success": False, "failure_reason": f"agent error: {shown}", "traceback": frames[-2000:]}
+        limit = end.error.limit if isinstance(end.error, _IN_WORDS) else None
+        reason = f"{limit or 'agent error'}: {shown}"
+        info = {"success": False, "failure_reason": reason, "traceback": frames[-2000:]}
         info |= getattr(end.error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
 
@@ -346,18 +359,31 @@ def _gave_up(end: AgentEnd | None) -> EnvironmentContractError:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an exception in one line; a program's failure without its type."""
+    """Return an exception in one line; of a program or a limit without its type."""
     lines = str(error).strip().splitlines()[:1]
-    return ("".join(lines) if isinstance(error, CommandError) else in_words(error))[:300]
+    return ("".join(lines) if isinstance(error, _IN_WORDS) else in_words(error))[:300]
 
 
 def agent_factory(
-    agent: Callable | str,
+    agent: Callable | str | Mapping[str, Callable | str],
     max_turns: int,
     state_key: Callable[[list[Message]], Any] | None = None,
-    environment_factory: Callable | None = None,
-) -> Callable[[], AgentEnvironment]:
-    """Return the environment factory of an agent, a function or the name of one. It excludes `environment_factory`."""
+    environment_factory: Any = None,
+) -> Callable[[], TextEnvironment]:
+    """Return the environment factory of an agent, a function or the name of one. It excludes `environment_factory`.
+
+    Several agents are a dictionary; several environments may be among them, as `environment_factory`.
+    """
+    if isinstance(agent, str) and names_a_dictionary(agent):
+        agent = load(agent)
+    if isinstance(agent, Mapping):
+        environments = dict(environment_factory) if isinstance(environment_factory, Mapping) else environment_factory
+        if not isinstance(environments, (dict, type(None))):
+            raise G2POError("agent has names and environment_factory has none: pass a dictionary of environments, too")
+        if both := sorted(agent.keys() & (environments or {})):
+            raise G2POError(f"agent and environment_factory both have {both[0]!r}: give each its own name")
+        agents = {name: agent_factory(one, max_turns, state_key) for name, one in agent.items()}
+        return mixed(agents | (environments or {}))
     if environment_factory is not None:
         raise G2POError("agent and environment_factory are both given: an agent brings its own environment; pass one")
     if not callable(agent) and not isinstance(agent, str):

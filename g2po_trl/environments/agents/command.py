@@ -178,13 +178,14 @@ class AgentCommand:
             while True:
                 left = None if self.timeout is None else self.timeout - client.session.own_seconds()
                 if left is not None and left <= 0:
-                    raise CommandError(f"it took more than {self.timeout:g} s")
+                    raise CommandError(f"it took more than {self.timeout:g} s", limit="time limit")
                 if (returncode := program.wait(None if left is None else max(left, MIN_WAIT))) is not None:
                     break
         stdout, stderr = program.outputs()
         may_fail = self._checks or "returncode" in self._verified
         if returncode == supervisor.OVER_LIMIT or (returncode != 0 and not may_fail):
-            raise CommandError(_failed(returncode, stderr))
+            limit = "program limit" if returncode == supervisor.OVER_LIMIT else None
+            raise CommandError(_failed(returncode, stderr), limit=limit)
         return returncode, stdout, stderr
 
     def _verify(self, task: dict[str, Any], folder: Path, returncode: int, stdout: str, stderr: str) -> Any:

@@ -50,8 +50,8 @@ class Endpoint:
         bypass_proxies(os.environ)
         threading.Thread(target=self._server.serve_forever, daemon=True, name="endpoint").start()
 
-    def open_session(self) -> Session:
-        session = Session()
+    def open_session(self, max_requests: int | None = None) -> Session:
+        session = Session(max_requests)
         self._sessions[session.key] = session
         return session
 
@@ -147,7 +147,7 @@ class _Connection(socketserver.BaseRequestHandler):
         except (h11.RemoteProtocolError, TimeoutError, RefusedRequestError) as error:
             refusal = _refusal(error)
             if self._session is not None:
-                self._session.refused.append(str(refusal))
+                self._session.refuse(str(refusal))
             self._send(refusal)
             self._discard_rest()
             return

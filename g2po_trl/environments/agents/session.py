@@ -60,10 +60,17 @@ class Call:
         return not self.delivered and all(map(is_closed, self.connections))
 
 
-class Session:
-    """The requests of one episode, in their order of arrival, and its end."""
+class TooManyRequestsError(RuntimeError):
+    """An agent has made more requests than its episode may have."""
 
-    def __init__(self) -> None:
+    limit = "request limit"
+
+
+class Session:
+    """The requests of one episode, in their order of arrival, and its end. `max_requests`: it ends after so many."""
+
+    def __init__(self, max_requests: int | None = None) -> None:
+        self.max_requests, self._requests = max_requests, 0
         self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
         self.refused: list[str] = []  # why requests could not be read
         self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
@@ -85,12 +92,30 @@ class Session:
             if (earlier := self._repeated(call)) is not None:
                 earlier.connections += call.connections
                 return earlier
+            self._count_request()
             call.request = self._whole(call.request)
             self._calls.append(call)
             self.ignored.update(call.request.ignored)
             self._count(+1)
         self._events.put(call)
         return call
+
+    def refuse(self, why: str) -> None:
+        """Note a request that cannot be read."""
+        with self._lock:
+            self.refused.append(why)
+            with contextlib.suppress(RefusedRequestError):  # it is refused as it is
+                self._count_request()
+
+    def _count_request(self) -> None:
+        """Count a request; beyond the last one, end the episode. Raises `RefusedRequestError` then."""
+        self._requests += 1
+        if self.max_requests is None or self._requests <= self.max_requests:
+            return
+        what = f"more than max_requests={self.max_requests}"
+        if self._requests == self.max_requests + 1:
+            self._events.put(AgentEnd(error=TooManyRequestsError(what)))
+        raise RefusedRequestError(f"the episode is over: {what}", code="request_limit", status=404)
 
     def _whole(self, request: AgentRequest) -> AgentRequest:
         """Return a request with the conversation that it continues by the number of a response."""

@@ -3,13 +3,14 @@
 Code written by a model may run in a worker, so the pool unpickles nothing: an answer is JSON, names its job by an
 unguessable number, and passes the environment's own validation again in the pool.
 
-An answer is `[job, digest, result]`. Its result is `null`, `[kind, message]`, or
+An answer is `[job, digest, result, seconds]`. Its result is `null`, `[kind, message]`, or
 `{"seen": […], "step": [reward, terminated, truncated, info]}`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ class Answer:
     job: int
     digest: str | None  # see `worker.digest`; `None` for a failure
     result: Observation | StepResult | tuple[str, str] | None  # kind and message; `None`: replayed as expected
+    seconds: float = 0.0  # for which the job ran
 
 
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
@@ -49,7 +51,7 @@ def encode(answer: Answer) -> bytes:
         request = None if seen.request is None else vars(seen.request)
         fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task, request]
         result = fields
-    message = _to_text([answer.job, answer.digest, result]).encode(*_CODE)
+    message = _to_text([answer.job, answer.digest, result, answer.seconds]).encode(*_CODE)
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"it has {len(message):,} bytes, more than {MAX_MESSAGE_BYTES:,}")
     return message
@@ -58,10 +60,12 @@ def encode(answer: Answer) -> bytes:
 def decode(message: bytes) -> Answer:
     """Return the answer in bytes from an untrusted process. Raises `InvalidAnswerError` for all other bytes."""
     try:
-        job, digest, result = json.loads(message.decode(*_CODE))
+        job, digest, result, seconds = json.loads(message.decode(*_CODE))
         if type(job) is not int or not isinstance(digest, (str, type(None))):
             raise ValueError("the job or the digest is invalid")
-        return Answer(job, digest, _result(result))
+        if type(seconds) is not float or not 0.0 <= seconds < math.inf:
+            raise ValueError("the seconds are invalid")
+        return Answer(job, digest, _result(result), seconds)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidAnswerError(f"{error!r:.200}") from error
 

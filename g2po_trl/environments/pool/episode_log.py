@@ -37,6 +37,7 @@ class PooledEpisode:
     action: str | None = None  # `None`: the reset is pending, or nothing
     actions: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)  # of the answers, starting with the reset's
+    seconds: float = 0.0  # of its reset and steps, without replays
     reassignments: int = 0  # workers lost since the last answer, while running no job
     timeouts: int = 0  # and by a time limit
     reassignment_reason: str = ""  # how the last worker was lost
@@ -55,10 +56,11 @@ class PooledEpisode:
         """Mark the episode for reassignment."""
         self.worker, self.reassignment_reason = None, why
 
-    def record(self, job: Job, digest: str) -> bool:
+    def record(self, job: Job, digest: str, seconds: float) -> bool:
         """Record the answer of a job; return whether the episode was replayed for it."""
         replayed = bool(self.reassignment_reason and self.digests)
         self.digests.append(digest)
+        self.seconds += seconds
         if job.command != "reset":
             self.actions.append(self.action)
         self.reassignments = self.timeouts = 0

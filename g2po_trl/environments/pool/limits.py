@@ -32,9 +32,6 @@ class PoolLimits(Options):
         None,
         within="(0, inf)",
     )
-    environment_episode_timeout: float | None = option(
-        "Maximum seconds of all resets and steps of one episode. `None`: no limit.", None, within="(0, inf)"
-    )
     environment_worker_resets: int | None = option(
         "Resets after which a worker is replaced, to bound memory leaks. It finishes its running episodes while its "
         "replacement starts. `None`: never.",

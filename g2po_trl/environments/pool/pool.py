@@ -25,6 +25,7 @@ import cloudpickle
 
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
+from ..adapters.mixed import environments_of
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import factory_name
 from .answers import InvalidAnswerError
@@ -53,7 +54,8 @@ class EnvironmentPool:
     ```
 
     Use it as a context manager, or call `close`; and from one thread at a time. `replayed` is the number of episodes
-    that continued after a replay, `recycled` that of workers replaced for their resets or memory.
+    that continued after a replay, `recycled` that of workers replaced for their resets or memory. `environment_names`
+    has those of several environments, of which a task chooses one.
 
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
@@ -70,10 +72,9 @@ class EnvironmentPool:
         self.limits = limits = replace(PoolLimits.of(limits), **options)
         self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get: secrets
         self.name = factory_name(environment_factory)
+        self.environment_names = tuple(environments_of(environment_factory))
         try:
-            self._setup = cloudpickle.dumps(
-                (environment_factory, limits.max_observation_characters, limits.environment_episode_timeout)
-            )
+            self._setup = cloudpickle.dumps((environment_factory, limits.max_observation_characters))
         except Exception as error:
             raise G2POError(
                 f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
@@ -205,6 +206,10 @@ class EnvironmentPool:
         self._wait(None, slots)
         return {slot: self._answers.pop(slot) for slot in slots}
 
+    def seconds(self, slot: int) -> float:
+        """Return the seconds that the environment has worked on a running episode, without replays."""
+        return self.episodes[slot].seconds
+
     def end(self, slots: Iterable[int] | None = None) -> None:
         """End episodes early, free their slots and drop their answers. `slots=None`: all episodes."""
         self._check_open()
@@ -308,7 +313,7 @@ class EnvironmentPool:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
             self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
         elif not job.expected and isinstance(result, wanted) and answer.digest is not None:
-            self.replayed += episode.record(job, answer.digest)
+            self.replayed += episode.record(job, answer.digest, answer.seconds)
             self._deliver(episode, result)
         elif not job.expected:
             self._deliver(episode, episode.failure("invalid", f"the worker sent no answer to {job.command}"))

@@ -47,10 +47,6 @@ CHECK_SECONDS = 0.001  # between reads of new messages while jobs are queued
 _PROCESS = os.getpid()
 
 
-class EpisodeTooLongError(RuntimeError):
-    """The resets and steps of an episode together exceeded `episode_timeout`."""
-
-
 class LoadError(RuntimeError):
     """The environment factory cannot be loaded in a worker."""
 
@@ -58,16 +54,14 @@ class LoadError(RuntimeError):
 class WorkerLoop:
     """The environments of one worker. Instances are reused, since constructing one may be costly."""
 
-    def __init__(self, environment_factory, max_observation_characters: int | None, episode_timeout: float | None):
+    def __init__(self, environment_factory, max_observation_characters: int | None):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
-        self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
-        self.seconds: dict[int, float] = {}  # of each episode so far
+        self.max_characters = max_observation_characters
         self.idle: list[Any] = []
         self.running: dict[int, Any] = {}
 
     def end(self, episode: int) -> None:
         """Return an episode's environment to the idle ones."""
-        self.seconds.pop(episode, None)
         if episode in self.running:
             environment = self.running.pop(episode)
             if (end := getattr(environment, "_end_episode", None)) is not None:  # of an agent, which may go on
@@ -80,7 +74,7 @@ class WorkerLoop:
         environment = self.idle.pop() if self.idle else self._construct()
         with self._closed_on_failure(environment):
             seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", self.max_characters)
-        self.running[episode], self.seconds[episode] = environment, 0.0
+        self.running[episode] = environment
         return seen
 
     def _construct(self) -> Any:
@@ -97,17 +91,6 @@ class WorkerLoop:
         with self._closed_on_failure(environment):
             result = validate_step(environment.step(action), f"{self.name}.step", self.max_characters)
         self.running[episode] = environment
-        return result
-
-    def play(self, command: str, episode: int, argument: Any):
-        """Reset or step, and add the time to the episode's, which is limited by `episode_timeout`."""
-        started = time.perf_counter()
-        result = (self.reset if command == "reset" else self.step)(episode, argument)
-        self.seconds[episode] = seconds = self.seconds[episode] + time.perf_counter() - started
-        if self.episode_timeout is not None and seconds > self.episode_timeout:
-            raise EpisodeTooLongError(
-                f"the environment has taken {seconds:.1f} s for this episode, more than {self.episode_timeout:g} s"
-            )
         return result
 
     @contextlib.contextmanager
@@ -159,7 +142,7 @@ def run_job(
     call = f"{loop.name}.{command}"
     shown = f"({argument!r})" if command == "step" else ""
     try:
-        answer = loop.play(command, episode, argument)
+        answer = (loop.reset if command == "reset" else loop.step)(episode, argument)
     except Exception as error:
         loop.end(episode)
         if isinstance(error, UnusableWorkerError):
@@ -167,8 +150,6 @@ def run_job(
             os._exit(1)
         if isinstance(error, LoadError):
             return None, ("exception", str(error))
-        if isinstance(error, EpisodeTooLongError):
-            return None, ("timeout", f"{call}: {error}")
         if isinstance(error, EnvironmentContractError):
             return None, ("invalid", f"{error} {shown}".rstrip())
         return None, ("exception", f"{call}{shown} raised\n{_traceback(error)}")
@@ -189,10 +170,10 @@ def _traceback(error: Exception) -> str:
     return text if text.rstrip().rpartition("\n")[2].endswith(last) else f"{text}{last}\n"
 
 
-def encode_answer(number: int, digest: str | None, result: Any) -> bytes:
+def encode_answer(number: int, digest: str | None, result: Any, seconds: float) -> bytes:
     """Return the message that answers a job, or an `"invalid"` failure if the result cannot be encoded."""
     try:
-        return encode(Answer(number, digest, result))
+        return encode(Answer(number, digest, result, seconds))
     except (ValueError, RecursionError) as error:
         return encode(Answer(number, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
 
@@ -207,7 +188,7 @@ def load_environments(setup: bytes) -> WorkerLoop:
     def factory():
         raise LoadError(message)
 
-    return WorkerLoop(factory, None, None)
+    return WorkerLoop(factory, None)
 
 
 def serve(pool: Channel) -> bool:
@@ -243,11 +224,11 @@ def serve(pool: Channel) -> bool:
             if first_of_its_list:
                 pool.send(b"")
             playable = episode in loop.running or command == "reset"  # it has not failed
-            made = None, None
+            made, started = (None, None), time.perf_counter()
             if playable and episode not in ended:
                 made = run_job(loop, command, episode, argument, expected)
             _exit_if_forked()
-            pool.send(encode_answer(number, *made))
+            pool.send(encode_answer(number, *made, time.perf_counter() - started))
     if loop is not None:
         loop.close()
     return False

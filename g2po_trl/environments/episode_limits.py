@@ -1,0 +1,114 @@
+"""What an episode may use before it ends, under the names of the options; of several environments also by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..utils.errors import G2POError
+from ..utils.options import Options, as_mapping, check_options, option, require
+
+
+@dataclass
+class EpisodeLimits(Options):
+    """What an episode may use before it ends.
+
+    An episode out of turns ends as `truncated`. One that exceeds another limit is a failure of the agent, whose
+    `failure_reason` begins with the limit's name, such as `tool call limit`. A step that exceeds a limit is still
+    played; an episode that it ends has the environment's own outcome.
+
+    Raises:
+        G2POError: for a value out of range, or limits of an environment that do not exist.
+    """
+
+    max_turns: int = option(
+        "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.",
+        50,
+        within="[1, inf)",
+    )
+    max_episode_tokens: int | None = option(
+        "Tokens that the model may write in an episode; more is a failure. `None`: no limit.",
+        None,
+        within="[1, inf)",
+        counts="tokens",
+        reason="token limit",
+    )
+    max_tool_calls: int | None = option(
+        "Tool calls that an episode may make; more is a failure. `None`: no limit.",
+        None,
+        within="[0, inf)",
+        counts="tool_calls",
+        reason="tool call limit",
+    )
+    max_episode_seconds: float | None = option(
+        "Seconds that environment or agent may work on an episode, without waiting for the model; more is a failure. "
+        "`None`: no limit.",
+        None,
+        within="(0, inf)",
+        counts="seconds",
+        reason="time limit",
+    )
+    max_requests: int | None = option(
+        "Requests that an agent may send, refused ones included; more is a failure. `None`: no limit.",
+        None,
+        within="[1, inf)",
+        reason="request limit",
+    )
+    environment_limits: dict[str, Any] | str | None = option(
+        'Other limits by the name of one of several environments: `{"coder": {"max_turns": 40}}`.',
+        None,
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.environment_limits = as_mapping("environment_limits", self.environment_limits)
+        for name, limits in (self.environment_limits or {}).items():
+            require(isinstance(limits, dict), f"environment_limits[{name!r}]", limits, 'write {"max_turns": 40}')
+            own = {one.name: None for one in fields(EpisodeLimits) if one.name != "environment_limits"}
+            check_options(f"environment_limits[{name!r}]", limits, own, "an environment")
+            EpisodeLimits(**limits)
+
+    @classmethod
+    def of(cls, args: Any, **changes: Any) -> EpisodeLimits:
+        """Return the limits among the attributes of `args`, with changes; missing ones have their defaults."""
+        given = {one.name: getattr(args, one.name) for one in fields(EpisodeLimits) if hasattr(args, one.name)}
+        return EpisodeLimits(**given | changes)
+
+    def by(self, environment: str | None) -> EpisodeLimits:
+        """Return the limits of an environment, by its name in a run with several."""
+        own = (self.environment_limits or {}).get(environment)
+        return self if own is None else replace(self, **own, environment_limits=None)
+
+    @property
+    def most_turns(self) -> int:
+        """Turns of the longest episode."""
+        return max(self.max_turns, *(self.by(name).max_turns for name in self.environment_limits or ()), 0)
+
+    def exceeded(self, used: Any) -> str | None:
+        """Return the reason of a failure, if an episode has used more than a limit allows, else `None`.
+
+        `used`: an object with the attributes `tokens`, `tool_calls` and `seconds`, of which those with a limit are
+        read.
+        """
+        for one in fields(EpisodeLimits):
+            limit, counted = getattr(self, one.name), one.metadata.get("counts")
+            if counted and limit is not None and (number := getattr(used, counted)) > limit:
+                return self.reason(one.name, f"{number:.10g} {counted.replace('_', ' ')}")
+        return None
+
+    def reason(self, name: str, what: str) -> str:
+        """Return the reason of a failure by a limit: its name, and the detail."""
+        kinds = {one.name: one.metadata.get("reason") for one in fields(EpisodeLimits)}
+        return f"{kinds[name]}: {what}, more than {name}={getattr(self, name)}"
+
+    def check_names(self, environments: Collection[str]) -> None:
+        """Refuse (`G2POError`) limits of an environment that a run does not have."""
+        for name in self.environment_limits or ():
+            if name not in environments:
+                has = f"it has {', '.join(environments)}" if environments else "it has a single one, without a name"
+                raise G2POError(f"environment_limits has {name!r}, which is no environment of this run: {has}")
+
+
+# What a failure by a limit is called in `failure_reason`, for those who count them.
+LIMITS = tuple(one.metadata["reason"] for one in fields(EpisodeLimits) if one.metadata.get("reason"))

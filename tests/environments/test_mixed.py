@@ -1,0 +1,177 @@
+"""Several environments in one run: the column `environment` chooses, and each has its own columns and prompts."""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+from mixed_games import LAMP_PROMPT, ROWS, Lamp, Shop, speaker, table
+from scripted_agents import calls, says
+
+from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
+from g2po_trl.environments.adapters.mixed import check_mixture, mixed, one_task_each, weighted
+from g2po_trl.environments.adapters.trl_rewards import with_rewards
+from g2po_trl.environments.adapters.trl_tools import (
+    ChatToolEnvironment,
+    ToolEnvironment,
+    prompt_template_of,
+    text_environment_factory,
+)
+from g2po_trl.environments.agents.agent import agent_factory
+from g2po_trl.environments.tasks import check_datasets
+from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT
+from g2po_trl.runs.run_json import describe_object, describe_prompt, load_object, load_prompt
+from g2po_trl.utils.errors import G2POError
+
+GAMES = agent_factory({"speaker": speaker}, 5, environment_factory={"lamp": Lamp, "shop": Shop})
+WORDED = PromptTemplate("own {observation}", "own {observation}", parse_completion=parse_plain)
+
+
+def playable(environment_factory=GAMES, limits=None, given=None):
+    template = prompt_template_of(environment_factory, given)
+    return text_environment_factory(environment_factory, limits or EpisodeLimits(5), None, template)
+
+
+def test_each_task_is_played_by_its_own_environment_in_workers():
+    with EnvironmentPool(playable(), PoolLimits(2)) as pool:
+        assert pool.environment_names == ("speaker", "lamp", "shop")
+        lamp, shop, agent = pool.reset(ROWS[:3])
+        assert (lamp.text, lamp.task, lamp.request) == ("hall 0", "go", None)
+        assert [tool["function"]["name"] for tool in shop.request.tools] == ["buy"]
+        assert shop.text == "user: Buy it. ['hint', 'prompt']" and agent.text == "user: room ['question']"
+        results = pool.step({0: "a", 1: calls(("buy", {"thing": "mug 0"})), 2: says("b")})
+        assert [result.observation.text for result in results.values()] == [
+            "kitchen",
+            "tool: you have 1",
+            "user: room b",
+        ]
+        results = pool.step({0: "b", 1: says("done"), 2: says("c")})
+        assert [(result.reward, result.terminated) for result in results.values()] == [
+            (10, True),
+            (1, True),
+            (1, True),
+        ]
+
+
+def test_an_episode_is_replayed_with_its_environment_when_its_worker_is_killed():
+    with EnvironmentPool(playable(), PoolLimits(1)) as pool:
+        pool.reset(ROWS[:3])
+        pool.step({0: "a", 1: calls(("buy", {"thing": "mug 0"})), 2: says("b")})
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        results = pool.step({0: "b", 1: says("done"), 2: says("c")})
+        assert [result.reward for result in results.values()] == [10, 1, 1] and pool.replayed == 3
+
+
+@pytest.mark.parametrize("make", [table, tasks_dataset])
+def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
+    dataset = make(ROWS)
+    check_datasets(playable(), dataset, {"report": dataset})
+    with EnvironmentPool(playable(), PoolLimits(1)) as pool:
+        assert [one.text for one in pool.reset([dataset[place] for place in range(3)])] == [
+            "hall 0",
+            "user: Buy it. ['hint', 'prompt']",
+            "user: room ['question']",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([*ROWS, {"seed": 1}], "row 13: the column environment is None"),
+        ([*ROWS, {"environment": "lamb", "seed": 1}], "'lamb'.*speaker, lamp, shop"),
+        ([row for row in ROWS if row["environment"] != "shop"], "has 'shop', which is the environment of no task"),
+        ([*ROWS, {"environment": "lamp", "sed": 1}], "row 13: Lamp.reset does not take the columns sed"),
+        ([{**row, "task_id": row.get("seed", "0")} for row in ROWS], "task_id is '0' in lamp and in shop"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused_by_name(rows, named):
+    with pytest.raises(G2POError, match=named):
+        check_datasets(playable(), tasks_dataset(rows), None)
+
+
+def test_an_environment_that_only_a_panel_plays_is_used():
+    lamps = [row for row in ROWS if row["environment"] == "lamp"]
+    check_mixture(GAMES, {"train": lamps, "report": ROWS})
+    assert one_task_each(GAMES, lamps) == lamps[:1] and one_task_each(GAMES, ROWS) == ROWS[:3]
+    assert one_task_each(Lamp, ROWS[3:]) == ROWS[3:4]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({}, "is {}"), ({"a/b": Lamp}, "'a/b'"), ({"": Lamp}, "name ''"), ({"lamp": 3}, r"\['lamp'\] is 3")],
+)
+def test_what_is_no_dictionary_of_environments_is_refused(given, named):
+    with pytest.raises(G2POError, match=named):
+        mixed(given)
+
+
+def test_agents_and_environments_have_different_names():
+    with pytest.raises(G2POError, match="both have 'lamp'"):
+        agent_factory({"lamp": speaker}, 5, environment_factory={"lamp": Lamp})
+    with pytest.raises(G2POError, match="pass a dictionary"):
+        agent_factory({"lamp": speaker}, 5, environment_factory=Lamp)
+
+
+def test_a_dictionary_of_agents_by_its_name(tmp_path):
+    file = tmp_path / "agents.py"
+    file.write_text("def one(task, client):\n    return 1.0\n\nAGENTS = {'a': one, 'b': one}\n")
+    factory = agent_factory(f"{file}:AGENTS", 5)
+    assert list(factory.keywords["environments"]) == ["a", "b"]
+    assert agent_factory(f"{file}:one", 5).keywords["agent"] == f"{file}:one", "it is loaded in workers alone"
+
+
+def test_weights_repeat_tasks():
+    rows = [{**row, "weight": 3} if row["environment"] == "shop" else row for row in ROWS]
+    for dataset in (tasks_dataset(rows), table(rows)):
+        repeated = weighted(GAMES, dataset)
+        assert len(repeated) == 4 * (1 + 3 + 1)
+        assert [row["environment"] for row in repeated][:5] == ["lamp", "shop", "shop", "shop", "speaker"]
+        assert weighted(Lamp, dataset) is dataset, "a single environment may have a column of this name"
+    for weight in (0, 0.5, "2", True):
+        with pytest.raises(G2POError, match="weight is"):
+            weighted(GAMES, tasks_dataset([*rows, {"environment": "lamp", "seed": 9, "weight": weight}]))
+
+
+def test_prompts_by_environment():
+    templates = prompt_template_of(GAMES)
+    assert [templates.of(name) for name in ("lamp", "shop", "speaker")] == [LAMP_PROMPT, TOOL_PROMPT, DEFAULT_PROMPT]
+    given = prompt_template_of(GAMES, {"shop": WORDED})
+    assert given.of("shop") is WORDED and given.of("lamp") is LAMP_PROMPT
+    assert prompt_template_of(GAMES, WORDED).of("lamp") is WORDED and prompt_template_of(GAMES, given) is given
+    assert prompt_template_of(Lamp) is LAMP_PROMPT and LAMP_PROMPT.of(None) is LAMP_PROMPT
+    for wrong, named in (({"shp": WORDED}, "'shp'"), ({"shop": "x"}, "'x' .shop"), (3, "is 3")):
+        with pytest.raises(G2POError, match=named):
+            prompt_template_of(GAMES, wrong)
+    # A class with tools and a wording of its own is asked with windows, as in a run of its own.
+    parts = playable(given={"shop": WORDED}).keywords["environments"]
+    assert (
+        parts["shop"].func is ToolEnvironment
+        and playable().keywords["environments"]["shop"].func is ChatToolEnvironment
+    )
+
+
+def test_limits_and_rewards_reach_each_environment():
+    limits = EpisodeLimits(5, environment_limits={"shop": {"max_turns": 7}, "speaker": {"max_requests": 9}})
+    parts = playable(limits=limits).keywords["environments"]
+    assert parts["shop"].args[1] == 7 and parts["lamp"] is Lamp
+    assert (parts["speaker"].keywords["max_turns"], parts["speaker"].keywords["max_requests"]) == (5, 9)
+
+    def bonus(completions, **columns):
+        return [1.0]
+
+    with pytest.raises(G2POError, match="reward_funcs with Lamp"):
+        with_rewards(mixed({"lamp": Lamp, "shop": Shop}), bonus, None, None)
+    environment = text_environment_factory(with_rewards(mixed({"shop": Shop}), bonus, None, None), limits, None)()
+    environment.reset(environment="shop", goal="mug", prompt="x")
+    assert environment.step(says("done")).reward == 1.25
+
+
+def test_a_run_describes_its_environments_and_prompts():
+    described = describe_object(GAMES)
+    assert described["kwargs"]["environments"]["lamp"]["import"].endswith(":Lamp")
+    again = load_object(described).keywords["environments"]
+    assert again["lamp"].__name__ == "Lamp" and again["speaker"].func is AgentEnvironment
+    templates = prompt_template_of(GAMES)
+    assert load_prompt(describe_prompt(templates)) == templates
+    assert describe_object(mixed({"lamp": lambda: Lamp(), "shop": partial(Lamp)})) is None

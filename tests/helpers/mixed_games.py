@@ -1,0 +1,80 @@
+"""Three games for one run: of text, of tools, and an agent's. Each has its own columns, prompt and length."""
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate
+
+
+def first_letter(completion, prompt_end=""):
+    return ParsedCompletion(completion[:1], completion[:1].isalpha())
+
+
+LAMP_PROMPT = PromptTemplate(
+    "lamp {task} {observation}", "lamp {history} {observation}", parse_completion=first_letter
+)
+
+
+class Lamp(TextEnvironment):
+    """Two letters; early ones win."""
+
+    prompt_template = LAMP_PROMPT
+
+    def reset(self, seed):
+        self.seen, self.good = [f"hall {seed}"], 0
+        return Observation(self.seen[0], task="go")
+
+    def step(self, action):
+        right = "a" <= action.lower()[:1] <= "m"
+        self.good += right
+        self.seen.append("kitchen" if right else "cellar")
+        done = len(self.seen) > 2
+        return StepResult(self.seen[-1], 10.0 * (done and self.good == 2), done)
+
+
+class Shop:
+    """A class with tools, as for TRL. The first text without a call ends it."""
+
+    def reset(self, goal, hint=None, **columns):
+        self.goal, self.bought, self.columns = goal, [], {"hint": hint, **columns}
+        return f" {sorted(self.columns)}"
+
+    def buy(self, thing: str) -> str:
+        """Buy a thing.
+
+        Args:
+            thing: its name.
+        """
+        self.bought.append(thing)
+        return f"you have {len(self.bought)}"
+
+    def get_reward(self):
+        return 1.0 if self.goal in self.bought else 0.25
+
+
+def speaker(task, client):
+    """Asks twice, about its columns."""
+    messages = [{"role": "user", "content": f"room {sorted(task)}"}]
+    said = ""
+    for _ in range(2):
+        made = client.openai().chat.completions.create(model=client.model, messages=messages)
+        said = made.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"room {said[:1]}"}]
+    return float("a" <= said[:1].lower() <= "m")
+
+
+ROWS = [
+    {"environment": name, **columns}
+    for number in range(4)
+    for name, columns in (
+        ("lamp", {"seed": number}),
+        ("shop", {"goal": f"mug {number}", "prompt": "Buy it."}),
+        ("speaker", {"question": f"why {number}"}),
+    )
+]
+
+
+def table(rows):
+    """Return the rows as a table, in which each has the columns of all."""
+    from datasets import Dataset
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])

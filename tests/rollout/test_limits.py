@@ -1,0 +1,180 @@
+"""What an episode may use: each limit ends it as a failure with a reason, in the pool, and errors stay errors."""
+
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+
+import pytest
+from mixed_games import Shop
+from scripted_actors import ScriptedActor
+from scripted_agents import ask
+
+from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
+from g2po_trl.environments.adapters.mixed import mixed
+from g2po_trl.environments.adapters.trl_tools import text_environment_factory
+from g2po_trl.environments.contract import TextEnvironment
+from g2po_trl.environments.episode_limits import LIMITS
+from g2po_trl.prompts.conversation import response_action
+from g2po_trl.runs.metrics import rollout_metrics
+from g2po_trl.runs.summary import summarize
+from g2po_trl.utils.errors import G2POError
+
+CALL = {"type": "function", "function": {"name": "buy", "arguments": {"thing": "mug"}}}
+
+
+class Walk(TextEnvironment):
+    """Goes on until it is told to win; each step takes `seconds`."""
+
+    def reset(self, seconds=0.0):
+        self.seconds = seconds
+        return "here"
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return StepResult("here", float(action == "win"), action == "win")
+
+
+def answer(episodes, tokens=0, words=("go",) * 99, number_of_calls=0):
+    """Steps as a model's: with tokens, or with calls of tools where a request asks."""
+    steps = []
+    for episode in episodes:
+        seen = episode.observation
+        if seen.request is None:
+            steps.append(episode.step(words[episode.turns], "", completion_ids=[0] * tokens))
+        else:
+            message = {"role": "assistant", "content": "x"}
+            message |= {"tool_calls": [CALL] * number_of_calls} if number_of_calls else {}
+            messages = list(seen.request.messages)
+            steps.append(episode.step(response_action(message), "", messages=messages, completion_ids=[0] * tokens))
+    return steps
+
+
+def play(factory, limits, tasks, **script):
+    factory = text_environment_factory(factory, limits, "conversation")
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
+        return Player(pool, ScriptedActor(partial(answer, **script)), limits).play(tasks)[0]
+
+
+def test_tokens():
+    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=10), [{}], tokens=4)
+    assert (trajectory.outcome, len(trajectory.steps)) == ("failure", 3)
+    assert trajectory.failure_reason == "token limit: 12 tokens, more than max_episode_tokens=10"
+    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=36), [{}], tokens=4)
+    assert (trajectory.outcome, trajectory.failure_reason) == ("truncated", None), "turns end as before"
+    words = ("go", "go", "win")
+    (trajectory,) = play(Walk, EpisodeLimits(9, max_episode_tokens=10), [{}], tokens=4, words=words)
+    assert trajectory.success and trajectory.failure_reason is None, "the step that exceeds it is played"
+
+
+def test_tool_calls():
+    limits = EpisodeLimits(9, max_tool_calls=4)
+    (trajectory,) = play(Shop, limits, [{"goal": "mug", "prompt": "x"}], number_of_calls=2)
+    assert (trajectory.outcome, len(trajectory.steps), trajectory.reward) == ("failure", 3, 0.0)
+    assert trajectory.failure_reason.startswith("tool call limit: 6 tool calls")
+    assert [step.tool_calls for step in trajectory.steps] == [2, 2, 2]
+    (trajectory,) = play(Shop, EpisodeLimits(9, max_tool_calls=0), [{"goal": "mug", "prompt": "x"}])
+    assert trajectory.success, "a text without calls ends it"
+
+
+def test_calls_in_prose_are_counted():
+    words = ('<tool_call>{"name": "buy", "arguments": {"thing": "x"}}</tool_call>' * 3,) * 9
+    limits = EpisodeLimits(9, max_tool_calls=2)
+    factory = text_environment_factory(Shop, limits)
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
+        actor = ScriptedActor(partial(answer, words=words))
+        (trajectory,), _ = Player(pool, actor, limits).play([{"goal": "mug"}])
+    assert trajectory.failure_reason.startswith("tool call limit: 3 tool calls") and len(trajectory.steps) == 1
+
+
+def test_seconds_of_the_environment_are_a_failure_and_a_hanging_step_is_an_error():
+    limits = EpisodeLimits(9, max_episode_seconds=0.3)
+    slow, quick = play(Walk, limits, [{"seconds": 0.2}, {}])
+    assert (slow.outcome, len(slow.steps), quick.outcome) == ("failure", 2, "truncated")
+    assert slow.failure_reason.startswith("time limit: 0.")
+    with EnvironmentPool(Walk, PoolLimits(1, environment_step_timeout=0.5)) as pool:
+        (hung,), _ = Player(pool, ScriptedActor(answer), limits).play([{"seconds": 30.0}])
+    assert hung.outcome == "error" and hung.error.startswith("timeout")
+
+
+def stubborn(task, client):
+    """Sends requests that cannot be read, for ever."""
+    ask(client, "hello")
+    while True:
+        request = urllib.request.Request(f"{client.base_url}/chat/completions", b"{}")
+        request.add_header("Authorization", f"Bearer {client.api_key}")
+        try:
+            urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                return 1.0  # the episode is over
+        except OSError:
+            return 1.0
+
+
+def talker(task, client):
+    for _ in range(task["requests"]):
+        ask(client, "hello")
+    return 1.0
+
+
+def test_requests_of_an_agent():
+    limits = EpisodeLimits(9, max_requests=4)
+    (trajectory,) = play(partial(AgentEnvironment, agent=stubborn, max_turns=9), limits, [{}])
+    assert (trajectory.outcome, len(trajectory.steps)) == ("failure", 1)
+    assert trajectory.failure_reason == "request limit: more than max_requests=4"
+    few, many = play(partial(AgentEnvironment, agent=talker, max_turns=9), limits, [{"requests": 4}, {"requests": 6}])
+    assert few.success and many.failure_reason.startswith("request limit") and len(many.steps) == 4
+
+
+def test_limits_by_environment():
+    limits = EpisodeLimits(
+        9, max_tool_calls=0, environment_limits={"walk": {"max_turns": 3, "max_episode_tokens": 99}}
+    )
+    tasks = [{"environment": "walk"}, {"environment": "shop", "goal": "mug", "prompt": "x"}]
+    walk, shop = play(mixed({"walk": Walk, "shop": Shop}), limits, tasks, tokens=8, number_of_calls=1)
+    assert (walk.environment, walk.outcome, len(walk.steps)) == ("walk", "truncated", 3)
+    assert (shop.environment, shop.outcome, len(shop.steps)) == ("shop", "failure", 1)
+    assert limits.most_turns == 9 and limits.by("walk").max_tool_calls == 0
+    summary = summarize([walk, shop])
+    assert summary["failure_reasons"] == {"tool call limit": 1} and summary["by_environment"]["walk"]["turns"] == 3
+    assert summary["success_rate_by_type"] == {"shop": 0.0, "walk": 0.0}
+
+
+def test_they_are_metrics():
+    from g2po_trl import StateGraph
+
+    played = play(Walk, EpisodeLimits(3, max_episode_tokens=10), [{}, {}, {}], tokens=4)
+    played += play(Walk, EpisodeLimits(3), [{}])
+    metrics = rollout_metrics(played, StateGraph.from_groups([played]))
+    assert metrics["episode/failures/token_limit"] == metrics["episode/failure_reason_rate"] == 0.75
+    assert metrics["episode/error_rate"] == 0.0 and not any("success_rate/" in name for name in metrics)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_turns": 0},
+        {"max_episode_tokens": 0},
+        {"max_tool_calls": -1},
+        {"max_requests": 1.5},
+        {"max_episode_seconds": 0.0},
+        {"environment_limits": {"lamp": {"max_turn": 4}}},
+        {"environment_limits": {"lamp": 4}},
+        {"environment_limits": {"lamp": {"max_turns": "4"}}},
+        {"environment_limits": "lamp"},
+    ],
+)
+def test_values_are_checked_where_they_are_given(wrong):
+    (name,) = wrong
+    with pytest.raises(G2POError, match="max_turns" if "'4'" in str(wrong) else name):
+        EpisodeLimits(**wrong)
+
+
+def test_they_are_options_of_a_run(tmp_path):
+    args = G2POConfig(str(tmp_path), max_tool_calls=3, environment_limits='{"a": {"max_turns": 2}}', bf16=False)
+    limits = EpisodeLimits.of(args)
+    assert (limits.max_turns, limits.max_tool_calls, limits.by("a").max_turns) == (50, 3, 2)
+    with pytest.raises(G2POError, match="'a'.*single"):
+        limits.check_names(())
+    assert LIMITS == ("token limit", "tool call limit", "time limit", "request limit")
