@@ -75,6 +75,8 @@ class SimulatedPool:
     does.
     """
 
+    environment_names = ()
+
     def __init__(self, clock: Clock, costs: PoolCosts):
         self.clock, self.costs = clock, costs
         self.recorded: dict[str, Recorded] = {}

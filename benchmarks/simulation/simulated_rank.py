@@ -16,8 +16,10 @@ from benchmarks.simulation.simulated import (
     SimulatedPool,
     SimulatedSession,
 )
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.loop import Loop
+from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.trajectory import Trajectory
 
@@ -72,7 +74,7 @@ class Rank:
         names = [object() for _ in groups]
         of_groups = [name for name, group in zip(names, groups) for _ in group]
         session, stats = SimulatedSession(self.engine, self.pool), RolloutStats()
-        loop = Loop(self.pool, session, self.max_turns, stats, together=self.loop == "turns")
+        loop = Loop(self.pool, session, EpisodeLimits(self.max_turns), stats, together=self.loop == "turns")
         loop.play(episodes, tasks, of_groups)
         played = [episode.trajectory() for episode in episodes]
         if stats.num_steps != sum(len(trajectory.steps) for trajectory in played):
@@ -86,11 +88,12 @@ class Rank:
             from g2po_trl.rollout.strategy import RolloutContext
 
             actor = SimpleNamespace(
-                streams=True, is_collective=False, session=lambda *_: SimulatedSession(self.engine, self.pool)
+                streams=True,
+                is_collective=False,
+                rollout=nullcontext,
+                session=lambda *_: SimulatedSession(self.engine, self.pool),
             )
-            player = SimpleNamespace(
-                pool=self.pool, actor=actor, streams=True, max_turns=self.max_turns, excluded=(), rollout=nullcontext
-            )
+            player = Player(self.pool, actor, EpisodeLimits(self.max_turns))
             context = RolloutContext(player, len(groups[0]), beside)
             self.rolling = PartialRollouts(context, max_off_policy_steps=self.ahead)
         rows = [row for row in rows for _ in row["episodes"]]

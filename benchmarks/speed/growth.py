@@ -40,7 +40,7 @@ import torch
 from benchmarks.common import facts, write_results
 from benchmarks.speed.phases import make_trainer, update
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
-from g2po_trl import EnvironmentPool, G2POTrainer, StateGraph, StepResult, Trajectory, g2po
+from g2po_trl import EnvironmentPool, EpisodeLimits, G2POTrainer, StateGraph, StepResult, Trajectory, g2po
 from g2po_trl.update.batch import StepBatch
 
 SIZES, TURNS, LIMIT = (1, 2, 4, 8), (10, 20, 40), 0.15
@@ -64,7 +64,7 @@ class Endless(AlfworldEnvironment):
 
 def play(trainer: G2POTrainer, pool: EnvironmentPool, tasks: list[dict[str, Any]], max_turns: int):
     trainer.player.pool = pool
-    trainer.player.max_turns = max_turns
+    trainer.player.limits = EpisodeLimits(max_turns)
     return trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])
 
 

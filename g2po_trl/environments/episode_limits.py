@@ -110,5 +110,6 @@ class EpisodeLimits(Options):
                 raise G2POError(f"environment_limits has {name!r}, which is no environment of this run: {has}")
 
 
-# What a failure by a limit is called in `failure_reason`, for those who count them.
+# What a failure by a limit is called in `failure_reason`; the last is an `AgentCommand`'s, of processes and disk.
 LIMITS = tuple(one.metadata["reason"] for one in fields(EpisodeLimits) if one.metadata.get("reason"))
+LIMITS += ("program limit",)

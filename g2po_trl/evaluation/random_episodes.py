@@ -98,7 +98,7 @@ class RandomActor:
             self.played.note(episode.observation, is_first=not episode.steps)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
-        steps = [(episode, episode.step(self._action(episode.observation), None)) for episode in self.asked]
+        steps = [(episode, self._step(episode)) for episode in self.asked]
         self.asked, self.sent = [], time.perf_counter()
         return steps
 
@@ -113,10 +113,12 @@ class RandomActor:
         seconds = self.played.step_seconds if episode.steps else self.played.reset_seconds
         seconds.append(time.perf_counter() - self.sent)
 
-    def _action(self, observation: Observation) -> str:
-        if observation.request is not None:
-            return random_response(observation.request, self.rng, self.texts).to_action()
-        return self.rng.choice(observation.admissible_actions or ["look"])
+    def _step(self, episode: Episode) -> Step:
+        request = episode.observation.request
+        if request is None:
+            return episode.step(self.rng.choice(episode.observation.admissible_actions or ["look"]), None)
+        action = random_response(request, self.rng, self.texts).to_action()
+        return episode.step(action, None, messages=list(request.messages))
 
 
 def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[str]) -> ChatResponse:

@@ -103,7 +103,7 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
         (["--train_config", "none.yaml"], "train_config is 'none.yaml'"),
         (["--history", "all"], "history"),
         (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes"),
-        (["--environment_episode_timeout", "-1"], "episode_timeout"),
+        (["--environment_step_timeout", "-1"], "step_timeout"),
         (["--environment_step_timeout", "-1"], "step_timeout"),
     ],
 )

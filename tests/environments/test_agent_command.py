@@ -121,7 +121,7 @@ def test_a_program_that_takes_too_long(solve, tmp_path):
     environment = AgentEnvironment(AgentCommand(solve, lambda: 1, timeout=3), 5)
     environment.reset(question="x")
     end = environment.step(says("sleep"))
-    assert end.info["failure_reason"] == "agent error: it took more than 3 s"
+    assert end.info["failure_reason"] == "time limit: it took more than 3 s"
     wait_until(lambda: not any(map(is_running, (tmp_path / "pids").read_text().split())))
 
 

@@ -71,9 +71,9 @@ def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind, message):
 
 
 def test_check_says_what_is_wrong(pool):
-    check_start(pool, {"seed": 1})
+    check_start(pool, [{"seed": 1}])
     with pytest.raises(EnvironmentContractError, match="no such house"):
-        check_start(pool, {"fault": "raise"})
+        check_start(pool, [{"fault": "raise"}])
 
 
 def test_bad_arguments():

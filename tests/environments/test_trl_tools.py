@@ -67,7 +67,7 @@ def test_random_arguments_are_of_their_schemas(schema, values):
 def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
     """The pool plays "look", which is no chat response."""
     with EnvironmentPool(text_environment_factory(Safe, EpisodeLimits(5), "conversation"), PoolLimits(1)) as pool:
-        check_start(pool, {"code": "1"})
+        check_start(pool, [{"code": "1"}])
 
 
 def test_function_that_makes_a_tool_class_is_told_how_to_pass_it():
@@ -75,7 +75,7 @@ def test_function_that_makes_a_tool_class_is_told_how_to_pass_it():
         EnvironmentPool(lambda: Safe(), PoolLimits(1)) as pool,
         pytest.raises(EnvironmentContractError, match="no step"),
     ):
-        check_start(pool, {"code": "1"})
+        check_start(pool, [{"code": "1"}])
 
 
 def test_default_prompt_template_is_the_class_attribute():

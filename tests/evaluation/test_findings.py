@@ -14,6 +14,8 @@ from tools_by_hand import Safe
 from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
 
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
+from g2po_trl.environments.agents.agent import agent_factory
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.examine import examine
 from g2po_trl.evaluation.findings import recurrence_by_key
 from g2po_trl.evaluation.random_episodes import Played
@@ -349,3 +351,19 @@ def test_states_of_a_workspace_recur_where_their_news_do_not():
     )
     assert "by your state key (in use)" in recurrence_by_key(Played([group]), is_own=True)[0].text
     assert recurrence_by_key(Played([group[:1]]), is_own=False) == [], "nothing to compare"
+
+
+def test_several_environments_are_each_examined_with_their_own_tasks_and_limits():
+    from mixed_games import ROWS, Lamp, Shop, speaker
+
+    games = agent_factory({"speaker": speaker}, 9, environment_factory={"lamp": Lamp, "shop": Shop})
+    limits = EpisodeLimits(max_tool_calls=2, environment_limits={"speaker": {"max_requests": 1}})
+    found = {str(one) for one in examine(games, ROWS[:6], episodes=4, turns=6, episode_limits=limits)}
+    assert any("lamp: keeps the contract" in one for one in found), found
+    assert any("shop: " in one and "failures by the tool call limit" in one for one in found), found
+    assert any("speaker: 8 of 8 episodes ended as failures by the request limit" in one for one in found), found
+    assert not any(one.startswith("error") for one in found)
+    (error,) = examine(games, [*ROWS[:3], {"environment": "lamb"}], episodes=2)
+    assert error.level == "error" and "'lamb'" in error.text
+    (error,) = examine(games, ROWS[:2], episodes=2)
+    assert error.level == "error" and "has 'speaker'" in error.text

@@ -100,14 +100,14 @@ def treasure(tmp_path, monkeypatch):
     (tmp_path / "game.py").write_text(source)
     write_json_lines(tmp_path / "run" / "panels" / "eval.jsonl", [{}])
     run = RUN | {"environment": {"import": f"{tmp_path / 'game.py'}:Game", "kwargs": {"size": 3}}}
-    run["play"] = PLAY | {"generation_kwargs": {"no_repeat_ngram_size": 2}, "environment_episode_timeout": 5.0}
+    run["play"] = PLAY | {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_episode_seconds": 5.0}
     (tmp_path / "run" / "run.json").write_text(json.dumps(run))
     return run
 
 
 def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     args = options_of(["--model", "run"])[0]
-    assert args.generation_kwargs == {"no_repeat_ngram_size": 2} and args.environment_episode_timeout == 5.0
+    assert args.generation_kwargs == {"no_repeat_ngram_size": 2} and args.max_episode_seconds == 5.0
     treasure["play"]["vllm_structured_outputs_regex"] = "<a>.*</a>"
     Path("run/run.json").write_text(json.dumps(treasure))
     args = options_of(["--model", "run"])[0]

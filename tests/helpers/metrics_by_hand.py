@@ -76,6 +76,15 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     listed = [is_admissible(step) for step in steps if is_admissible(step) is not None]
     if listed:
         found["admissible_action_ratio"] = mean_of(listed)
+    for t in finished:
+        if t["failure_reason"]:
+            name = "failures/" + t["failure_reason"].split(":")[0].replace(" ", "_")
+            found[name] = found.get(name, 0) + 1 / len(finished)
+    for name in {t["environment"] for t in trajectories} - {None}:
+        own = [t for t in finished if t["environment"] == name]
+        found[f"success_rate/{name}"] = mean_of(t["outcome"] == "success" for t in own)
+        found[f"reward/{name}"] = mean_of(t["reward"] for t in own)
+        found[f"turns/{name}"] = mean_of(len(t["steps"]) for t in own)
     names = {name for t in finished for name in t["info"] if name == "score" or name.startswith("score_")}
     return found | {name: mean_of(t["info"].get(name, 0) for t in finished) for name in names}
 

@@ -21,6 +21,14 @@ TRIALS += [{"seed": 6, "task_id": "wordy", "task_type": "even", "goal": "go " * 
 TRIALS += [{"seed": 8, "task_id": "broken", "task_type": "even", "goal": "break"}]
 LADDERS = [{"turns": 2 + n % 4, "reward": 10.0 * (n % 3 > 0), "task_id": str(n)} for n in range(12)]
 
+# In turns, with the columns of both.
+COLUMNS = dict.fromkeys([*TRIALS[0], *LADDERS[0]])
+SEVERAL = [
+    {**COLUMNS, **row, "environment": name}
+    for pair in zip(TRIALS, LADDERS)
+    for name, row in zip(("trials", "ladder"), pair)
+]
+
 MORE = {"disable_tqdm": True, "max_grad_norm": 1e6, "learning_rate": 5e-3, "max_prompt_length": 90}
 RUNS = {
     # several slices, each trained twice, an evaluation and a checkpoint after each step
@@ -77,6 +85,19 @@ RUNS = {
         "per_device_train_batch_size": 16,
         "max_steps": 2,
         "max_error_rate": 1.0,
+    },
+    "several": {
+        "environment": {"trials": Goals, "ladder": Ladder},
+        "tasks": [{**row, "task_id": f"{row['environment']} {row['task_id']}"} for row in SEVERAL],
+        "per_device_train_batch_size": 32,
+        "max_steps": 2,
+        "max_turns": 9,
+        "max_episode_tokens": 8,
+        "environment_limits": {"ladder": {"max_turns": 4}},
+        "max_error_rate": 1.0,
+        "beta": 0.0,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
     },
     "conversation": {
         "history": "conversation",

@@ -177,4 +177,4 @@ def test_they_are_options_of_a_run(tmp_path):
     assert (limits.max_turns, limits.max_tool_calls, limits.by("a").max_turns) == (50, 3, 2)
     with pytest.raises(G2POError, match="'a'.*single"):
         limits.check_names(())
-    assert LIMITS == ("token limit", "tool call limit", "time limit", "request limit")
+    assert LIMITS == ("token limit", "tool call limit", "time limit", "request limit", "program limit")
