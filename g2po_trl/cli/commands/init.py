@@ -1,4 +1,4 @@
-"""`g2po init NAME`: write the folder of a new environment, or with `--agent` of a new agent."""
+"""`g2po init NAME`: write the folder of a new environment or, with `--agent` or `--coding`, of a new agent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ FILES = {
     kind: (f"{kind}.py", "tasks.jsonl", "config.yaml", "teach.yaml", f"test_{kind}.py", "README.md")
     for kind in ("environment", "agent")
 }
+FILES["coding"] = (*FILES["agent"], "run_tests.py", "repositories")
 # Of a model from the Hub, and of the bundled one of 0.7 M parameters.
 SETTINGS = {"RATE": "1.0e-6", "STEPS": "100", "TOKENS": "128", "TEACH_RATE": "1.0e-4"}
-BUNDLED_SETTINGS = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
+_SMALL = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
+BUNDLED_SETTINGS = {"environment": _SMALL, "agent": _SMALL, "coding": {**_SMALL, "RATE": "1.0e-4", "TOKENS": "32"}}
 
 
 def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:
@@ -33,15 +35,39 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
     if there := [name for name in names if (folder / name).exists()]:
         raise G2POError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
     folder.mkdir(parents=True, exist_ok=True)
-    own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS
-    for name in FILES[kind]:
-        text = (STARTER / kind / name).read_text(encoding="utf-8")
+    own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
+    if kind == "coding":
+        write_repositories(folder)
+    for source in filter(Path.is_file, (STARTER / kind / name for name in FILES[kind])):
+        name, text = source.name, source.read_text(encoding="utf-8")
         text = text.replace("runs/{NAME}", quoted(f"runs/{own}", name)).replace("{NAME}", own)
         for key, value in {**settings, "MODEL": quoted(model or BUNDLED, name)}.items():
             text = text.replace(f"{{{key}}}", value)
         (folder / name).write_text(text, encoding="utf-8")
     if model is None:
-        shutil.copytree(bundled_model("alfworld"), folder / BUNDLED)
+        own_model = STARTER / kind / BUNDLED
+        shutil.copytree(own_model if own_model.is_dir() else bundled_model("alfworld"), folder / BUNDLED)
+
+
+def write_repositories(folder: Path) -> None:
+    """Write the repositories of the coding agent with a mistake each, and tasks.jsonl, which names them.
+
+    bugs.json has pairs of a right and a wrong text. Functions stand in another order in each copy.
+    """
+    sources, names = STARTER / "coding" / "repositories", []
+    for repository, bugs in json.loads((sources / "bugs.json").read_text(encoding="utf-8")).items():
+        code = (sources / repository / "task.py").read_text(encoding="utf-8").strip()
+        for number, (right, wrong) in enumerate(bugs, 1):
+            functions = code.replace(right, wrong).split("\n\n\n")
+            first = number % len(functions)
+            text = "\n\n\n".join([*functions[first:], *functions[:first]])
+            names.append(f"{repository}-{number}")
+            copy = folder / "repositories" / names[-1]
+            copy.mkdir(parents=True)
+            (copy / "task.py").write_text(f"{text}\n", encoding="utf-8")
+            shutil.copy(sources / repository / "test_task.py", copy)
+    lines = [json.dumps({"repository": name}) + "\n" for name in names]
+    (folder / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def quoted(word: str, file: str) -> str:
@@ -55,6 +81,7 @@ def quoted(word: str, file: str) -> str:
 class Options:
     folder: Path = option("the folder; created if it does not exist", positional=True, metavar="NAME")
     agent: bool = option("an agent that calls a model through the openai client, instead of a game", False)
+    coding: bool = option("an agent that corrects small repositories, and repositories for it", False)
     model: str | None = option(
         "model of config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words",
         None,
@@ -65,10 +92,12 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     text = "Write a folder with a small game, its tasks, a configuration and a test."
     options, _ = parse((Options,), argv, command="g2po init", description=text)
-    folder, kind = options.folder, "agent" if options.agent else "environment"
+    if options.agent and options.coding:
+        raise G2POError("agent and coding are both given: a coding agent is an agent; leave --agent out")
+    folder, kind = options.folder, "coding" if options.coding else "agent" if options.agent else "environment"
     try:
         write_folder(folder, options.model, kind)
     except OSError as error:
         raise G2POError(f"{folder} cannot be written ({error}): choose another folder") from error
-    copied = "" if options.model else f", {BUNDLED}/ (0.7 M parameters)"
+    copied = "" if options.model else f", {BUNDLED}/ ({'0.2' if kind == 'coding' else '0.7'} M parameters)"
     print(f"{folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(folder))} && g2po check")

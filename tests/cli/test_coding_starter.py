@@ -1,0 +1,119 @@
+"""The folder of `g2po init NAME --coding`: its repositories, its agent, and its bundled model's form of calls."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from run_g2po import outcome
+
+from g2po_trl.cli.commands.init import FILES, STARTER
+from g2po_trl.environments.agents.agent import AgentEnvironment
+from g2po_trl.environments.loading import load
+from g2po_trl.prompts.conversation import ChatResponse
+from g2po_trl.prompts.tool_format import make_tool_format
+
+REPOSITORIES = STARTER / "coding" / "repositories"
+BUGS = json.loads((REPOSITORIES / "bugs.json").read_text())
+HELD_OUT = 24
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, capsys):
+    code, said, errors = outcome(capsys, "init", str(tmp_path / "fix"), "--coding")
+    assert code == 0 and said.endswith("&& g2po check\n"), errors
+    monkeypatch.chdir(tmp_path / "fix")
+    return tmp_path / "fix"
+
+
+def run_tests(folder):
+    command = [sys.executable, "-S", STARTER / "coding" / "run_tests.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_right_code_passes_and_each_bug_fails(name, tmp_path):
+    shutil.copytree(REPOSITORIES / name, tmp_path / name)
+    assert run_tests(tmp_path / name).stdout == "all tests pass\n"
+    module = tmp_path / name / "task.py"
+    code = module.read_text()
+    assert 8 <= len(code.splitlines()) <= 25 and len(BUGS[name]) == len(set(map(tuple, BUGS[name]))) == 6
+    for right, wrong in BUGS[name]:
+        assert code.count(right) == 1, (name, right)
+        module.write_text(code.replace(right, wrong))
+        done = run_tests(tmp_path / name)
+        assert done.returncode == 1 and " fail: " in done.stdout, (name, wrong, done)
+
+
+def test_what_init_writes_is_good(folder, capsys):
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES["coding"], "model"])
+    tasks = [json.loads(line)["repository"] for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    assert sorted(tasks) == sorted(path.name for path in (folder / "repositories").iterdir())
+    trained, held_out = ({task.partition("-")[0] for task in part} for part in (tasks[:-HELD_OUT], tasks[-HELD_OUT:]))
+    assert len(trained) == 8 and len(held_out) == 4 and trained.isdisjoint(held_out)
+    assert f"num_eval_tasks: {HELD_OUT} " in (folder / "config.yaml").read_text()
+    code, said, errors = outcome(capsys, "check")
+    *lines, following = said.splitlines()
+    warned, *lines = lines
+    assert code == 0 and "random responses succeed in 0 of" in warned, said + errors
+    assert {line.split()[0] for line in lines} == {"ok"} and "there is a graph to learn from" in said, said
+    assert following == "Next: g2po teach --agent agent.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and "6 passed" in run.stdout, run.stdout
+
+
+def test_a_command_line_agent_as_in_the_readme(folder):
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    named = '"my-agent", "--prompt"'
+    assert named in code
+    (folder / "command.py").write_text(code.replace(named, f'"python", "{folder}/fake.py"'))
+    (folder / "fake.py").write_text(
+        "import os, pathlib, sys\n"
+        "from openai import OpenAI\n"
+        "asked = [{'role': 'user', 'content': sys.argv[1]}]\n"
+        "said = OpenAI().chat.completions.create(model=os.environ['OPENAI_MODEL'], messages=asked)\n"
+        "file = pathlib.Path('task.py')\n"
+        "file.write_text(file.read_text().replace('-=', said.choices[0].message.content))\n"
+        "pathlib.Path('test_task.py').write_text('')\n"
+    )
+    for said, reward in (("+=", 1.0), ("*=", 0.0)):
+        environment = AgentEnvironment(load(f"{folder}/command.py:coder"), max_turns=2)
+        environment.reset(repository="ledger-1")
+        end = environment.step(ChatResponse(said).to_action())
+        environment.close()
+        assert end.terminated and end.reward == reward, end
+        assert f"+        result {said} amount" in end.info["diff"] and "test_task.py" in end.info["diff"]
+    assert "-= amount" in (folder / "repositories" / "ledger-1" / "task.py").read_text()
+
+
+def test_the_bundled_model_writes_short_calls(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tools, form = load(f"{folder}/agent.py:TOOLS"), make_tool_format(tokenizer)
+    assert form.native
+    arguments = {"line": 14, "old": " - 1", "new": ""}
+    call = {"type": "function", "function": {"name": "edit", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    prompt, whole = (
+        tokenizer.apply_chat_template(part, add_generation_prompt=len(part) == 1, return_dict=False)
+        for part in (messages[:1], messages)
+    )
+    assert whole[: len(prompt)] == prompt
+    ids = whole[len(prompt) : whole.index(tokenizer.eos_token_id, len(prompt)) + 1]
+    assert len(ids) <= 24
+    text = tokenizer.decode(ids)
+    assert text == "<action>edit|line= 14|old= - 1|new=</action><|im_end|>"
+    message, valid = form.parse(text, ids, prompt, tools)
+    assert valid and message["tool_calls"] == [call]
+
+
+def test_one_kind_at_a_time(tmp_path, capsys):
+    code, _, errors = outcome(capsys, "init", str(tmp_path / "fix"), "--coding", "--agent")
+    assert code and "agent and coding are both given" in errors
