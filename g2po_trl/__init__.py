@@ -21,6 +21,7 @@ _PUBLIC = {  # module -> its public names
     "engines.transformers": ("TransformersEngine",),
     "environments.agents.agent": ("AgentEnvironment",),
     "environments.agents.command": ("AgentCommand",),
+    "environments.agents.workspace": ("Workspace",),
     "environments.adapters.gymnasium": ("GymnasiumEnvironment",),
     "environments.adapters.textarena": ("TextArenaEnvironment",),
     "environments.adapters.trl_tools": ("ToolEnvironment",),

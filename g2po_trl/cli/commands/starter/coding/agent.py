@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from g2po_trl.environments.agents.workspace import Workspace
+from g2po_trl import Workspace
 
 HERE = Path(__file__).resolve().parent
 RULES = "The tests fail. Find the mistake in the code, correct it, and run the tests."
