@@ -339,7 +339,7 @@ FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}
         ),
         ({"environment": RaisingEnvironment}, "the door is stuck"),
         ({"environment": LetterEnvironment()}, "environment_factory"),
-        ({"environment": {"a": LetterEnvironment}}, "environment_factory"),
+        ({"environment": {"a": LetterEnvironment}}, "environment"),
         ({"environment": None}, "environment_factory"),
         ({"dataset": Dataset.from_list([{"house": 1}])}, "seed"),
         ({"dataset": Dataset.from_list([{"seed": 1}])}, "train_dataset"),
