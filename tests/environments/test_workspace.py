@@ -387,7 +387,7 @@ def test_a_folder_that_cannot_be_copied_is_named(command, source, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
 def test_many_processes_end():
-    fork = "import os, time\nfor _ in range(600):\n    if not os.fork():\n        os.setsid()\n        time.sleep(61.37)\n"
+    fork = "import os, time\nfor _ in range(600):\n if not os.fork():\n  os.setsid()\n  time.sleep(61.37)\n"
     limits = {"folder": "/nowhere", "processes": 100, "disk_bytes": 1}
     program = [sys.executable, "-S", "-c", f"{fork}time.sleep(61.37)"]
     words = [sys.executable, "-S", supervisor.__file__, json.dumps(limits), *program]
