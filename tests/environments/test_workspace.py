@@ -277,7 +277,7 @@ def test_silence_in_the_words_of_coding_agents(silence):
         for number, result in enumerate(results):
             text = result.format(number, number)
             messages += [{"role": "assistant", "content": "ls"}, {"role": "user", "content": text}]
-        return workspace_key("files", messages, None, "/work/copy", since=1)
+        return workspace_key("files", messages, None, "/srv/copy", since=1)
 
     assert key(silence) == key(silence) != key("a.py", silence) != key("b.py", silence)
     assert key("a.py", silence) == key("", "a.py", silence)
@@ -301,6 +301,7 @@ def test_what_is_put_back_cannot_be_cheated_with(command):
     [
         ("python -c 'print(0.25)'", 0.25),
         ("python -c 'print(\"nan\")'", 1.0),
+        ("python -c 'print(7); exit(1)'", 0.0),
         ("false", 0.0),
         (lambda folder: (folder / "add.py").stat().st_size, 32),
     ],
@@ -433,7 +434,7 @@ def test_a_workspace_that_is_no_folder(tmp_path):
         ("3 passed in 0.12s", "3 passed in <seconds>"),
         ("<object at 0x7f3a22>", "<object at <id>>"),
         ("/tmp/abc/x.py:3: error", "<path>:3: error"),
-        ("in /work/copy/a.py", "in ./a.py"),
+        ("in /srv/copy/a.py", "in ./a.py"),
         (
             "a.py:12:30: decade, facade 1234567; line 10; May 5 apples",
             "a.py:12:30: decade, facade 1234567; line 10; <date> apples",
@@ -441,7 +442,7 @@ def test_a_workspace_that_is_no_folder(tmp_path):
     ],
 )
 def test_what_never_recurs_is_marked(text, marked):
-    assert without_noise(text, "/work/copy") == marked
+    assert without_noise(text, "/srv/copy") == marked
 
 
 def test_paths_of_the_episode_are_temporary_wherever_they_are():
@@ -458,11 +459,11 @@ def test_tools_that_quote_a_temporary_path_have_a_key():
 def test_who_is_asked_is_part_of_the_state():
     news = [{"role": "user", "content": "ok"}]
     keys = [
-        workspace_key("files", [*system, *news], tools, "/work/copy")
+        workspace_key("files", [*system, *news], tools, "/srv/copy")
         for system, tools in [
             ([], None),
             ([], [{"type": "function", "function": {"name": "a"}}]),
-            ([{"role": "system", "content": "Today is 2026-11-27, in /work/copy"}], None),
+            ([{"role": "system", "content": "Today is 2026-11-27, in /srv/copy"}], None),
             ([{"role": "system", "content": "Today is 2027-01-01, in ."}], None),
         ]
     ]

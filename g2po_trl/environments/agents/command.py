@@ -71,8 +71,8 @@ class AgentCommand:
             takes those of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else of the
             episode) that its parameters name. If `returncode` is not among them, another exit status than 0 is an
             exception of the agent. Output beyond a megabyte loses its middle. With a workspace it may be a command,
-            such as `pytest -q`, which runs there after the agent: its reward is the number in its last line, or else
-            1 if its exit status is 0, or 0. The agent's exit status does not matter then.
+            such as `pytest -q`, which runs there after the agent: its reward is 0 if its exit status is not 0, or
+            else the number in its last line, or 1 without one. The agent's exit status does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -227,12 +227,14 @@ class AgentCommand:
 
 
 def _reward(returncode: int, stdout: str) -> float:
-    """Return the number in the last line of what a command printed, or else whether its exit status is 0."""
+    """Return the number in the last line of what a successful command printed, 1 without one, and 0 if it failed."""
+    if returncode != 0:  # its last line may be of the code that it verifies
+        return 0.0
     with contextlib.suppress(ValueError, IndexError):
         number = float(stdout.strip().splitlines()[-1])
         if math.isfinite(number):
             return number
-    return float(returncode == 0)
+    return 1.0
 
 
 def _words(name: str, command: Any) -> list[str]:
