@@ -65,7 +65,7 @@ $(VLLM_INSTALLED): setup.cfg pyproject.toml
 	@touch $@
 
 test-vllm: $(VLLM_INSTALLED)
-	.venv-vllm/bin/python -m pytest $(call marked,vllm) -m vllm $(ARGS)
+	.venv-vllm/bin/python -m pytest $(call marked,vllm) -m "vllm and not pretrained" $(ARGS)
 
 $(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up .venv-deepspeed, once; this takes some minutes."

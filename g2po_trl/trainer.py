@@ -41,7 +41,7 @@ from .environments.adapters.trl_tools import default_history, prompt_template_of
 from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
-from .environments.tasks import check_datasets, own_columns, plain, tasks_hash
+from .environments.tasks import check_datasets, check_rows, own_columns, plain, tasks_hash
 from .evaluation.examine import check_start
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
@@ -182,6 +182,7 @@ class G2POTrainer(GRPOTrainer):
         limits.check_names(environments_of(environment_factory))
         wrapped_factory = text_environment_factory(environment_factory, limits, self.history, prompt_template)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
+        self._wrapped_factory = wrapped_factory
         check_datasets(wrapped_factory, train_dataset, eval_dataset)
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
             check_best_metric(args, eval_dataset, environments_of(environment_factory))
@@ -484,11 +485,13 @@ class G2POTrainer(GRPOTrainer):
             raise G2POError("eval_dataset is empty: pass the panel of tasks to evaluate on")
         dataset = plain(dataset)
         if isinstance(dataset, dict):
-            return {
-                key: value
-                for name, part in dataset.items()
-                for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
-            }
+            metrics = {}
+            for name, part in dataset.items():  # a prefix that ends with the panel's name is complete
+                prefix = f"{metric_key_prefix.removesuffix(f'_{name}')}_{name}"
+                metrics |= self.evaluate(part, ignore_keys, prefix)
+            return metrics
+        if eval_dataset is not None:
+            check_rows(self._wrapped_factory, metric_key_prefix, dataset)
         metrics = {}
         for temperature in self.args.other_eval_temperatures:
             metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))

@@ -196,18 +196,24 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
         _check_kind(f"{name}_dataset" if name in ("train", "eval") else f"eval_dataset[{name!r}]", dataset)
     check_mixture(environment_factory, datasets)
     for name, dataset in datasets.items():
-        for where, row in _different_rows(dataset, bool(environments_of(environment_factory))).items():
-            try:
-                check_task_columns(environment_factory, row)
-            except ValueError as error:
-                raise G2POError(f"{name} dataset{where}: {error}") from error
-        row, again = dataset[0], dataset[0]
-        for column, value in row.items():
-            if task_id_of({column: value}) != task_id_of({column: again[column]}):
-                raise G2POError(
-                    f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
-                    "cannot be told apart: store a number or the path of a file, and load it in reset"
-                )
+        check_rows(environment_factory, name, dataset)
+
+
+def check_rows(environment_factory, name: str, dataset) -> None:
+    """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
+    _check_kind(f"{name} dataset", dataset)
+    for where, row in _different_rows(dataset, bool(environments_of(environment_factory))).items():
+        try:
+            check_task_columns(environment_factory, row)
+        except ValueError as error:
+            raise G2POError(f"{name} dataset{where}: {error}") from error
+    row, again = dataset[0], dataset[0]
+    for column, value in row.items():
+        if task_id_of({column: value}) != task_id_of({column: again[column]}):
+            raise G2POError(
+                f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
+                "cannot be told apart: store a number or the path of a file, and load it in reset"
+            )
 
 
 def _check_kind(name: str, dataset: Any) -> None:

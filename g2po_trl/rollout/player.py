@@ -14,6 +14,7 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 from .actor import Actor
 from .episode import Episode
 from .loop import Loop
@@ -75,6 +76,9 @@ class Player:
             self.before_play()
         stats, streams = RolloutStats(), self.streams and self.actor.streams
         groups = range(len(tasks)) if groups is None else groups
+        for name, values in (("groups", groups), ("seeds", seeds)):
+            if values is not None and len(values) != len(tasks):
+                raise G2POError(f"{name} has {len(values)} values: pass one for each of the {len(tasks)} tasks")
         new = {group: object() for group in groups}  # groups of the pool, distinct from an earlier rollout's
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.excluded]

@@ -82,7 +82,7 @@ def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
         fits &= is_of_kind(one, kind) and (choices is None or one in choices) and (not within or _is_in(one, within))
     what = "a list of " if is_list else "" if choices else "a "
     what += ("" if is_list else "one of ") + ", ".join(map(str, choices)) if choices else KINDS[kind] + "s" * is_list
-    require(fits, field.name, value, f"set it to {what}{_words(within)}{', or to None' if may_be_none else ''}")
+    require(fits, field.name, value, f"set it to {what}{_words(within, value)}{', or to None' if may_be_none else ''}")
 
 
 def _is_in(value: float, within: str) -> bool:
@@ -92,10 +92,11 @@ def _is_in(value: float, within: str) -> bool:
     )
 
 
-def _words(within: str | None) -> str:
+def _words(within: str | None, value: Any) -> str:
     if within is None:
         return ""
     low, high = within[1:-1].split(", ")
+    high = "infinity" if value == math.inf else high
     upper = "" if high == "inf" else f" and {'at most' if within[-1] == ']' else 'below'} {high}"
     return f" {'of at least' if within[0] == '[' else 'above'} {low}{upper}"
 

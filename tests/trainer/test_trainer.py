@@ -386,8 +386,14 @@ def test_a_panel_is_evaluated_by_its_name(make_trainer, tmp_path):
     trainer = make_trainer(eval_dataset={"a": TASKS, "b": TASKS})
     assert "eval_b_success_rate" in trainer.evaluate("b")
     assert [line["name"] for line in read_json_lines(tmp_path / "out" / "evaluations.jsonl")] == ["eval_b"]
+    assert "eval_a_success_rate" in trainer.evaluate("a", metric_key_prefix="eval_a")  # as transformers' callers do
     with pytest.raises(G2POError, match="eval_dataset"):
         trainer.evaluate("c")
+
+
+def test_a_panel_that_reset_does_not_accept_is_refused_before_it_is_played(make_trainer):
+    with pytest.raises(G2POError, match="lettre"):
+        make_trainer().evaluate(Dataset.from_list([{"lettre": "a"}]))
 
 
 def test_arguments_of_another_trainer_are_refused(tmp_path):

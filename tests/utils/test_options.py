@@ -35,6 +35,14 @@ def test_a_value_that_its_field_excludes_is_refused(name, value):
         Game(**{name: value})
 
 
+def test_an_infinite_number_is_told_that_it_must_be_finite():
+    class Wait(Options):
+        seconds: float = option("Seconds.", 1.0, within="(0, inf)")
+
+    with pytest.raises(G2POError, match="above 0 and below infinity"):
+        dataclass(Wait)(seconds=float("inf"))
+
+
 def test_other_values_are_taken():
     Game(size=1, rate=1, kind="grid", names=["b", "a"], folder=Path("x"), more={"a": 1})
     assert Game(folder="x").folder == "x", "of a kind that is not checked"
