@@ -138,7 +138,8 @@ class G2POTrainer(GRPOTrainer):
             Several are a dictionary, as of environments.
         reward_funcs: for tool-based classes, as in `GRPOTrainer`, but called in the worker with lists of one episode.
             Their sum, weighted by `reward_weights`, is added to `get_reward()`.
-        tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` they are all.
+        tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` these are
+            the only tools.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
@@ -624,7 +625,7 @@ class G2POTrainer(GRPOTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save model and tokenizer: the files are written apart, and then take their names.
 
-        Unlike transformers' it never pushes: saving must not fail for the Hub's sake.
+        Unlike transformers' it never pushes: a Hub failure cannot abort saving.
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
         if self._staging.is_open:

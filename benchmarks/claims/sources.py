@@ -228,8 +228,9 @@ def shown(arm: str, stage: str = "methods", seeds: Sequence[int] = range(100, 10
 
 
 def at_rate(arm: str, factor: str) -> float:
-    """An arm at "2" times or "half" the recipe's learning rate minus G2PO at the recipe's, in the first half."""
-    return shown(f"{arm}-learning-rate-x-{factor}", "rates", range(100, 103))
+    """Success in the first half at "2" times or "half" the recipe's learning rate, minus the arm's at the recipe's."""
+    seeds = range(100, 103)
+    return shown(f"{arm}-learning-rate-x-{factor}", "rates", seeds) - shown(arm, "main", seeds)
 
 
 def at_weight(w: float) -> float:

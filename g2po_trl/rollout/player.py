@@ -36,7 +36,7 @@ class Player:
         excluded: ids of tasks that are not played; their trajectories have outcome `"error"`.
         any_running: whether this rank has running episodes -> whether any rank has. For sharded models, whose ranks
             must generate together.
-        before_play: called before `play`, if others use the pool as well and must come to rest.
+        before_play: called before `play`; lets other users of the pool pause.
     """
 
     pool: EnvironmentPool

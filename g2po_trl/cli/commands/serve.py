@@ -25,8 +25,8 @@ from ..parser import option, parse
 class ServeOptions(Options):
     environment: str = option("module:Class, file.py:Class, or file.py with one environment", positional=True)
     host: str = option(
-        "address to listen on, by default on this machine only; 0.0.0.0: whoever reaches the port can play, without "
-        "a password, and run what the environment runs",
+        "address to listen on, by default on this machine only; 0.0.0.0: anyone who reaches the port can play, "
+        "without a password, and run what the environment runs",
         "127.0.0.1",
     )
     port: int = option("port to listen on", 8000, within="[0, 65535]")

@@ -48,7 +48,7 @@ class PoolLimits(Options):
         "A longer observation is an `invalid` failure. `None`: no limit.", 1_000_000, within="[1, inf)"
     )
     environment_variables: list[str] | None = option(
-        "Names of variables to pass to workers although they look like secrets, such as `HF_TOKEN`.", None
+        "Names of variables to pass to workers even if the name looks like a secret's, such as `HF_TOKEN`.", None
     )
 
     @classmethod
