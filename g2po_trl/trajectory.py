@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from .utils.errors import G2POError
-from .utils.json import atomic_write, to_json
+from .utils.json import atomic_write, to_json, to_plain
+from .utils.masking import HIDDEN, masked
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 _SLOT = re.compile(r"<[^<>]+>")  # in a listed action: what the agent fills in
 UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
+LONGEST_ROW, LONGEST_TEXT = 4_000, 500  # characters of a task's row that are kept, and of a text in a longer row
+CUT = "<cut: "  # marks what is left out of a row
 
 
 @dataclass
@@ -44,6 +47,9 @@ class Step:
         prompt: of evaluations, the text of the prompt; of agents that are asked by messages, the last message.
         advantage: what the step was trained with; `None` if it was not trained.
         policy_version: iteration whose policy wrote the completion, with partial rollouts; otherwise `None`.
+        call: what the completion did with the tools that its prompt offered: `"none"`, `"unreadable"`, `"unknown"` (a
+            readable call of a tool that was not offered), `"known"`, or `"readable"` where the names of the tools are
+            not known here. `None`: no tools.
     """
 
     observation: str
@@ -62,6 +68,7 @@ class Step:
     prompt: str | None = None
     advantage: float | None = None
     policy_version: int | None = None
+    call: str | None = None
 
     @property
     def key(self) -> str:
@@ -127,6 +134,7 @@ class Trajectory:
         group: number of the group in its rollout.
         task: the goal in words: `Observation.task` of the environment's `reset`.
         environment: name of the environment, in a run with several.
+        row: the task's row, the arguments of `reset`, see `stored_row`. `None`: not recorded.
 
     Raises:
         ValueError: for an unknown outcome.
@@ -143,6 +151,7 @@ class Trajectory:
     group: int | None = None
     task: str | None = None
     environment: str | None = None
+    row: dict[str, Any] | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:
@@ -171,6 +180,38 @@ class Trajectory:
                 "file with that version, or rename the fields to this version's"
             )
         return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
+
+
+def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's row as it is written: plain JSON data without secrets, in about `LONGEST_ROW` characters.
+
+    In a longer row, texts are cut at `LONGEST_TEXT` characters, and last columns are left out; `CUT` marks both.
+    """
+    plain = to_plain(row)
+    if len(to_json(plain)) <= LONGEST_ROW:
+        return masked(plain)
+    kept: dict[str, Any] = {}
+    room = LONGEST_ROW
+    for name, value in masked({name: _cut(value) for name, value in plain.items()}).items():
+        room -= len(to_json({name: value}))
+        if room < 0:
+            return {**kept, f"{CUT}columns>": len(plain) - len(kept)}
+        kept[name] = value
+    return kept
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of `stored_row` has all that `reset` was given."""
+    text = to_json(row)
+    return CUT not in text and HIDDEN not in text
+
+
+def _cut(value: Any) -> Any:
+    """Return a value with at most `LONGEST_TEXT` characters; a secret at the cut is masked whole."""
+    text = value if isinstance(value, str) else to_json(value)
+    if len(text) <= LONGEST_TEXT:
+        return value
+    return f"{masked(text[: 2 * LONGEST_TEXT])[:LONGEST_TEXT]} {CUT}{len(text):,} characters>"
 
 
 def is_listed(action: str, listed: Sequence[str]) -> bool:

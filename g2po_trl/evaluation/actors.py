@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..engines.sampling import Sampling, derived_seed
 from ..prompts.conversation import ChatRequest, Transcript, prefix_digests, response_action
+from ..prompts.tool_calls import call_in
 from ..rollout.actor import PromptActor, PromptSession
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
@@ -125,7 +126,9 @@ class ChatSession:
         agent = self.actor.agent.of(episode.environment)
         action, valid = agent.read(completion.text, completion.prompt_end, admissible)
         shown = request.messages[-1]["content"]
-        return episode.step(action, completion.text, valid=valid, completion_truncated=truncated, prompt=shown)
+        call = call_in(agent.template, action, valid) if isinstance(agent, DirectAgent) else None
+        about = {"valid": valid, "call": call, "completion_truncated": truncated, "prompt": shown}
+        return episode.step(action, completion.text, **about)
 
 
 def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion, truncated: bool) -> Step:
@@ -136,10 +139,12 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
     known = [place for place, digest in enumerate(digests) if digest in transcript.ids]
     whole = prefix_digests([*request.messages, answer], request.tools)[-1]
     transcript.ids[whole] = [], []  # a server reports no ids
+    valid = request.is_valid(answer)
     return episode.step(
         response_action(answer),
         completion.text,
-        valid=request.is_valid(answer),
+        valid=valid,
+        call=request.call_in(answer, completion.text, valid),
         completion_truncated=truncated,
         messages=request.messages[max(known, default=0) :],
     )

@@ -67,6 +67,22 @@ class ChatRequest:
             stop=tuple(_text(text, "stop") for text in stop),
         )
 
+    def call_in(self, answer: Message, text: str, valid: bool) -> str | None:
+        """Return what a completion did with the tools, see `Step.call`.
+
+        Args:
+            answer: the assistant's message.
+            text: the completion.
+            valid: whether it is well-formed.
+        """
+        if not self.tools:
+            return None
+        known = {tool.get("function", tool).get("name") for tool in self.tools}
+        called = {call["function"]["name"] for call in answer.get("tool_calls", ())}
+        if not called:
+            return "unreadable" if text.strip() and not valid else "none"
+        return "unreadable" if not valid else "known" if called <= known else "unknown"
+
     def is_valid(self, answer: Message) -> bool:
         """Return whether an answer has objects as arguments of its calls, and text or calls if it needs any."""
         calls = answer.get("tool_calls", ())

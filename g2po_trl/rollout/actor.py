@@ -18,6 +18,7 @@ from ..prompts.conversation_encoder import ConversationEncoder, ConversationProm
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
+from ..prompts.tool_calls import call_in
 from ..trajectory import Step
 from .conversations import Conversations, request_of, sampling_of
 from .episode import Episode
@@ -271,6 +272,7 @@ class PromptSession:
             action,
             text,
             valid=valid,
+            call=call_in(template, action, valid),
             prompt_ids=prompt.ids,
             completion_ids=completion.ids,
             logprobs=completion.logprobs,

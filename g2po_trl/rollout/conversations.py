@@ -11,6 +11,7 @@ from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, Transcript, response_action
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
 from ..prompts.template import PromptTemplate
+from ..prompts.tool_calls import call_in
 from ..trajectory import Step
 from .episode import Episode
 from .stats import RolloutStats
@@ -50,11 +51,14 @@ class Conversations:
         if episode.observation.request is None:
             answer: Message = {"role": "assistant", "content": text}
             listed = episode.observation.admissible_actions
-            action, valid = self.template.of(episode.environment).read(text, prompt.text[-64:], listed)
+            template = self.template.of(episode.environment)
+            action, valid = template.read(text, prompt.text[-64:], listed)
+            fields["call"] = call_in(template, action, valid)
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], request.stop)
             action, valid = response_action(answer), valid and request.is_valid(answer)
+            fields["call"] = request.call_in(answer, text, valid)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
         if (shown := self._before_stop(completion.ids, request.stop)) is not None:

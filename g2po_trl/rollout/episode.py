@@ -9,7 +9,7 @@ from typing import Any
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure
 from ..prompts.conversation import ChatResponse, Transcript
-from ..trajectory import Step, Trajectory
+from ..trajectory import Step, Trajectory, stored_row
 
 
 @dataclass
@@ -18,7 +18,8 @@ class Episode:
 
     `number` is its place among the episodes played together; `outcome` is `None` while it is running; `transcript` has
     what the model read and wrote, of a conversation. `environment` is the name of the one that plays it, in a run with
-    several. `seconds` are the environment's, if they are limited; `unseen_tokens` those of completions without ids.
+    several, and `row` the task's. `seconds` are the environment's, if they are limited; `unseen_tokens` those of
+    completions without ids.
     """
 
     task_id: str
@@ -35,6 +36,7 @@ class Episode:
     environment: str | None = None
     seconds: float = 0.0
     unseen_tokens: int = 0
+    row: dict[str, Any] | None = None
 
     @property
     def tokens(self) -> int:
@@ -113,6 +115,7 @@ class Episode:
             self.failure_reason,
             task=self.task or None,
             environment=self.environment,
+            row=None if self.row is None else stored_row(self.row),
         )
 
 

@@ -13,7 +13,7 @@ from ..environments.adapters.mixed import COLUMN
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
-from ..trajectory import Trajectory
+from ..trajectory import Trajectory, stored_row
 from ..utils.errors import G2POError
 from .actor import Actor
 from .episode import Episode
@@ -104,7 +104,10 @@ class Player:
             loop.play(episodes, [tasks[place] for place in played], [new[groups[place]] for place in played])
             stats.total_time = time.perf_counter() - started
             stats.parts = ((stats.turns, len(episodes)),)
-        trajectories = [Trajectory(name, [], 0.0, "error", error=EXCLUDED) for name in names]
+        trajectories = [
+            Trajectory(name, [], 0.0, "error", error=EXCLUDED, row=stored_row(task))
+            for name, task in zip(names, tasks)
+        ]
         for place, episode in zip(played, episodes):
             trajectories[place] = episode.trajectory()
         return trajectories, stats
@@ -112,7 +115,7 @@ class Player:
     def episode(self, task: dict[str, Any], number: int) -> Episode:
         """Return a new episode of a task. In a run with several environments it names the one that plays it."""
         environment = task.get(COLUMN) if self.pool.environment_names else None
-        return Episode(task_id_of(task), number, environment=environment)
+        return Episode(task_id_of(task), number, environment=environment, row=task)
 
     @property
     def max_turns(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 EARLY_VERDICT = 5  # iterations
-_RATES = ("success_rate", "score", "valid_action_ratio", "admissible_action_ratio")
+_RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
 
 
 def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
@@ -269,6 +269,8 @@ def _episodes(metrics: Mapping[str, Any], prefix: str, reward: bool = False) -> 
     for name in ["reward"] * reward + ["turns"]:
         yield f"{name} {'n/a' if value[name] is None or math.isnan(value[name]) else f'{value[name]:.2f}'}"
     yield f"valid {_percent(value['valid_action_ratio'])}"
+    if value["tool_call_ratio"] is not None:
+        yield f"calls {_percent(value['tool_call_ratio']).strip()}"
     if value["admissible_action_ratio"] is not None:
         yield f"admissible {_percent(value['admissible_action_ratio']).strip()}"
 

@@ -14,7 +14,7 @@ from ..credit.graph import StateGraph
 from ..environments.validation import is_score
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
-from .summary import OF_ENVIRONMENTS, summarize
+from .summary import OF_ENVIRONMENTS, OPTIONAL, summarize
 
 _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
 _LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
@@ -66,11 +66,12 @@ def without_texts(trajectory: Trajectory) -> Trajectory:
             admissible_actions=_SHORT[one.admissible],
             completion_truncated=one.completion_truncated and len(one.completion_ids) >= _LONG,
             policy_version=one.policy_version,
+            call=one.call,
         )
         for one in trajectory.steps
     ]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
-    return replace(trajectory, steps=steps, info=info, error=None, final_observation=None, task=None)
+    return replace(trajectory, steps=steps, info=info, error=None, final_observation=None, task=None, row=None)
 
 
 def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -104,4 +105,4 @@ def has_metric(name: str, task_types: Collection[str], environments: Iterable[st
     numbers = {metric for metric, value in summarize([]).items() if not isinstance(value, dict)}
     of_types = {f"success_rate/{kind}" for kind in task_types}
     of_types |= {f"{name}/{environment}" for environment in environments for name in OF_ENVIRONMENTS}
-    return is_score(name) or name in numbers | of_types | {"admissible_action_ratio", "runtime"}
+    return is_score(name) or name in numbers | of_types | {*OPTIONAL, "runtime"}

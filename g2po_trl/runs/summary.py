@@ -10,6 +10,7 @@ from ..environments.validation import is_score
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 
+OPTIONAL = ("admissible_action_ratio", "tool_call_ratio", "readable_call_ratio", "known_call_ratio")
 OF_ENVIRONMENTS = ("success_rate", "reward", "turns")  # what is reported of each, if there are several
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
@@ -28,6 +29,9 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         `valid_action_ratio`: fraction of completions with the required format.
         `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
             it listed any; absent if there are none.
+        `tool_call_ratio`: fraction of completions that call a tool, of those whose prompt offers tools.
+        `readable_call_ratio`: fraction of these calls that could be parsed; `known_call_ratio`: of the parsed ones,
+            those of tools that exist. The three are absent if there are none to count.
         `score`, `score_…`: means of those in `info`; episodes without one count 0.
         `episodes`: number of all episodes.
         `success_rate_by_type`, `episodes_by_type`: by task type, and by environment if there are several.
@@ -55,6 +59,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
         **({"admissible_action_ratio": _mean(listed)} if listed else {}),
+        **_calls(Counter(step.call for t in finished for step in t.steps)),
         "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
         "failure_reason_rate": _mean([t.failure_reason is not None for t in finished]),
         "error_rate": _mean([t.outcome == "error" for t in trajectories]),
@@ -65,6 +70,19 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "failure_reasons": dict(sorted(reasons.items())),
         **({"by_environment": parts} if parts else {}),
     }
+
+
+def _calls(calls: Counter[str | None]) -> dict[str, float]:
+    """Return the ratios of tool calls, from the number of completions by `Step.call`."""
+    offered = calls.total() - calls[None]
+    made = offered - calls["none"]
+    named = calls["known"] + calls["unknown"]
+    found = {
+        "tool_call_ratio": (made, offered),
+        "readable_call_ratio": (made - calls["unreadable"], made),
+        "known_call_ratio": (calls["known"], named),
+    }
+    return {name: part / whole for name, (part, whole) in found.items() if whole}
 
 
 def _means(finished: Sequence[Trajectory]) -> dict[str, float]:
@@ -142,7 +160,8 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
     kinds = sorted({kind for summary in summaries for kind in summary["success_rate_by_type"]})
     rows = [(f"success: {kind}", [s["success_rate_by_type"].get(kind) for s in summaries], 100) for kind in kinds]
     names = {"success: all": "success_rate", "score": "score", "reward": "reward", "mean turns": "turns"}
-    names |= {"valid completions": "valid_action_ratio", "admissible actions": "admissible_action_ratio"}
+    names |= {"valid completions": "valid_action_ratio", "tool calls": "tool_call_ratio"}
+    names |= {"admissible actions": "admissible_action_ratio"}
     for label, name in {**names, "episodes": "episodes"}.items():
         if all(name in summary for summary in summaries):
             scale = {"reward": 1, "turns": 1, "episodes": 0}.get(name, 100)

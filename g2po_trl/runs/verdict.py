@@ -27,6 +27,7 @@ class Tally:
         completions, valid, cut: number of completions, of those with the required format, and of those that reached
             `max_completion_length`, if it is not that of short actions.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
+        offered, called: number of completions whose prompt offered tools, and of those that called one.
         later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
             visited more than once in its group.
     """
@@ -41,6 +42,8 @@ class Tally:
     cut: int = 0
     listed: int = 0
     admissible: int = 0
+    offered: int = 0
+    called: int = 0
     later_steps: int = 0
     shared_steps: int = 0
 
@@ -67,6 +70,8 @@ class Tally:
             self.cut += step.completion_truncated
             self.listed += step.admissible is not None
             self.admissible += bool(step.admissible)
+            self.offered += step.call is not None
+            self.called += step.call not in (None, "none")
 
     def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
         for one in records:
@@ -141,6 +146,12 @@ def _remedy(tally: Tally) -> str:
         return (
             f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `completion` "
             "in trajectories/, change the prompt template, or fine-tune the model on demonstrations (`g2po teach`)."
+        )
+    if tally.offered and tally.called < ALMOST_NONE * tally.offered:
+        return (
+            f"{_none(tally.called, tally.offered, 'completion')} called a tool: read some `completion` in "
+            "trajectories/, compare the prompt that `g2po check --show --model MODEL` prints, use a model that was "
+            "trained to call tools, or fine-tune it on demonstrations (`g2po teach`)."
         )
     if tally.listed and tally.admissible < ALMOST_NONE * tally.listed:
         return (

@@ -7,7 +7,9 @@ import pytest
 from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
 from g2po_trl.credit.graph import record
 from g2po_trl.runs.summary import format_table, summarize
+from g2po_trl.trajectory import is_whole, stored_row
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.masking import HIDDEN
 
 
 def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:
@@ -54,9 +56,25 @@ def test_jsonl_gives_back_what_was_written(tmp_path):
     assert list(read_jsonl(path)) == []
 
 
+def test_a_row_is_stored_without_secrets_and_in_a_bounded_size():
+    secret, pad = "hf_" + "a" * 30, "x" * 480
+    row = {"seed": 3, "api_key": "k3y", "prompt": f"use {secret}", "sizes": (1, 2.5), "when": {1: float("nan")}}
+    stored = stored_row(row)
+    assert stored == {"seed": 3, "api_key": HIDDEN, "prompt": f"use {HIDDEN}", "sizes": [1, 2.5], "when": {"1": None}}
+    assert not is_whole(stored) and is_whole(stored_row({"seed": 3, "names": ["a"] * 9}))
+    long = stored_row({"seed": 3, "story": f"{pad} {secret} " + "y" * 10_000_000, "parts": ["z" * 900] * 9})
+    assert long["seed"] == 3 and not is_whole(long) and long["story"].endswith(" <cut: 10,000,515 characters>")
+    assert "hf_" not in long["story"] and len(long["story"]) < 540, "the secret was at the cut"
+    assert long["parts"].startswith('["zzz') and long["parts"].endswith("<cut: 8,136 characters>")
+    many = stored_row({f"column {i}": i for i in range(100_000)})
+    assert len(json.dumps(many)) < 4_100 and many["column 0"] == 0 and not is_whole(many)
+    assert many["<cut: columns>"] == 100_000 - (len(many) - 1)
+    assert json.loads(json.dumps(long)) == long
+
+
 def test_files_from_before_tasks_were_recorded_are_read(tmp_path):
     data = trajectory("a").to_dict()
-    del data["task"]
+    del data["task"], data["row"], data["steps"][0]["call"]
     (tmp_path / "old.jsonl").write_text(json.dumps(data) + "\n")
     (read,) = read_jsonl(tmp_path / "old.jsonl")
     assert read == trajectory("a") and read.task is None

@@ -89,6 +89,26 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
     return found | {name: mean_of(t["info"].get(name, 0) for t in finished) for name in names}
 
 
+def call_metrics(trajectories: list[dict], tools: set[str]) -> dict[str, float]:
+    """Of episodes whose prompts offer these tools in prose, by the texts of the completions."""
+    texts = [step["completion"] for t in trajectories if counts(t) for step in t["steps"]]
+    calls, readable = [], []
+    for text in texts:
+        if "<tool_call>" not in text:
+            continue
+        calls.append(text)
+        try:
+            inside = [part.split("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
+            readable.append({json.loads(part)["name"] for part in inside})
+        except ValueError:
+            continue
+    return {
+        "tool_call_ratio": len(calls) / len(texts),
+        "readable_call_ratio": len(readable) / len(calls),
+        "known_call_ratio": mean_of(names <= tools for names in readable),
+    }
+
+
 # -- graph ---------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import build_tokenizer
+from metrics_by_hand import call_metrics
 from scripted_actors import ScriptedEngine, ScriptedStream
 from shipped_templates import NATIVE, stop_ids, tokenizer_of
 from tools_by_hand import Safe
@@ -21,11 +22,14 @@ from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.conversations import Conversations, request_of
 from g2po_trl.rollout.episode import Episode, sent
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.runs.metrics import without_texts
+from g2po_trl.runs.summary import summarize
 from g2po_trl.trajectory import Step
 
 TEMPLATE = PromptTemplate("{task}|{observation}|{actions}", "{history}|{actions}", parse_completion=parse_plain)
@@ -68,7 +72,8 @@ def play(request, encode):
             return [Completion(encode.tokenizer(text)["input_ids"], complete="<|im_end|>" in text) for text in texts]
 
         with EnvironmentPool(environment, PoolLimits(1)) as pool:
-            actor = PromptActor(request.param(encode.tokenizer, generate), encode, TEMPLATE, **options)
+            options = {"template": TEMPLATE, **options}
+            actor = PromptActor(request.param(encode.tokenizer, generate), encode, **options)
             trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
         return trajectories, stats, calls
 
@@ -330,6 +335,42 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
     strip = [{k: m[k] for k in ("role", "content", "tool_calls", "name") if k in m} for m in theirs[0]]
     assert ours[0] == strip
     assert ours[2] == theirs[2]
+
+
+def test_tool_calls_are_counted_as_called_readable_and_known(play):
+    """Of a class with tools, as a conversation and in the window; there the names of tools are not known."""
+    said = {
+        "known": '<tool_call>{"name": "open", "arguments": {}}</tool_call>',
+        "unknown": '<tool_call>{"name": "burn", "arguments": {}}</tool_call>',
+        "unreadable": '<tool_call>{"name": "open"</tool_call>',
+        "none": "I open the drawer",
+    }
+    tasks = [{"prompt": f"It is {kind} {number}"} for kind in said for number in range(1 + (kind == "none"))]
+
+    def write(prompt):
+        kind = max(said, key=lambda one: prompt.rfind(f" {one} "))
+        return f"{said[kind]}<|im_end|>"
+
+    for history in ("conversation", "window"):
+        factory = text_environment_factory(Drawer, EpisodeLimits(1), history)
+        wording = {"template": TOOL_PROMPT} if history == "window" else {}
+        trajectories, _, _ = play(tasks, factory, write, max_turns=1, history=history, **wording)
+        kinds = [t.steps[0].call for t in trajectories]
+        summary, played = summarize(trajectories), [t.to_dict() for t in trajectories]
+        by_hand = call_metrics(played, {"open", "listen"})
+        if history == "window":
+            assert kinds == ["readable", "readable", "unreadable", "none", "none"]
+            assert "known_call_ratio" not in summary
+            del by_hand["known_call_ratio"]
+        else:
+            assert kinds == ["known", "unknown", "unreadable", "none", "none"]
+            assert by_hand["known_call_ratio"] == 1 / 2
+        assert {name: summary[name] for name in by_hand} == pytest.approx(by_hand)
+        assert (by_hand["tool_call_ratio"], by_hand["readable_call_ratio"]) == pytest.approx((3 / 5, 2 / 3))
+        exchanged = summarize([without_texts(t) for t in trajectories])  # between ranks
+        assert {name: exchanged[name] for name in by_hand} == {name: summary[name] for name in by_hand}
+        assert summary["valid_action_ratio"] == 4 / 5, "a text without a call is well-formed"
+        assert [t.row for t in trajectories] == tasks
 
 
 def test_messages_of_a_row_are_the_task():

@@ -18,6 +18,7 @@ RECOMPUTED = ("slices", "dynamic", "ahead", "several")  # the other runs show wh
 OTHERWISE_TESTED = ("time/", "advantage/")
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}
+OF_TOOLS = {f"{of}{name}_call_ratio" for of in ("episode/", "eval_") for name in ("tool", "readable", "known")}
 
 
 @pytest.fixture(scope="module")
@@ -200,4 +201,4 @@ def test_what_is_logged_is_documented_and_the_other_way_round(runs):
     unknown = {name for name in logged if not any(re.fullmatch(pattern, name) for pattern in patterns.values())}
     assert not unknown, "logged, but not documented"
     gone = {name for name, pattern in patterns.items() if not any(re.fullmatch(pattern, one) for one in logged)}
-    assert not gone, "documented, but not logged by any of these runs"
+    assert gone == OF_TOOLS, "documented, but not logged by any of these runs (letters call no tools)"

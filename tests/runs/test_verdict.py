@@ -42,6 +42,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
         ([MUTE], ["No completion (0 of 6) had the required format"]),
         ([WRONG], ["No action (0 of 6) was among those that the environment listed", "100.0%"]),
         ([WRONG, MUTE], ["No action (0 of 12) was among", "50.0%"]),
+        ([[episode(call="none", admissible_actions=None)] * 2], ["No completion (0 of 6) called a tool"]),
         ([[episode(states=())] * 2], ["No episode had a step", "failure_reason"]),
         ([ALONE, ALONE], ["all 8 steps were in a state that was visited once", "state_key"]),
     ],
