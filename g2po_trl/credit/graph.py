@@ -35,6 +35,7 @@ import xxhash
 
 from ..trajectory import UNCOUNTED, Trajectory
 from ..utils.errors import G2POError
+from ..utils.show import show
 from .values import lambda_returns, lambda_values
 
 
@@ -157,10 +158,18 @@ class StateGraph:
             with_actions: also hash the actions.
 
         Raises:
-            G2POError: if `gamma` or `value_lambda` is out of range; if there is no group, or a group is empty or has
-                several tasks; if a counted trajectory has a reward that is not finite, or no steps and no
-                `failure_reason`.
+            G2POError: if `gamma` or `value_lambda` is out of range; if there is no group, something is not a list of
+                trajectories, or a group is empty or has several tasks; if a counted trajectory has a reward that is
+                not finite, or no steps and no `failure_reason`.
         """
+        for number, group in enumerate(groups):
+            if isinstance(group, Trajectory):
+                raise G2POError(
+                    f"groups has a trajectory at place {number}: put the trajectories of a task into a list, a group, "
+                    "and pass a list of groups"
+                )
+            if other := [one for one in group if not hasattr(one, "steps")]:
+                raise G2POError(f"group {number} has {show(other[0])}: a group is a list of Trajectory")
         records = [[record(trajectory, with_actions) for trajectory in group] for group in groups]
         return cls.from_records(records, gamma, value_lambda)
 

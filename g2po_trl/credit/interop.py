@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..trajectory import Step, Trajectory
+from ..utils.errors import G2POError
 from .estimators.g2po import g2po
+from .estimators.registry import ESTIMATORS
 from .graph import StateGraph
 
 
@@ -17,7 +19,7 @@ def step_advantages(
     rewards: Sequence[float | None],
     groups: Sequence[Hashable],
     valid: Sequence[Sequence[bool]] | None = None,
-    estimator: Callable[[StateGraph], np.ndarray] = g2po,
+    estimator: Callable[[StateGraph], np.ndarray] | str = g2po,
     **graph_options: Any,
 ) -> list[np.ndarray]:
     """Return the advantage of every step of M episodes, given in any order.
@@ -28,18 +30,32 @@ def step_advantages(
             no other.
         groups: (M,) episodes with equal values are of the same task and are compared.
         valid: for each episode, whether each step's completion had the required format. Default: all.
-        estimator: any `StateGraph -> (S,)`; set its options by `functools.partial`.
+        estimator: any `StateGraph -> (S,)`, or the name of one of `ESTIMATORS` with its defaults; set options by
+            `functools.partial`.
         **graph_options: `gamma` and `value_lambda` of `StateGraph.from_groups`.
 
     Returns:
         M arrays of float64, in the order given, each with one number per step.
 
     Raises:
-        TypeError: for a key that is not a string.
-        ValueError: for lists of unequal lengths, and the errors of `StateGraph.from_groups`.
+        TypeError: for a key that is not a string, and a string in place of a list.
+        ValueError: for lists of unequal lengths, an unknown estimator, and the errors of `StateGraph.from_groups`.
     """
-    if text := next((episode for episode in keys if isinstance(episode, str)), None):
-        raise TypeError(f"keys has the text {text!r} as an episode: give each episode a list with a key a step")
+    for name, value in (("keys", keys), ("rewards", rewards), ("groups", groups), ("valid", valid)):
+        if isinstance(value, (str, bytes)):
+            raise TypeError(f"{name} is the text {value!r}: give a list with an entry an episode")
+        if (
+            name in ("keys", "valid")
+            and value is not None
+            and (text := [one for one in value if isinstance(one, str)])
+        ):
+            raise TypeError(
+                f"{name} has the text {text[0]!r} as an episode: give each episode a list, an entry a step"
+            )
+    if isinstance(estimator, str):
+        if estimator not in ESTIMATORS:
+            raise G2POError(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}, or pass a function")
+        estimator = ESTIMATORS[estimator].function
     keys = [list(episode) for episode in keys]
     groups = [group.item() if hasattr(group, "item") else group for group in groups]  # tensors are equal by identity
     valid = [[True] * len(episode) for episode in keys] if valid is None else [list(episode) for episode in valid]

@@ -88,6 +88,9 @@ def test_step_advantages_are_those_of_the_graph_in_any_order():
 def test_an_episode_without_a_result_is_compared_with_none():
     keys = [["hall", "kitchen"], ["hall", "cellar"]]
     alone = step_advantages(keys, [10.0, 0.0], [0, 0], estimator=gigpo)
+    np.testing.assert_array_equal(
+        np.concatenate(alone), np.concatenate(step_advantages(keys, [10.0, 0.0], [0, 0], estimator="gigpo"))
+    )
     *rest, lost = step_advantages([*keys, ["hall"]], [10.0, 0.0, None], [0, 0, 0], estimator=gigpo)
     np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(alone))
     assert lost.tolist() == [0.0]
@@ -100,7 +103,11 @@ def test_an_episode_without_a_result_is_compared_with_none():
         (([["a"]], [1.0, 2.0], [0]), ValueError, "keys, rewards, groups and valid have 1, 2, 1 and 1 episodes"),
         (([["a"]], [1.0], [0], [[True, True]]), ValueError, "episode 0 has 1 keys and 2 validity flags"),
         (([["a"], [7]], [1.0, 2.0], [0, 0]), TypeError, "a key of episode 1 is 7"),
-        ((["ab"], [1.0], [0]), TypeError, "the text 'ab' as an episode"),
+        ((["hall", "cellar"], [1.0, 0.0], ["a", "a"]), TypeError, "keys has the text 'hall' as an episode"),
+        ((["", "hall"], [1.0, 0.0], ["a", "a"]), TypeError, "keys has the text '' as an episode"),
+        (([["a"], ["b"]], [1.0, 0.0], "aa"), TypeError, "groups is the text 'aa'"),
+        (([["a"]], [1.0], ["a"], ["y"]), TypeError, "valid has the text 'y' as an episode"),
+        (([["a"]], [1.0], ["a"], None, "gpo"), ValueError, "estimator is 'gpo': choose one of g2po, gigpo, grpo"),
         (([[]], [1.0], ["task"]), ValueError, "no steps"),
         (([["a"]], [float("nan")], ["task"]), ValueError, "reward nan"),
     ],
@@ -117,3 +124,14 @@ def test_each_run_of_ones_gets_its_number():
     for steps, mask in (([1.0], [1, 0, 1]), ([1.0, 2.0], [0, 1, 1])):
         with pytest.raises(ValueError, match=r"runs of ones and advantages has \d steps"):
             spread_over_tokens(steps, mask)
+
+
+def test_groups_that_are_no_lists_of_trajectories_are_refused():
+    one = Trajectory("t", [Step("hall", "go")], 1.0, "success")
+    for groups, message in (
+        ([one], "a trajectory at place 0"),
+        ([[one, "t"]], "group 0 has 't'"),
+        (["t"], "group 0 has 't'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            StateGraph.from_groups(groups)
