@@ -14,12 +14,14 @@ from ..credit.estimators.registry import ESTIMATORS
 from ..runs.iterations import Iteration
 from ..runs.summary import before_and_after
 from ..trajectory import Trajectory
+from . import losses
 from . import state_key_test as keys
 
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14
 CLEAR = 2.0  # standard errors
 FEWEST = 5  # groups, or episodes of an evaluation, from which a standard error is estimated
+CONTINUE = "the same command with --resume-from-checkpoint auto and more --max-steps"
 _ENDS = {
     "truncated": "ran out of turns",
     "failure": "failed before",
@@ -63,10 +65,12 @@ def five_lines(
     run: dict[str, Any],
     evaluations: Sequence[dict[str, Any]] = (),
     nothing_learned: str | None = None,
+    folder: str | None = None,
 ) -> str:
     """Return the five lines, from the contents of analysis.json (`numbers`) and run.json.
 
-    `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`.
+    `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`. `folder`: the run's, for
+    commands.
     """
     window = max(1, min(WINDOW, len(iterations) // 2))
     start, end = success_of(iterations[:window]), success_of(iterations[-window:])
@@ -85,7 +89,15 @@ def five_lines(
         to_do = " ".join(filter(None, [None if is_log else _next_step(iterations[-window:], end, change), advice]))
     lines = {
         "Success": _success(start, end, len(iterations), evaluations, is_log),
-        "Failures": _failures(iterations[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
+        "Failures": " ".join(
+            filter(
+                None,
+                [
+                    _failures(iterations[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
+                    losses.in_short(numbers["losses"], None if is_log else folder) if "losses" in numbers else "",
+                ],
+            )
+        ),
         "Recurrence": _recurrence(numbers["iterations"]),
         "Verdict": verdict,
         "What to do": to_do or "Nothing stands out.",
@@ -201,7 +213,9 @@ def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | N
         return "Most actions do not exist: use a stronger model, or fine-tune it on demonstrations."
     if lost > 0.5:
         return "Most groups lose every episode: use easier tasks, a stronger model, or larger groups."
-    return "Train on while evaluations rise." if clear else "Train for longer, or raise the learning rate."
+    return (
+        f"Train on while evaluations rise: {CONTINUE}." if clear else "Train for longer, or raise the learning rate."
+    )
 
 
 def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:

@@ -10,6 +10,8 @@ from ..runs.metrics import without_texts
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
 from . import state_key_test as keys
+from .key_texts import hidden_example, key_texts
+from .losses import losses
 
 
 def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dict) -> dict:
@@ -18,6 +20,9 @@ def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dic
     `gamma`: `None`: the run's own, as its run.json (`described`) says.
     """
     gamma = gamma_of(described) if gamma is None else gamma
+    graphs = [
+        (iteration, StateGraph.from_groups(iteration.groups, gamma, with_actions=True)) for iteration in iterations
+    ]
     rows = [
         {
             "iteration": iteration.number,
@@ -27,11 +32,17 @@ def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dic
             "nodes": graph.num_nodes,
             "group_size": group_size(graph),
         }
-        for iteration in iterations
-        for graph in [iteration.graph(gamma)]
+        for iteration, graph in graphs
     ]
-    prediction = keys.examine(*keys.measure(iterations, gamma))
-    return {"gamma": gamma, "iterations": rows, "prediction": prediction}
+    hidden = [found for iteration, graph in graphs if (found := hidden_example(graph, iteration.groups))]
+    return {
+        "gamma": gamma,
+        "iterations": rows,
+        "prediction": keys.examine(*keys.measure(iterations, gamma)),
+        "losses": losses(iterations, gamma),
+        "key_texts": key_texts(group for iteration in iterations for group in iteration.groups),
+        "hidden_example": max(hidden, key=lambda found: found["spread"], default=None),
+    }
 
 
 def group_size(graph: StateGraph) -> dict[str, float]:

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from letter_graphs import episode
 
-from g2po_trl import write_jsonl
+from g2po_trl import StateGraph, write_jsonl
 from g2po_trl.cli.commands.report import main
+from g2po_trl.report.key_texts import different_parts, hidden_example, key_texts
+from g2po_trl.report.key_texts import text as lines_of_keys
+from g2po_trl.report.losses import in_short, losses, turning_points
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 from g2po_trl.runs.iterations import Iteration, load_iterations
@@ -180,3 +183,60 @@ def test_other_files_are_no_iterations(tmp_path):
         write_jsonl(folder / f"{name}.jsonl", [episode("abc", 0.0, name)])
     (iteration,) = load_iterations(tmp_path)
     assert [group[0].task_id for group in iteration.groups] == ["train-000001-rank0", "train-000001-rank1"]
+
+
+def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
+    """V(h) = 4, V(k) = 8, V(c) = 0: at c, entered from h, the state is worth 4 less; the turn limit takes 8 from k."""
+    won, lost = episode("hk", 8.0, "x"), episode("hc", 0.0, "x")
+    cut, never = episode("hk", 0.0, "x", outcome="truncated"), [episode("ab", 0.0, "y"), episode("ac", 0.0, "y")]
+    lost.steps[0].action = "go down"
+    assert [step for _, step in turning_points([won, lost, episode("hc", 8.0, "x", "error")], 1.0)] == [0]
+    groups = [[won, won, lost, lost, lost, cut], [*never, never[1]]]
+    for group in groups:
+        for one in group:
+            one.row, one.task = {"name": one.task_id, "api_key": "k3y"}, "tidy up"
+    found = losses([Iteration(7, groups)], 1.0)
+    assert (found["tasks"], found["lost"]) == (2, 4)
+    assert found["turning_points"] == [
+        {"state": "h", "action": "go down", "episodes": 3},
+        {"state": "k", "action": "the turn limit", "episodes": 1},
+    ]
+    (task,) = found["never_won"]
+    assert (task["task_id"], task["episodes"], task["ends"]) == ("y", 3, [["c", 2], ["b", 1]])
+    assert (task["iteration"], task["episode"]) == (7, "2.3")
+    said = in_short(found, "runs/x")
+    assert '1 of 2 tasks are never won, as \'{"name": "y"' in said
+    assert "g2po play --from runs/x 2.3 --iteration 7" in said
+    assert said.endswith("Most lost episodes of groups that also won fail after 'h' by 'go down' (3 of 4).")
+    write_jsonl(tmp_path / "trajectories" / "train-000007.jsonl", [one for group in groups for one in group])
+    main([str(tmp_path), "--details"])
+    printed = capsys.readouterr().out
+    assert "never won: 1 of 2 tasks" in printed and "    2 end in 'c'" in printed
+    assert "     1 after 'k' by the turn limit" in printed
+
+
+def test_observations_under_a_key_and_keys_of_an_observation():
+    won, lost = episode("hk", 8.0), episode("hc", 0.0)
+    for one in (won, lost):
+        one.steps[1].state_key = "room"
+    seen = key_texts([[won, lost]])
+    assert seen == {
+        "steps": 4,
+        "merged": {"steps": 2, "example": ["k", "c"]},
+        "split": {"steps": 0, "example": None},
+    }
+    won.steps[0].state_key, lost.steps[0].state_key = "1", "2"
+    assert key_texts([[won, lost]])["split"] == {"steps": 2, "example": "h"}
+    same = [episode("hk", 8.0), episode("hc", 0.0)]  # one action, two next states: hall hides which
+    graph = StateGraph.from_groups([same], 1.0, with_actions=True)
+    hidden = hidden_example(graph, [same])
+    assert (hidden["state"], hidden["action"], hidden["next"]) == ("h", "go", [["k", 8.0], ["c", 0.0]])
+    assert hidden["spread"] == 32.0
+    lines = lines_of_keys(seen, hidden)
+    assert lines == [
+        "50 % of steps are in a state that has several observations, as 'k' and 'c'",
+        "from 'h', 'go' leads to 'k' (value 8) and to 'c' (value 0)",
+    ]
+    same[1].steps[0].action = "stay"
+    assert hidden_example(StateGraph.from_groups([same], 1.0, with_actions=True), [same]) is None
+    assert different_parts("a" * 90 + "left" + "b" * 90, "a" * 90 + "right" + "b" * 90)[1].startswith("…aaa")

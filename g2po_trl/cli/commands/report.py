@@ -1,7 +1,7 @@
 """Summarise a run in five lines: success, where groups fail, what recurs, the verdict, what to do.
 
     g2po report RUN                 # the five lines; numbers in RUN/report
-    g2po report RUN --details       # the test of the state keys too
+    g2po report RUN --details       # also tasks that are never won, where episodes fail, the test of the state keys
 
 RUN is the folder of a training run or of `g2po credit`. The test of the state keys is how well the values of each λ
 predict the returns of held-out episodes.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...report import key_texts, losses
 from ...report import state_key_test as keys
 from ...report.plain import five_lines
 from ...report.summary import analyse, verdict_on
@@ -28,7 +29,7 @@ class Options:
     run: Path = option("output_dir of a run, or --output of `g2po credit`", positional=True, metavar="RUN")
     output: Path | None = option("where to write; default: RUN/report", None, metavar="FOLDER")
     gamma: float | None = option("discount per step; default: the run's, or 0.95 if it records none", None)
-    details: bool = option("print the test of the state keys too", False)
+    details: bool = option("print lost tasks, fatal steps and the test of the state keys too", False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     verdict = verdict_on(iterations, run, load_replaced(args.run))
-    print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict), end="\n\n")
+    print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
     if unfinished := sum(iteration.unfinished for iteration in iterations):
         print(f"lines that were not written to their end, left out: {unfinished}")
     if args.details:
-        print(keys.text(numbers["prediction"]), end="\n\n")
-    print(f"{output / 'analysis.json'}{'' if args.details else '; --details prints the test of the state keys'}")
+        found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["key_texts"], numbers["hidden_example"])]
+        print("\n".join(found), losses.text(numbers["losses"], str(args.run)), sep="\n\n", end="\n\n")
+    more = "" if args.details else "; --details prints lost tasks, fatal steps and the test of the state keys"
+    print(f"{output / 'analysis.json'}{more}")

@@ -1,0 +1,136 @@
+"""Where a run loses: tasks that are never won, and the step after which lost episodes could hardly win.
+
+The *turning point* of a lost episode is its step with the largest fall of the state's value, V(next) - V(state), in a
+group that also won: before it the other episodes of the group succeeded often, and after it they did not.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..credit.graph import StateGraph
+from ..rollout.words import action_text, state_text
+from ..runs.iterations import Iteration
+from ..trajectory import Trajectory, is_whole
+from ..utils.json import to_json
+from ..utils.show import printable
+
+SHOWN = 5  # tasks and turning points
+TEXT = 60  # characters of a state or an action
+TURN_LIMIT = "the turn limit"
+
+
+def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
+    """Return the part `losses` of analysis.json.
+
+    Returns:
+        `tasks`: number of tasks with a result. `never_won`: those without a success, most episodes first: `task_id`,
+        `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends` (pairs of a
+        state's text and the number of episodes that end there, most first), and `iteration` and `episode` of one of
+        them, for `g2po play --from`. `lost`: number of lost episodes in groups that also won. `turning_points` of
+        these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`, most first.
+    """
+    by_task: dict[str, list[tuple[Trajectory, int, str]]] = defaultdict(list)
+    turns: Counter[tuple[str, str]] = Counter()
+    texts: dict[str, str] = {}
+    for iteration in iterations:
+        for number, group in enumerate(iteration.groups, 1):
+            for place, one in enumerate(group, 1):
+                if one.counted and one.steps:
+                    by_task[one.task_id].append((one, iteration.number, f"{number}.{place}"))
+            if any(one.success for one in group):
+                for one, step in turning_points(group, gamma):
+                    key = one.steps[step].key
+                    texts.setdefault(key, _short(state_text(one.steps[step])))
+                    is_cut = one.outcome == "truncated" and step == len(one.steps) - 1
+                    turns[key, TURN_LIMIT if is_cut else _short(action_text(one.steps[step]))] += 1
+    alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
+    never = {name: played for name, played in by_task.items() if not any(one.success for one, *_ in played)}
+    return {
+        "tasks": len(by_task),
+        "never_won": [
+            _lost_task(name, never[name], alike) for name in sorted(never, key=lambda name: -len(never[name]))
+        ],
+        "lost": turns.total(),
+        "turning_points": [
+            {"state": texts[key], "action": action, "episodes": number}
+            for (key, action), number in turns.most_common(SHOWN)
+        ],
+    }
+
+
+def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Trajectory, int]]:
+    """Return the lost episodes of a group, each with the index of the step after which V falls most."""
+    graph = StateGraph.from_groups([group], gamma)
+    falls = graph.node_values[graph.next_node] - graph.node_values[graph.node]  # uncounted steps are not read
+    found, start = [], 0
+    for one in group:
+        end = start + len(one.steps)
+        if one.counted and not one.success and one.steps:
+            found.append((one, int(np.argmin(falls[start:end]))))
+        start = end
+    return found
+
+
+def in_short(found: dict[str, Any], folder: str | None = None) -> str:
+    """Return sentences for the line on failures; "" if there is nothing to name. `folder`: of the run, to play it."""
+    said = []
+    if found["never_won"]:
+        first = found["never_won"][0]
+        play = "" if folder is None else f"; {_play(first, folder)}"
+        said.append(
+            f"{len(found['never_won'])} of {found['tasks']} tasks are never won, as {first['name']!r} in "
+            f"{first['episodes']} episodes{play}."
+        )
+    if found["turning_points"]:
+        first = found["turning_points"][0]
+        most = "Most" if 2 * first["episodes"] > found["lost"] else "Many"
+        by = first["action"] if first["action"] == TURN_LIMIT else repr(first["action"])
+        said.append(
+            f"{most} lost episodes of groups that also won fail after {first['state']!r} by {by} "
+            f"({first['episodes']} of {found['lost']})."
+        )
+    return " ".join(said)
+
+
+def text(found: dict[str, Any], folder: str) -> str:
+    """Return the lines of `--details`."""
+    lines = [f"never won: {len(found['never_won'])} of {found['tasks']} tasks"]
+    for one in found["never_won"][:SHOWN]:
+        lines.append(f"  {one['name']}: {one['episodes']} episodes; {_play(one, folder)}")
+        if one["row"] is not None and is_whole(one["row"]):
+            lines.append(f"    task {printable(to_json(one['row']))[:400]}")
+        lines += [f"    {number} end in {state!r}" for state, number in one["ends"]]
+    if found["turning_points"]:
+        lines.append(f"where {found['lost']} lost episodes of groups that also won lose most of the state's value:")
+    for one in found["turning_points"]:
+        lines.append(f"  {one['episodes']:>4} after {one['state']!r} by {one['action']}")
+    return "\n".join(lines)
+
+
+def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: bool) -> dict[str, Any]:
+    ends = Counter(one.steps[-1].key for one, *_ in played)
+    texts = {one.steps[-1].key: _short(state_text(one.steps[-1])) for one, *_ in played}
+    last, iteration, place = played[-1]
+    return {
+        "task_id": name,
+        "name": _short((name if last.row is None else to_json(last.row)) if alike or not last.task else last.task),
+        "row": last.row,
+        "episodes": len(played),
+        "ends": [[texts[key], number] for key, number in ends.most_common(2)],
+        "iteration": iteration,
+        "episode": place,
+    }
+
+
+def _play(task: dict[str, Any], folder: str) -> str:
+    return f"g2po play --from {folder} {task['episode']} --iteration {task['iteration']}"
+
+
+def _short(words: str) -> str:
+    return textwrap.shorten(printable(words), TEXT, placeholder=" …") or words[:TEXT]
