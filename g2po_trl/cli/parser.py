@@ -37,7 +37,7 @@ _METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
-_ALIASES = {"model_name_or_path": "--model"}
+_ALIASES = {"model_name_or_path": "--model", "replay": "--from"}
 # Names of options in other libraries -> ours.
 _OTHER_NAMES = {
     "lr": "learning_rate",

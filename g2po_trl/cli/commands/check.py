@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,23 +26,23 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...engines.sampling import Sampling
-from ...environments.adapters.mixed import COLUMN, check_mixture, environments_of, mixed
+from ...environments.adapters.mixed import COLUMN, check_mixture, environments_of
 from ...environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from ...environments.agents.agent import agent_factory
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns, player_of
 from ...evaluation.contract import Finding
 from ...evaluation.examine import examine, examine_agent, try_agent
 from ...evaluation.random_episodes import TEXTS, describe_failure
 from ...prompts.template import PromptTemplate
-from ...runs.run_json import load_object, read_run
+from ...runs.run_json import read_run
 from ...utils.errors import G2POError
 from ...utils.show import printable
-from ..parser import json_object, option, parse, read_config
+from ..parser import option, parse, read_config
+from ..played import environment_and_tasks, tasks_of
 from ..recipe_files import file_of
 
 TURNS = 30
@@ -115,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = {name: config.get(name) if value is None else value for name, value in given.items()}
     episode_limits = EpisodeLimits(**given)
     key = load(options.agent_state_key) if options.agent_state_key else None
-    if run:
-        environment, tasks = _environment_of(run, name), tasks_of(name, options.task, options.tasks or _panel_of(name))
-    elif options.agent is None:
+    if options.agent is None:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
         if options.environment_options:
             environment = partial(environment, **options.environment_options)
@@ -139,23 +136,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if any(finding.level == "error" for finding in findings):
         sys.exit(1)
     print(f"Next: {_next_command(options, config)}")
-
-
-def _environment_of(run: Mapping[str, Any], folder: str) -> Callable:
-    """Return the environment of a run's description."""
-    if not run.get("environment"):
-        raise G2POError(
-            f"environment is missing in {folder}/run.json, since it cannot be imported: pass FILE.py:Class"
-        )
-    return load_object(run["environment"])
-
-
-def _panel_of(folder: str) -> Path:
-    """Return the tasks of a run: those of its first panel."""
-    panels = sorted(Path(folder, "panels").glob("*.jsonl"))
-    if not panels:
-        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
-    return panels[0]
 
 
 def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
@@ -240,31 +220,6 @@ def _try_agents(
             found = try_agent(one.keywords["agent"], rows, *played, *how, **own)
             findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
         return findings
-
-
-def environment_and_tasks(
-    name: str, given: Sequence[str] = (), file: Path | None = None
-) -> tuple[Callable, list[dict[str, Any]]]:
-    """Return an environment's factory, by the names that `load` takes, and its tasks, see `tasks_of`."""
-    if name == "environment.py" and not Path(name).is_file():
-        raise G2POError("there is no environment.py here: name an environment, as file.py or module:Class")
-    return mixed(load(name)), tasks_of(name, given, file)
-
-
-def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
-    """Return the tasks in JSON or a file, by default tasks.jsonl beside file.py; else one without arguments."""
-    path = Path(name.rpartition(":")[0] if ":" in name else name)
-    beside = path.with_name("tasks.jsonl")
-    if not given and file is None and path.suffix == ".py" and beside.is_file():
-        file = beside
-    return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
-
-
-def _task(text: str) -> dict[str, Any]:
-    try:
-        return json_object(text)
-    except ArgumentTypeError as error:
-        raise G2POError(f"task is {error}, such as '{{\"seed\": 1}}'") from error
 
 
 def first_prompt(

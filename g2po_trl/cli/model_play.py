@@ -1,0 +1,95 @@
+"""A trained model plays an episode in the terminal, with its prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..engines.sampling import Sampling, derived_seed
+from ..environments.adapters.trl_tools import text_environment_factory
+from ..environments.episode_limits import EpisodeLimits
+from ..environments.pool.limits import PoolLimits
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.validation import check_task_columns
+from ..evaluation.actors import make_actor
+from ..evaluation.evaluate import load_panel, make_agent, make_chat_model
+from ..rollout.episode import Episode
+from ..rollout.player import Player
+from ..rollout.words import action_text
+from ..trajectory import Step
+from ..utils.errors import G2POError
+from ..utils.json import to_json
+from ..utils.show import printable
+from .commands import evaluate
+from .played import tasks_of
+
+if TYPE_CHECKING:
+    from .commands.play import PlayOptions
+
+
+class _Shown:
+    """An actor, or a session of one, whose steps are printed as they come. Everything else is the inner one's."""
+
+    def __init__(self, inner: Any, tokenizer: Any):
+        self.inner, self.tokenizer = inner, tokenizer
+        self.read: list[int] = []  # tokens of the last prompt and its completion
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def session(self, *arguments: Any) -> _Shown:
+        return _Shown(self.inner.session(*arguments), self.tokenizer)
+
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+        steps = self.inner.receive_steps(timeout)
+        for episode, step in steps:
+            if step is not None:
+                self._print(len(episode.steps) + 1, step)
+        return steps
+
+    def _print(self, number: int, step: Step) -> None:
+        ids, known = list(step.prompt_ids), len(self.read)
+        continues = known > 0 and ids[:known] == self.read
+        text = self.tokenizer.decode(ids[known:] if continues else ids) if ids else step.prompt or step.observation
+        self.read = [*ids, *step.completion_ids]
+        size = f", {len(ids)} tokens" if ids else ""
+        new = ": what follows the last completion" if continues else ""
+        print(f"\n--- prompt {number}{size}{new} ---\n{printable(text)}")
+        print(f"--- completion, {len(step.completion_ids)} tokens ---\n{printable(step.completion or '')}")
+        faults = [] if step.valid else ["not the required format"]
+        faults += ["not among the listed actions"] if step.valid and step.admissible is False else []
+        faults += ["cut off at max_completion_length"] if step.completion_truncated else []
+        print(f"--- action{', '.join(['', *faults])} ---\n{printable(action_text(step))}", flush=True)
+
+
+def play_with_model(options: PlayOptions, row: dict[str, Any] | None) -> str:
+    """Play a task with the model of a run, as `g2po evaluate` does, and return a line on how it ended.
+
+    `row`: the task. `None`: the one that the options name.
+    """
+    given = [] if options.environment is None else ["--environment", options.environment]
+    given += ["--environment-options", to_json(options.environment_options)] if options.environment_options else []
+    given += ["--tasks", str(options.tasks)] if options.tasks else []
+    given += ["--max-turns", str(options.max_turns)] if options.max_turns else []
+    settings, _ = evaluate.read(["--model", options.model, *given])
+    panel = load_panel(settings)
+    if row is None:
+        rows: Sequence[dict[str, Any]] = tasks_of("", options.task) if options.task else panel.rows
+        if not 1 <= options.line <= len(rows):
+            raise G2POError(f"line is {options.line}, and there are {len(rows)} tasks: choose one of them")
+        row = dict(rows[options.line - 1])
+    limits = EpisodeLimits.of(settings, max_turns=panel.max_turns)
+    factory = text_environment_factory(panel.environment_factory, limits, panel.history, panel.prompt_template)
+    check_task_columns(factory, row)
+    one_worker = replace(PoolLimits.of(settings), num_environment_workers=1)
+    with EnvironmentPool(factory, one_worker) as pool, closing(make_chat_model(settings)) as chat:
+        actor = make_actor(chat, make_agent(settings, panel), lambda one: (), lambda: None, lambda one, made: None)
+        shown = _Shown(actor, getattr(getattr(chat, "encode", None), "tokenizer", None))
+        ((played,), _) = Player(pool, shown, limits).play([row], Sampling.of(settings), seeds=[derived_seed(0, 0)])
+    why = played.error or played.failure_reason
+    final = f"\n--- end ---\n{printable(played.final_observation or '')}"
+    number = len(played.steps)
+    end = f"{played.outcome} after {number} step{'s' * (number != 1)}, reward {played.reward:g}"
+    return f"{final}\n\n{end}{f': {printable(why)}' if why else ''}"
