@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.trl_tools import text_environment_factory
@@ -24,9 +24,6 @@ from ..utils.json import to_json
 from ..utils.show import printable
 from .commands import evaluate
 from .played import tasks_of
-
-if TYPE_CHECKING:
-    from .commands.play import PlayOptions
 
 
 class _Shown:
@@ -64,10 +61,12 @@ class _Shown:
         print(f"--- action{', '.join(['', *faults])} ---\n{printable(action_text(step))}", flush=True)
 
 
-def play_with_model(options: PlayOptions, row: dict[str, Any] | None) -> str:
+def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
     """Play a task with the model of a run, as `g2po evaluate` does, and return a line on how it ended.
 
-    `row`: the task. `None`: the one that the options name.
+    Args:
+        options: of `g2po play`.
+        row: the task. `None`: the one that the options name.
     """
     given = [] if options.environment is None else ["--environment", options.environment]
     given += ["--environment-options", to_json(options.environment_options)] if options.environment_options else []
