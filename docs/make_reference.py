@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -109,6 +110,16 @@ def help_of(command: str) -> str:
     return text.getvalue().rstrip()
 
 
+def told_once(command: str, text: str, told: dict[str, str]) -> str:
+    """Return a help text without the groups of options that an earlier command has, too. `told`: where they are."""
+    blocks = []
+    for block in text.split("\n\n"):
+        options = block.partition("\n")[2] if re.match(r"\w+:\n", block) else None
+        known = told.setdefault(options, command) if options else command
+        blocks.append(block if known == command else f"{block.partition(':')[0]}: as for g2po {known}")
+    return "\n\n".join(blocks)
+
+
 def script_arguments(recipe: str) -> list[str]:
     spec = importlib.util.spec_from_file_location(recipe, RECIPES / f"train_{recipe}.py")
     module = importlib.util.module_from_spec(spec)
@@ -122,9 +133,9 @@ def script_arguments(recipe: str) -> list[str]:
 
 
 def cli_page() -> str:
-    parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
+    parts, told = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"], {}
     for command in COMMANDS[:-1]:  # all but version
-        parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
+        parts += [f"\n## g2po {command}\n", "```text", told_once(command, help_of(command), told), "```"]
         for recipe in (
             ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment") if command == "train" else ()
         ):
