@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .base import GenerationModel
 
 
+_MASK_PLACES = 2**28  # of the mask that a generate call may make: rows x prompt tokens x prompt tokens
+
+
 def generate_batch(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerBase,
@@ -238,11 +241,17 @@ class TransformersEngine(Engine):
         return completions
 
     def _batches(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """Return the row numbers of each generate call: sorted by length, bounded in padded tokens."""
+        """Return the row numbers of each generate call: sorted by length, bounded in padded tokens.
+
+        Prompts of different lengths need a mask, whose size is bounded too; those of one length need none.
+        """
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
         batches = []
         while rows:
-            size = max(1, self.batch_tokens // (len(prompts[rows[0]]) + max_new_tokens))
+            width = len(prompts[rows[0]])
+            equal = sum(len(prompts[row]) == width for row in rows)
+            size = min(self.batch_tokens // (width + max_new_tokens), max(equal, _MASK_PLACES // width**2))
+            size = max(1, size)
             batches.append(rows[:size])
             rows = rows[size:]
         if self.is_collective:

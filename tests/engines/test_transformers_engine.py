@@ -66,6 +66,22 @@ def test_without_stop_sequences_only_the_end_of_turn_ends():
     )
 
 
+@pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [
+        ([10, 30, 20], [[1, 2, 0]]),
+        ([18_000] * 4, [[0, 1, 2], [3]]),  # of one length: without a mask
+        ([18_000, 17_999, 18_000, 17_999], [[0, 2], [1, 3]]),
+        ([17_999, 18_000, 17_998], [[1], [0], [2]]),
+        ([9_001, 9_002, 9_003, 9_004], [[3, 2, 1], [0]]),
+    ],
+)
+def test_long_prompts_share_a_call_if_its_mask_is_small(lengths, batches):
+    tokenizer = build_tokenizer()
+    engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], None, batch_tokens=65536)
+    assert engine._batches([range(length) for length in lengths], 16) == batches
+
+
 def test_generate_stops_at_stop_sequences(make_trainer):
     """With every letter a stop sequence, a completion ends with the first; nothing after it is trained."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
