@@ -42,7 +42,9 @@ _NOISE = {
     "<id>": re.compile(rf"\b(?:{'|'.join(_IDS)})\b"),
     "<date>": re.compile(rf"\b(?:{'|'.join(_DATES)})\b"),
     "<time>": re.compile(rf"(?<![\w:.]){_CLOCK}"),
-    "<seconds>": re.compile(r"(?<![\w.])\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?|minutes?)\b"),
+    "<seconds>": re.compile(
+        r"(?<![\w.])\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?|minutes?)\b|(?:(?<=_ms: )|(?<=_ms\": ))\d+"
+    ),
 }
 
 

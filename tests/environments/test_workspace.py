@@ -300,7 +300,8 @@ def test_what_is_put_back_cannot_be_cheated_with(command):
     ("verify", "reward"),
     [
         ("python -c 'print(0.25)'", 0.25),
-        ("python -c 'print(\"nan\")'", 1.0),
+        ("python -c 'print(\"nan\")'", 0.0),
+        ("python -c 'print(\"1e999\")'", 0.0),
         ("python -c 'print(7); exit(1)'", 0.0),
         ("false", 0.0),
         (lambda folder: (folder / "add.py").stat().st_size, 32),
@@ -309,6 +310,66 @@ def test_what_is_put_back_cannot_be_cheated_with(command):
 def test_rewards(command, verify, reward):
     _, end = play(command(verify), [says("done")])
     assert end.reward == reward and end.info["diff"] == ""
+
+
+PLANTED = {
+    "settings": "echo 'import os; os._exit(0)' > conftest.py",
+    "a module": "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py",
+    "home": "mkdir -p $HOME && echo 'exit 0' > $HOME/passes",
+    "cache": """python - <<'END'
+import os, py_compile
+seen, text = os.stat("tests/check.py"), open("tests/check.py").read()
+open("tests/check.py", "w").write("#" * seen.st_size)
+os.utime("tests/check.py", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+py_compile.compile("tests/check.py")
+END""",
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_planted_does_not_pass(command, source, planted):
+    """Settings and modules of tests, the program's home, and bytecode of a test that is put back."""
+    (source / "tests" / "test_add.py").write_text("def test_add():\n    assert 0\n")
+    verify = {"home": "sh -c '. $HOME/passes'", "cache": "python -m tests.check"}.get(planted, "python -m pytest -q")
+    options = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
+    _, end = play(command(verify, **options), [says(PLANTED[planted]), says("done")])
+    assert end.reward == 0.0, end.info
+
+
+@pytest.mark.parametrize("ends", ["kill -9 $(ps -o ppid= -p $PPID)", "pkill -9 -f agent.py"])
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
+def test_a_program_that_kills_its_supervisor_leaves_nothing(command, ends):
+    _, end = play(command("true"), [says(f"setsid sleep 61.38 & sleep 61.38 & {ends}")])
+    assert end.terminated
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.38"]]
+
+
+def test_links_of_the_copy_lead_to_the_copy_or_where_they_led(source, tmp_path):
+    (tmp_path / "shared").write_text("shared")
+    (source / "whole").symlink_to(source / "add.py")
+    (source / "tests" / "up").symlink_to(source / "tests")
+    (source / "out").symlink_to("../shared")
+    (source / "out, too").symlink_to(tmp_path / "shared")
+    (tmp_path / "far").mkdir()
+    workspace = Workspace(source, tmp_path / "far" / "copy")
+    leads = {name: os.readlink(workspace.folder / name) for name in ("link", "whole", "tests/up", "out", "out, too")}
+    shared = str(tmp_path / "shared")
+    assert leads == {"link": "add.py", "whole": "add.py", "tests/up": ".", "out": shared, "out, too": shared}
+    assert workspace.diff() == ""
+    (workspace.folder / "whole").write_text("changed")
+    (workspace.folder / "tests" / "up").unlink()
+    assert "a - b" in (source / "add.py").read_text() and "Binary file tests/up differs" in workspace.diff()
+    workspace.restore(["tests", "whole"])
+    assert os.readlink(workspace.folder / "tests" / "up") == "." and "tests/up" not in workspace.diff()
+
+
+def test_git_of_the_copy_works_in_the_copy(source, tmp_path):
+    for words in (["init", "-q"], ["config", "core.worktree", str(source)], ["add", "."], ["commit", "-qm", "one"]):
+        git(source, *words)
+    workspace = Workspace(source, tmp_path / "copy")
+    (source / "add.py").write_text("edited")
+    git(workspace.folder, "reset", "-q", "--hard")
+    assert (source / "add.py").read_text() == "edited"
 
 
 def test_home_and_temporary_files_are_of_the_episode(command, monkeypatch):
@@ -367,9 +428,30 @@ def test_the_settings_of_the_user_are_not_the_programs(command, source, monkeypa
     assert str(source) not in seen[1].text
 
 
-def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command):
-    with pytest.raises(FileNotFoundError, match="no_such_program"):
-        play(command(verify="no_such_program -q"), [])
+@pytest.mark.parametrize(
+    ("verify", "match"),
+    [
+        ("no_such_program -q", "no_such_program is not found"),
+        ("./none.sh", "./none.sh is not found"),
+        ("/none/check", "/none/check is not found"),
+        ("./add.py", "./add.py cannot be executed"),
+    ],
+)
+def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command, verify, match):
+    with pytest.raises(FileNotFoundError, match=match):
+        play(command(verify=verify), [])
+
+
+def test_a_program_that_verifies_and_is_removed_is_one(command, source):
+    (source / "check.sh").write_text("#!/bin/sh\n")
+    (source / "check.sh").chmod(0o755)
+    rewards = [play(command("./check.sh"), [says(one), says("done")])[1].reward for one in ("true", "rm -r $PWD")]
+    assert rewards == [1.0, 0.0]
+
+
+def test_what_is_put_back_is_there(command):
+    with pytest.raises(G2POError, match=r"restore is \['test'\], and no file of .*source' matches it"):
+        play(command(restore=["test"]), [])
 
 
 def test_a_workspace_beyond_the_limit_is_no_failure_of_the_model(command, source):
@@ -432,6 +514,7 @@ def test_a_workspace_that_is_no_folder(tmp_path):
         ("Fri Nov 27 11:09:32 UTC 2026", "<date>"),
         ("2026-11-27T10:00:00.123Z, 2026-11-27", "<date>, <date>"),
         ("3 passed in 0.12s", "3 passed in <seconds>"),
+        ('duration_ms: 755, "wall_ms": 12, ms: 3', 'duration_ms: <seconds>, "wall_ms": <seconds>, ms: 3'),
         ("<object at 0x7f3a22>", "<object at <id>>"),
         ("/tmp/abc/x.py:3: error", "<path>:3: error"),
         ("in /srv/copy/a.py", "in ./a.py"),

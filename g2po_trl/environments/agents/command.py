@@ -26,7 +26,7 @@ from . import supervisor
 from .agent import AgentClient, CommandError, read_return_value, result_of
 from .endpoint import bypass_proxies
 from .program import Program, require_program
-from .workspace import Workspace
+from .workspace import Workspace, matching
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
 _VARIABLES = {  # what the model is called in each protocol
@@ -42,6 +42,9 @@ _VARIABLES = {  # what the model is called in each protocol
 # Variables that lead to the user's own settings and repository; a workspace has its own.
 _OF_USER = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
 _OF_USER += ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+# What tests read by themselves, and so what a program may write to have them pass.
+_TEST_SETTINGS = ("**/conftest.py", "pytest.*", ".pytest.*", "tox.ini", "pytest", "_pytest")
+_TEST_SETTINGS += ("**/sitecustomize*", "**/usercustomize*")
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 _SHOWN = 2000  # last characters of what a command that verifies printed
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
@@ -71,22 +74,25 @@ class AgentCommand:
             takes those of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else of the
             episode) that its parameters name. If `returncode` is not among them, another exit status than 0 is an
             exception of the agent. Output beyond a megabyte loses its middle. With a workspace it may be a command,
-            such as `pytest -q`, which runs there after the agent: its reward is 0 if its exit status is not 0, or
-            else the number in its last line, or 1 without one. The agent's exit status does not matter then.
+            such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward
+            is 0 if its exit status is not 0, or else the number in its last line (0 if it is not finite), or 1
+            without one. The agent's exit status does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
             an error.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
-            `test_*.py`: else a program may be rewarded for changing them.
+            `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of Python's
+            tests are put back too, such as `conftest.py` and `pytest.ini`.
         verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
         max_processes: number of processes beyond which a program is killed, and the episode is a failure. `None`: no
             limit.
         max_disk_mb: as `max_processes`, of MiB below the episode's folder, workspace included.
 
     Raises:
-        G2POError: if the command is empty or has a placeholder that is no name, or `verify` cannot be called.
+        G2POError: if the command is empty or has a placeholder that is no name, or `verify` cannot be called. In an
+            episode: if a placeholder is no column of the task, or no file of the workspace matches `restore`.
     """
 
     def __init__(
@@ -143,17 +149,20 @@ class AgentCommand:
             if size > most:  # else each episode would be a failure of the model
                 megabytes = f"{most / 2**20:g}: the workspace takes {size / 2**20:.0f} MiB before the agent begins"
                 raise G2POError(f"max_disk_mb is {megabytes}; raise it, or leave files out")
+            if self.restore and not matching(workspace.source, self.restore):
+                remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
+                raise G2POError(f"restore is {list(self.restore)}, and {remedy}")
             client.works_on(workspace)
             variables = self._variables(client, episode, workspace.folder)
-            if self._checks and os.sep not in (verifier := _filled(self._checks[0], task)):
-                require_program(verifier, variables)  # before the agent asks: a failure would be the model's
+            if self._checks:  # before the agent asks: a failure would be the model's
+                require_program(_filled(self._checks[0], task), variables, workspace.folder)
             try:
                 returncode, stdout, stderr = self._run(task, client, variables, episode, workspace.folder)
             except CommandError as error:
                 error.info["diff"] = workspace.diff()
                 raise
             facts = {"diff": workspace.diff()}
-            workspace.restore(self.restore)
+            workspace.restore([*self.restore, *(_TEST_SETTINGS if self._checks else ())])
             if self._checks:
                 facts |= {} if returncode == 0 else {"program": _failed(returncode, stderr)}
                 value = self._check(task, client, variables, episode, workspace.folder)
@@ -198,10 +207,13 @@ class AgentCommand:
     ) -> dict[str, Any]:
         """Return the reward of the command `verify`, which has no model to ask, and what it printed."""
         variables = {name: text for name, text in variables.items() if name not in _VARIABLES}
+        own = Path(tempfile.mkdtemp(prefix="verify-", dir=episode))  # the agent's settings and caches are not its
+        variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.environment}
         limits = {"folder": str(episode), **self._limits}
-        checks = Program(
-            [_filled(word, task) for word in self._checks], {**variables, **self.environment}, limits, folder
-        )
+        try:
+            checks = Program([_filled(word, task) for word in self._checks], variables, limits, folder)
+        except FileNotFoundError as error:  # the agent has removed it
+            return {"reward": 0.0, "info": {"verify": str(error)}}
         client.at_end(checks.end)
         with checks:
             returncode = checks.wait(self.verify_timeout)
@@ -219,21 +231,29 @@ class AgentCommand:
         variables |= {name: getattr(client, part) for name, part in _VARIABLES.items()}
         variables["EPISODE_FOLDER"] = str(episode)
         if folder is not None:
-            for name in ("home", "tmp"):
-                (episode / name).mkdir()
             variables = {name: value for name, value in variables.items() if name not in _OF_USER}
-            variables |= {"HOME": str(episode / "home"), "TMPDIR": str(episode / "tmp"), "PWD": str(folder)}
+            variables |= {**_own_folders(episode), "PWD": str(folder)}
         return {**variables, **self.environment}
 
 
+def _own_folders(parent: Path) -> dict[str, str]:
+    """Make a program's own folders for settings and temporary files; return the variables that name them."""
+    found = {"HOME": parent / "home", "TMPDIR": parent / "tmp"}
+    for path in found.values():
+        path.mkdir()
+    return {name: str(path) for name, path in found.items()}
+
+
 def _reward(returncode: int, stdout: str) -> float:
-    """Return the number in the last line of what a successful command printed, 1 without one, and 0 if it failed."""
+    """Return the number in the last line of what a successful command printed, 1 without one, and 0 if it failed.
+
+    A number that is not finite is 0: it says of no file that it is right.
+    """
     if returncode != 0:  # its last line may be of the code that it verifies
         return 0.0
     with contextlib.suppress(ValueError, IndexError):
         number = float(stdout.strip().splitlines()[-1])
-        if math.isfinite(number):
-            return number
+        return number if math.isfinite(number) else 0.0
     return 1.0
 
 

@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
+from . import supervisor
+
+_SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 END_SECONDS = 5.0  # for all that a program started to end
 MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
@@ -33,6 +35,7 @@ class Program:
         require_program(words[0], variables, folder)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [*_SUPERVISOR, json.dumps(limits), *words]
+        self._mark = f"EPISODE_FOLDER={limits['folder']}"
         self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
         self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
 
@@ -58,14 +61,19 @@ class Program:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        if self._process.returncode < 0:  # the supervisor may have been killed too, as by `pkill -f` with the task
+            supervisor.end_marked(self._mark)
         self._process.stdin.close()
 
 
 def require_program(name: str, variables: dict[str, str], folder: Path | None = None) -> None:
     """Raise `FileNotFoundError` if there is no program of this name, or path relative to the folder."""
-    is_path = os.sep in name
-    if not (Path(folder or ".", name).exists() if is_path else shutil.which(name, path=variables["PATH"])):
+    path = Path(folder or ".", name) if os.sep in name else shutil.which(name, path=variables["PATH"])
+    if path is None or not os.path.exists(path):
         raise FileNotFoundError(f"{name} is not found: give the program's path, or install it where training runs")
+    if os.path.isdir(path) or not os.access(path, os.X_OK):
+        raise FileNotFoundError(f"{name} cannot be executed: run `chmod +x` on it, or write its interpreter before it")
 
 
 class _Output:

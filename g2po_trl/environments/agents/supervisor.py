@@ -81,6 +81,24 @@ def end_all(program: int) -> None:
             return
 
 
+def end_marked(variable: str) -> None:
+    """Kill all processes that began with an environment variable, "NAME=value": a killed supervisor leaves them."""
+    mark, seen = b"\0" + os.fsencode(variable) + b"\0", set()
+    while found := [pid for pid in _parents() if pid != os.getpid() and mark in b"\0" + _environment(pid)]:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if seen.issuperset(found):  # they are killed, and about to end
+            return
+        seen.update(found)
+
+
+def _environment(pid: int) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()
+    return b""
+
+
 def _descendants() -> list[int]:
     """Return all processes that this one is an ancestor of; none where there is no `/proc`."""
     parents = _parents()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch, translate
+from fnmatch import translate
 from pathlib import Path
 
 from ...utils.errors import G2POError
@@ -48,6 +48,9 @@ class Workspace:
         try:
             _copy(self.source, folder)
             _have_own_repository(self.source, folder)
+            for name in _files(folder, all_names=True):
+                if os.path.islink(folder / name):
+                    _copy_link(self.source, folder, name)
         except (OSError, subprocess.CalledProcessError) as error:
             why = [*(getattr(error, "stderr", None) or b"").decode("utf-8", "replace").splitlines(), error][0]
             raise G2POError(f"workspace {str(source)!r} cannot be copied: {why}") from error
@@ -63,7 +66,7 @@ class Workspace:
                 seen = os.lstat(path)
                 signs = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode)
                 known = self._digests.get(name)
-                digest = known[1] if known and known[0] == signs else _digest(path, seen)
+                digest = known[1] if known and known[0] == signs else _digest(path, seen, self.folder)
                 state.update(os.fsencode(name) + b"\0" + digest)
                 if now - seen.st_ctime_ns > _RECENT_NS:
                     digests[name] = signs, digest
@@ -77,26 +80,21 @@ class Workspace:
             patterns: of names relative to the folder, such as `tests` (and all below), `test_*.py`, or `**/test_*.py`
                 in any folder. What the source does not have is removed.
         """
-        patterns = [os.path.normpath(pattern) for pattern in patterns]
-        patterns += [pattern.removeprefix("**/") for pattern in patterns]
-
-        def matching(folder: Path) -> list[str]:
-            names = _files(folder, all_names=True)
-            return [n for n in names if any(fnmatch(n, one) or fnmatch(n, f"{one}/*") for one in patterns)]
-
+        patterns = list(patterns)
+        _be_folder(self.folder)
         _open_folders(self.folder)
-        for name in matching(self.folder):
+        for name in matching(self.folder, patterns):
             (self.folder / name).unlink()
-        for name in matching(self.source):
-            for parent in [*Path(name).parents][::-1]:  # the folder itself first; none of them leads out of it
-                path = self.folder / parent
-                if path.is_symlink() or not path.is_dir():
-                    path.unlink(missing_ok=True)
-                    path.mkdir()
+        for name in matching(self.source, patterns):
+            for parent in [*Path(name).parents][::-1]:  # none of them leads out of the folder
+                _be_folder(self.folder / parent)
             path = self.folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            shutil.copy2(self.source / name, path, follow_symlinks=False)
+            if (self.source / name).is_symlink():
+                _copy_link(self.source, self.folder, name)
+            else:
+                shutil.copy2(self.source / name, path, follow_symlinks=False)
 
     def diff(self) -> str:
         """Return what differs from the source, as a unified diff of about `MAX_DIFF_CHARACTERS` at most."""
@@ -104,11 +102,28 @@ class Workspace:
         names, text = sorted(set.union(*sides.values())), ""
         for place, name in enumerate(names):
             old, new = (folder / name if name in side else None for folder, side in sides.items())
-            text += _change(name, _lines(old), _lines(new))
+            text += _change(name, _lines(old, self.source), _lines(new, self.folder))
             if len(text) > MAX_DIFF_CHARACTERS:
                 surplus, left = len(text) - MAX_DIFF_CHARACTERS, len(names) - place - 1
                 return f"{text[:MAX_DIFF_CHARACTERS]}\n[left out: {surplus:,} characters, and {left:,} files unread]\n"
         return text
+
+
+def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the names of the files below a folder that patterns match, see `Workspace.restore`."""
+    patterns = [os.path.normpath(pattern) for pattern in patterns]
+    patterns += [pattern.removeprefix("**/") for pattern in patterns]
+    wanted = re.compile(
+        "|".join(translate(one) for pattern in patterns for one in (pattern, f"{pattern}/*")) or "(?!)"
+    )
+    return [name for name in _files(folder, all_names=True) if wanted.match(name)]
+
+
+def _be_folder(path: Path) -> None:
+    """Have a folder at this path, in place of anything else."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        path.mkdir()
 
 
 def _open_folders(folder: Path) -> None:
@@ -132,10 +147,31 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
+def _copy_link(source: Path, folder: Path, name: str) -> None:
+    """Make a link of the source in its copy: what it leads to is in the copy, or where the source's link leads."""
+    path, target = folder / name, _target(source / name, source)
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _target(link: str | Path, folder: Path) -> str:
+    """Return what a link leads to: below the folder as a relative path, elsewhere as an absolute one."""
+    parent, target = os.path.dirname(link), os.readlink(link)
+    whole = os.path.normpath(os.path.join(parent, target))
+    inside = Path(whole).is_relative_to(folder)
+    if inside != os.path.isabs(target):
+        return target
+    return os.path.relpath(whole, parent) if inside else whole
+
+
 def _have_own_repository(source: Path, folder: Path) -> None:
-    """Give the copy of a git worktree or submodule a repository: the one that its `.git` names is the source's."""
+    """Give the copy a git repository of its own: that of a worktree or submodule is elsewhere, as `.git` says."""
     own, there = folder / ".git", (source / ".git").resolve()
     if not (own.is_file() or own.is_symlink()):
+        if (own / "config").is_file():
+            _leave_out(own / "config", rb"worktree\s*=\s*\"?/")
         return
     if there.is_file():
         there = there.parent / os.fsdecode(there.read_bytes()).removeprefix("gitdir:").strip()
@@ -148,8 +184,14 @@ def _have_own_repository(source: Path, folder: Path) -> None:
     for name in ("HEAD", "index"):
         if (there / name).is_file():
             shutil.copy2(there / name, own / name)
-    config = (own / "config").read_bytes()
-    (own / "config").write_bytes(re.sub(rb"(?m)^\s*(worktree|bare)\s*=.*\n", b"", config))  # of the other folder
+    _leave_out(own / "config", rb"(worktree|bare)\s*=")
+
+
+def _leave_out(config: Path, setting: bytes) -> None:
+    """Leave out of a file those lines that begin with a setting, since it is of the other folder."""
+    text = config.read_bytes()
+    if text != (kept := re.sub(rb"(?m)^\s*" + setting + rb".*\n", b"", text)):
+        config.write_bytes(kept)
 
 
 def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
@@ -172,10 +214,10 @@ def _is_ignored(name: str) -> bool:
     return _IGNORED.match(name) is not None
 
 
-def _digest(path: str | Path, seen: os.stat_result) -> bytes:
+def _digest(path: str | Path, seen: os.stat_result, folder: Path) -> bytes:
     """Return a digest of a file's contents and whether it may be executed; of a link, of its target."""
     if stat.S_ISLNK(seen.st_mode):
-        return hashlib.blake2b(b"link " + os.fsencode(os.readlink(path)), digest_size=16).digest()
+        return hashlib.blake2b(b"link " + os.fsencode(_target(path, folder)), digest_size=16).digest()
     if not stat.S_ISREG(seen.st_mode):
         return b"special"
     digest = hashlib.blake2b(digest_size=16)
@@ -226,8 +268,8 @@ def _hunks(old: list[str], new: list[str]) -> Iterator[str]:
         yield re.sub(r"(?<=[-+])\d+", lambda n: str(int(n[0]) + begin), line) if line.startswith("@@ ") else line
 
 
-def _lines(path: Path | None) -> list[str] | bytes | None:
-    """Return a file's lines, or a digest if it is large, no text, a link, or cannot be read."""
+def _lines(path: Path | None, folder: Path) -> list[str] | bytes | None:
+    """Return a file's lines, or a digest if it is large, no text, a link, or cannot be read. `folder`: all files'."""
     if path is None:
         return None
     try:
@@ -237,4 +279,4 @@ def _lines(path: Path | None) -> list[str] | bytes | None:
     if stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_FILE_BYTES:
         with contextlib.suppress(UnicodeDecodeError, OSError):
             return list(io.StringIO(path.read_bytes().decode(), newline="\n"))
-    return _digest(path, seen)
+    return _digest(path, seen, folder)
