@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # or not continued, and transformers' pickle of all arguments, tokens included. The other checkpoints are pushed as
 # `hub_strategy` says.
 _NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", f"{SUPERSEDED}checkpoint-*/", LOCK)
-_NOT_PUSHED += ("view*.html", "training_args.bin")
+_NOT_PUSHED += ("view*.html", "view*-data/", "training_args.bin")
 _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,17 @@ def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
     """Return the whole lines of a run's evaluations.jsonl; none without the file."""
     path = Path(run, "evaluations.jsonl")
     return read_json_lines(path) if path.is_file() else []
+
+
+def load_exams(run: str | Path) -> list[dict[str, Any]]:
+    """Return the exams of a model that `g2po teach` wrote, as `load_evaluations`; none without any."""
+    path = Path(run, "exams", "results.json")
+    return [{"name": "exam", **one} for one in json.loads(path.read_text())] if path.is_file() else []
+
+
+def files_of_iteration(run: str | Path, number: int) -> list[Path]:
+    """Return the files that have the trajectories of an iteration, one of each rank."""
+    return _files(run, "train").get(number, [])
 
 
 def iteration_numbers(run: str | Path) -> list[int]:

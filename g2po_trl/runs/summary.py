@@ -91,6 +91,22 @@ def _means(finished: Sequence[Trajectory]) -> dict[str, float]:
     return dict(zip(OF_ENVIRONMENTS, map(_mean, values)))
 
 
+def success_error(groups: Sequence[Sequence[Trajectory]]) -> float | None:
+    """Return the standard error of the success rate of a rollout, whose groups are the sample.
+
+    Episodes of a group share their task: taken for independent, they would make the error too small. `None` for fewer
+    than two groups with a result.
+    """
+    counted = [[t.success for t in group if t.counted] for group in groups]
+    counted = [group for group in counted if group]
+    if len(counted) < 2:
+        return None
+    number = sum(map(len, counted))
+    rate = sum(map(sum, counted)) / number
+    squares = sum((sum(group) - rate * len(group)) ** 2 for group in counted)
+    return float((len(counted) / (len(counted) - 1) * squares) ** 0.5 / number)
+
+
 def at_temperature(panel: str, temperature: float) -> str:
     """Return the name of a panel's evaluations at one of `other_eval_temperatures`."""
     return f"{panel}_t{temperature:g}".replace(".", "_")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import iteration_numbers, load_evaluations, load_iteration, load_log
+from ..runs.iterations import iteration_numbers, load_evaluations, load_exams, load_iteration, load_log
 from ..runs.run_json import read_run
 from ..utils.errors import G2POError
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
+from .index import EpisodeIndex
 from .texts import Prompts, Texts
 
 _CURVES = {  # the log's names -> the page's
@@ -19,6 +21,7 @@ _CURVES = {  # the log's names -> the page's
     "episode/turns": "turns",
     "episode/valid_action_ratio": "valid",
     "episode/admissible_action_ratio": "admissible",
+    "episode/tool_call_ratio": "calls",
     "kl": "kl",
 }
 _SETTINGS = (
@@ -50,6 +53,7 @@ class Run:
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
+        self.index = EpisodeIndex(self.folder)
         if not self.numbers and not self.sets() and not (live and described):
             raise G2POError(
                 f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
@@ -65,7 +69,7 @@ class Run:
 
     def sets(self) -> list[EpisodeSet]:
         """Return the evaluations whose trajectories were saved."""
-        return sets_of_run(self.folder, load_evaluations(self.folder), self._prompts)
+        return sets_of_run(self.folder, self._evaluations(), self._prompts)
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
@@ -81,11 +85,12 @@ class Run:
         ]
         return {
             **self.about(),
+            "folder": shlex.quote(str(self.folder)),  # in commands to copy
             "log": self.log,
             "optimizer_steps_per_iteration": self.steps_per_iteration,
             "planned": self._planned(),
             "curves": curves,
-            "evaluations": load_evaluations(self.folder),
+            "evaluations": self._evaluations(),
             "iterations": self.numbers,
         }
 
@@ -109,6 +114,9 @@ class Run:
             "texts": texts.all,
             "disagreements": disagreements(shown),
         }
+
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return [*load_evaluations(self.folder), *load_exams(self.folder)]
 
     def _planned(self) -> int | None:
         """Return how many iterations the run is to have; `None` if that is not known."""

@@ -12,7 +12,7 @@ from ..runs.ownership import read_description
 from ..trajectory import read_unfinished
 from ..utils.errors import G2POError
 from ..utils.json import read_json_lines
-from .texts import Prompts, Texts, episode_data, step_data
+from .texts import Prompts, Texts, episode_data, step_data, task_data
 
 _SETTINGS = (
     "agent engine environment panel trials max_turns history_length temperature top_p top_k max_completion_length seed"
@@ -59,7 +59,8 @@ class EpisodeSet:
                 name, info = trajectory.task_id, trajectory.info
                 order.setdefault(name, info.get("panel_index", len(order)))
                 kind = ", ".join(filter(None, [trajectory.environment, kinds.get(name)])) or None
-                task = tasks.setdefault(name, {"id": name, "task": None, "kind": kind, "episodes": []})
+                known = task_data(trajectory, texts)
+                task = tasks.setdefault(name, {**known, "kind": kind, "episodes": []})
                 task["task"] = task["task"] or trajectory.task
                 tokens = [info.get("prompt_tokens"), info.get("completion_tokens")]
                 task["episodes"].append(
@@ -78,10 +79,13 @@ class EpisodeSet:
 
 
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
-    """Return the evaluations of a run, by panel and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl."""
+    """Return the evaluations of a run, by panel and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl.
+
+    The exams of a model that was taught are those of the panel "exam".
+    """
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []
-    for path in folder.glob("trajectories/*.jsonl"):
+    for path in [*folder.glob("trajectories/*.jsonl"), *folder.glob("exams/exam-*.jsonl")]:
         found = re.fullmatch(r"(.+)-(\d+)", path.stem)
         if found and found[1] not in ("train", "replaced"):
             panel, step = found[1], int(found[2])

@@ -1,4 +1,7 @@
-"""A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step."""
+"""A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step.
+
+Two marks lead a reader to what went wrong: the *turning point* of an episode, and why a group *taught nothing*.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ..credit.graph import StateGraph
 from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
 from .labels import state_labels
-from .texts import Prompts, Texts, conversation_data, episode_data, step_data
+from .texts import Prompts, Texts, conversation_data, episode_data, step_data, task_data
 
 NUM_DISAGREEMENTS = 8
+_ZERO = 1e-6  # values and advantages below it are 0, but for rounding
 
 
 def is_g2po(settings: Mapping[str, Any]) -> bool:
@@ -43,7 +47,8 @@ def group_data(
         Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
         G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now.
         `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `success`: number of
-        successful episodes.
+        successful episodes. `nothing`: see `taught_nothing`; `turn` of an episode: see `turning_point`. A node has its
+        state key as "key", unless it is the text of the state.
     """
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
@@ -62,9 +67,10 @@ def group_data(
             }
             for i in mine
         ]
-        trajectories.append({**episode_data(trajectory, texts), "steps": read})
+        turn = turning_point(trajectory, graph.node[mine], graph.next_node[mine], graph.node_values)
+        trajectories.append({**episode_data(trajectory, texts), "turn": turn, "steps": read})
     nodes: list[dict[str, Any]] = [
-        {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
+        {"o": None, "key": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
     ]
     for i, step in enumerate(steps):
@@ -72,19 +78,79 @@ def group_data(
             nodes[graph.node[i]] |= {
                 **conversation_data(step, texts),
                 "o": texts.number(state_text(step)),
+                "key": None if step.key == state_text(step) else texts.number(step.key),
                 "actions": texts.number("\n".join(step.admissible_actions or ())),
             }
-    for node, label in zip(nodes, state_labels([texts.all[node["o"]] for node in nodes])):
+    keys = [texts.all[node["o"] if node["key"] is None else node["key"]] for node in nodes]
+    for node, label in zip(nodes, state_labels([texts.all[node["o"]] for node in nodes], keys)):
         node["label"] = label
     return {
-        "id": group[0].task_id,
-        "task": group[0].task,
+        **task_data(group[0], texts),
         "stored": any(step.advantage is not None for step in steps),
         "adds_up": None if parts is None else _adds_up(steps, parts),
         "success": sum(t.success for t in group),
+        "nothing": taught_nothing(group, None if parts is None else parts.sum(axis=1)),
         "trajectories": trajectories,
         "nodes": nodes,
     }
+
+
+def turning_point(
+    trajectory: Trajectory, nodes: np.ndarray, next_nodes: np.ndarray, values: np.ndarray
+) -> dict[str, Any] | None:
+    """Return the step of an episode that lost most: where the value V of the states along it falls furthest.
+
+    The last step of an episode that was cut off by the turn limit is left out: it falls to 0 whatever it did.
+
+    Args:
+        trajectory: the episode.
+        nodes, next_nodes: (T,) node of each step, and the node that it led to.
+        values: value of each node and of each end.
+
+    Returns:
+        "step" from 0, and "why": "fall", with "from" and "to", the values. If V does not fall in a lost episode (it is
+        the same everywhere if the group won nothing): "fault", the first step whose completion is not valid or whose
+        action is not admissible, or else "return", the first that leads to a state where the episode had been.
+        `None` if there is no such step.
+    """
+    steps = trajectory.steps[:-1] if trajectory.outcome == "truncated" else trajectory.steps
+    if not trajectory.counted or not steps:
+        return None
+    before, after = values[nodes[: len(steps)]], values[next_nodes[: len(steps)]]
+    worst = int(np.argmax(before - after))
+    if before[worst] - after[worst] > _ZERO:
+        ends = {"from": round(float(before[worst]), 4), "to": round(float(after[worst]), 4)}
+        return {"step": worst, "why": "fall", **ends}
+    if trajectory.success:
+        return None
+    for i, step in enumerate(steps):
+        if not step.valid or step.admissible is False:
+            return {"step": i, "why": "fault"}
+    for i, following in enumerate(next_nodes[: len(steps)]):
+        if following in nodes[: i + 1]:
+            return {"step": i, "why": "return"}
+    return None
+
+
+def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = None) -> str | None:
+    """Return why no step of a group had an advantage, and `None` if one had, or if that is not known.
+
+    "errors": no episode has a result; "one": a single one has; "won", "lost": all of them; "equal": equal rewards.
+
+    Args:
+        group: the trajectories.
+        computed: advantages of all steps, for a run that did not store them.
+    """
+    steps = [step for trajectory in group for step in trajectory.steps]
+    stored = [step.advantage for step in steps if step.advantage is not None]
+    advantages = stored or computed
+    counted = [trajectory for trajectory in group if trajectory.counted]
+    if counted and (advantages is None or np.abs(advantages).max(initial=0.0) > _ZERO):
+        return None
+    if len(counted) < 2:
+        return "one" if counted else "errors"
+    wins = sum(trajectory.success for trajectory in counted)
+    return "lost" if not wins else "won" if wins == len(counted) else "equal"
 
 
 def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 LONGEST = 20  # characters
+MARK = 12  # characters of a key in a label
 _WORDS = re.compile(r"[^\W\d_][\w'’-]*(?: \d+\b)?|\d+")  # "drawer 1" is one
 _SMALL = set("a an and are as at by for from in is it its of on or that the there this to was with you your".split())
 _SMALL |= {"assistant", "system", "tool", "user"}  # roles of messages
 
 
-def state_labels(texts: Sequence[str]) -> list[str]:
-    """Return a label for each text: its first words without those that many texts of the group have.
+def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> list[str]:
+    """Return a label for each state: the first words of its text without those that many texts of the group have.
 
-    A text without other words is labelled by its first words that are not small, one without any word by "".
+    A text without other words is labelled by its first words that are not small, one without any word by "". States
+    that would read alike are told apart by the first part of their keys that differs, or else by numbers.
+
+    Args:
+        texts: what a reader sees of each state.
+        keys: state key of each. `None`: the texts.
     """
     words = [_words_of(text) for text in texts]
     counts = Counter(word.lower() for one in set(map(tuple, words)) for word in one)
@@ -25,7 +32,25 @@ def state_labels(texts: Sequence[str]) -> list[str]:
         return word[-1].isdigit() or (word.lower() not in _SMALL and counts[word.lower()] <= often)
 
     large = [[word for word in one if word.lower() not in _SMALL] for one in words]
-    return [_cut(list(filter(tells, one)) or some or one) for one, some in zip(words, large)]
+    labels = [_cut(list(filter(tells, one)) or some or one) for one, some in zip(words, large)]
+    alike: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        alike.setdefault(label, []).append(place)
+    for label, places in alike.items():
+        if len(places) > 1 and label:
+            for place, mark in zip(places, _marks([(keys or texts)[place] for place in places])):
+                labels[place] = f"{label} {mark}"
+    return labels
+
+
+def _marks(keys: Sequence[str]) -> list[str]:
+    """Return what tells keys apart: in each, the word where the keys first differ; numbers if that does not."""
+    start = len(os.path.commonprefix(list(keys)))
+    while start and keys[0][start - 1].isalnum():  # a whole word
+        start -= 1
+    found = [re.search(r"\w+", key[start:]) for key in keys]
+    marks = [one[0][:MARK] if one else "" for one in found]
+    return [f"({mark})" for mark in marks] if len({*marks, ""}) > len(keys) else [f"#{n + 1}" for n in range(len(keys))]
 
 
 def _words_of(text: str) -> list[str]:

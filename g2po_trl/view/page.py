@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import html
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..utils.extras import install_command
 from ..utils.json import atomic_write, to_json
 from ..utils.masking import masked
 from .data import Run
@@ -19,30 +18,20 @@ from .episode_sets import Evaluation
 from .sources import Sources, open_folder
 
 _STATIC = Path(__file__).parent / "static"
-_SCRIPTS = ("base", "grid", "place", "curves", "graph", "training", "panel", "results", "episodes", "live", "start")
+_SCRIPTS = ("base", "grid", "place", "curves", "graph", "training", "panel", "tasks", "results", "episodes")
+_SCRIPTS += ("live", "start")
+LARGEST = 16 * 2**20  # characters of data in a page; of a larger run they are files beside it
 
 
-def library() -> str:
-    """Return the source of vis-network, the graph library, from the package pyvis.
-
-    Raises:
-        ImportError: if pyvis is not installed.
-    """
-    found = find_spec("pyvis")
-    paths = sorted(Path(found.origin).parent.glob("lib/vis-*/vis-network.min.js")) if found else []
-    if not paths:
-        raise ImportError(f"the viewer draws graphs by vis-network, which comes with pyvis: {install_command('view')}")
-    return paths[-1].read_text(encoding="utf-8")
-
-
-def shell(sources: Sources, data: str = "") -> str:
+def shell(data: str = "") -> str:
     """Return the page with blocks of data; without any, the page requests data from its server."""
-    scripts = "\n".join((_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    parts = {
+    script = "\n".join((_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {  # data last: they may contain what looks like a mark
         "/*CSS*/": (_STATIC / "page.css").read_text(encoding="utf-8"),
+        "SCRIPT-DIGEST": digest,
+        "/*JS*/": script,
         "<!--DATA-->": data,
-        "/*LIBRARY*/": library().replace("</script", "<\\/script") if sources.run else "",  # it draws graphs
-        "/*JS*/": scripts,
     }
     page = (_STATIC / "page.html").read_text(encoding="utf-8")
     for mark, content in parts.items():
@@ -50,18 +39,11 @@ def shell(sources: Sources, data: str = "") -> str:
     return page
 
 
-def page_of(
-    sources: Sources, iterations: Sequence[int] | None = None, prompts: bool = True, public: bool = False
-) -> str:
-    """Return the page as text; arguments as in `write_page`."""
-    chosen = list(sources.numbers if iterations is None else iterations)
+def _overview(sources: Sources, iterations: Sequence[int] | None) -> dict[str, Any]:
     overview = sources.overview()
-    if overview["training"]:
-        overview["training"]["iterations"] = chosen
-    blocks = [_block("overview", overview, public)]
-    blocks += [_block(f"iteration-{number}", sources.run.iteration(number, prompts), public) for number in chosen]
-    blocks += [_block(f"set-{name}", one.data(prompts), public) for name, one in sources.sets().items()]
-    return shell(sources, "\n".join(blocks))
+    if sources.run:
+        overview["sources"][0]["iterations"] = list(sources.numbers if iterations is None else iterations)
+    return overview
 
 
 class InlinePage:
@@ -82,7 +64,10 @@ class InlinePage:
         other: str | Path | None = None,
     ):
         sources = Sources(*(open_folder(path) for path in (folder, other) if path is not None))
-        self.page, self.height = page_of(sources, iterations or sources.numbers[-1:]), height
+        chosen = list(iterations or sources.numbers[-1:])
+        blocks = [_block(name, _packed(read())) for name, read in sources.pieces(chosen).items()]
+        self.page = shell("\n".join([_block("overview", _packed(_overview(sources, chosen))), *blocks]))
+        self.height = height
 
     def _repr_html_(self) -> str:
         # Without `allow-same-origin`: a script in the page has no part in the notebook and its server.
@@ -99,20 +84,45 @@ def write_page(
 ) -> Path:
     """Write the viewer's page of some iterations (`None`: all), with every prompt if `prompts`; return its path.
 
-    `public`: without texts that look like secrets, and with `~` for the home folder. Raises `ImportError` if pyvis,
-    which brings the graph library, is not installed.
+    The page is one file. Data of more than `LARGEST` characters are files in a folder beside it, `data_folder`, which
+    the page loads when they are looked at. `public`: without texts that look like secrets, and with `~` for the home
+    folder.
     """
     path = Path(path)
     sources = sources if isinstance(sources, Sources) else Sources(sources)
-    page = page_of(sources, iterations, prompts, public)
+    folder = data_folder(path)
+    for old in folder.glob("*.js"):
+        if old.stem.isdigit():
+            old.unlink()
+    blocks, files, waiting, size = [_block("overview", _packed(_overview(sources, iterations), public))], {}, [], 0
+    for name, read in sources.pieces(iterations, prompts).items():
+        waiting.append((name, _packed(read(), public)))
+        size += len(waiting[-1][1])
+        if size > LARGEST:
+            folder.mkdir(parents=True, exist_ok=True)
+            for waiting_name, packed in waiting:
+                files[waiting_name] = f"{len(files)}.js"
+                (folder / files[waiting_name]).write_text(f'piece("{files[waiting_name]}", "{packed}");')
+            waiting = []
+    if files:
+        blocks.append(_block("files", _packed({"folder": folder.name, "of": files}, public)))
+    blocks += [_block(name, packed) for name, packed in waiting]
     with atomic_write(path) as file:
-        file.write(page)
+        file.write(shell("\n".join(blocks)))
     return path
 
 
-def _block(name: str, data: Any, public: bool) -> str:
+def data_folder(page: Path) -> Path:
+    """Return the folder of a page's data, which exists if they are too large for the page."""
+    return page.with_name(f"{page.stem}-data")
+
+
+def _packed(data: Any, public: bool = False) -> str:
     text = to_json(masked(data) if public else data)
     if public and len(home := os.path.expanduser("~")) > 1:
         text = text.replace(home, "~")
-    packed = gzip.compress(text.encode(), 6, mtime=0)
-    return f'<script type="text/plain" id="{html.escape(name)}">{base64.b64encode(packed).decode()}</script>'
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def _block(name: str, packed: str) -> str:
+    return f'<script type="text/plain" id="{html.escape(name)}">{packed}</script>'

@@ -8,15 +8,13 @@ The page asks for the version every POLL_SECONDS, and for the overview when it h
 from __future__ import annotations
 
 import hmac
-import re
 import secrets
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import unquote
 
 from ..utils.json import to_json
+from .data import Run
 from .page import shell
 from .sources import Sources, open_folder, version_of
 
@@ -38,10 +36,15 @@ class Server(ThreadingHTTPServer):
 
 def make_server(sources: Sources, port: int = 0) -> Server:
     """Return a server on 127.0.0.1, started by `serve_forever`; with `port=0`, on a free port."""
-    page, folders = shell(sources).encode(), [source.folder for source in sources.sources]
+    page, folders = shell().encode(), [source.folder for source in sources.sources]
+    indexes = {source.folder: source.index for source in sources.sources if isinstance(source, Run)}  # read once
 
     def sources_now() -> Sources:
-        return Sources(*(open_folder(folder, live=True) for folder in folders))
+        now = Sources(*(open_folder(folder, live=True) for folder in folders))
+        for source in now.sources:
+            if isinstance(source, Run):
+                source.index = indexes.setdefault(source.folder, source.index)
+        return now
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -68,18 +71,10 @@ def make_server(sources: Sources, port: int = 0) -> Server:
             elif path == "version":
                 self.server.asked = time.monotonic()
                 self.answer(200, to_json(version_of(folders)).encode(), "application/json")
-            elif sources.run and (found := re.fullmatch(r"iteration/(\d+)", path)):
-                self.answer_data(lambda: sources_now().run.iteration(int(found[1])))
-            elif path.startswith("set/"):
-                self.answer_data(lambda: sources_now().sets()[unquote(path.removeprefix("set/"))].data())
+            elif read := sources_now().pieces().get(unquote(path)):
+                self.answer(200, to_json(read()).encode(), "application/json")
             else:
                 self.answer(404, b"no such page", "text/plain")
-
-        def answer_data(self, read: Callable[[], dict[str, Any]]) -> None:
-            try:
-                self.answer(200, to_json(read()).encode(), "application/json")
-            except KeyError as error:
-                self.answer(404, str(error).encode(), "text/plain")
 
         def answer(self, status: int, content: bytes, kind: str) -> None:
             self.send_response(status)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
 
 def version_of(folders: Iterable[str | Path]) -> str:
     """Return a text that changes when a run or an evaluation writes to one of the folders."""
-    names = ("run.json", "log.jsonl", "evaluations.jsonl", "settings.json", "results.json")
+    names = ("run.json", "log.jsonl", "evaluations.jsonl", "settings.json", "results.json", "exams/results.json")
     marks = []
     for folder in folders:
         paths = [*(Path(folder, name) for name in names), *sorted(Path(folder).glob("trajectories/*.jsonl"))]
@@ -64,21 +65,34 @@ class Sources:
         return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
 
     def overview(self) -> dict[str, Any]:
-        """Return the data shown when the page opens; `training` is `None` if there are no iterations."""
+        """Return the data shown when the page opens; "training": whether the only folder has iterations."""
         sets = [
             {"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in self.sets().items()
         ]
         names = _names([source.folder for source in self.sources])
-        about = [{**source.about(), "name": name} for source, name in zip(self.sources, names)]
-        if len(self.sources) > 1:
-            about = [one | {"success": _success(source)} for one, source in zip(about, self.sources)]
         return {
             "name": " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
-            "sources": about,
+            "sources": [{**source.overview(), "name": name} for source, name in zip(self.sources, names)],
             "sets": sets,
             "pair": _first_pair(sets),
-            "training": self.run.overview() if self.numbers else None,
+            "training": bool(self.numbers),
         }
+
+    def pieces(
+        self, iterations: Sequence[int] | None = None, prompts: bool = True
+    ) -> dict[str, Callable[[], dict[str, Any]]]:
+        """Return, by name, functions that read what the page loads when it is looked at.
+
+        "iteration-NUMBER", "set-ID" of an evaluation, and "index-PLACE" of a folder with iterations.
+        """
+        chosen = self.numbers if iterations is None else iterations
+        found: dict[str, Callable[[], dict[str, Any]]] = {
+            f"iteration-{number}": partial(self.run.iteration, number, prompts) for number in chosen if self.run
+        }
+        for place, source in enumerate(self.sources):
+            if source.numbers:
+                found[f"index-{place}"] = partial(source.index.data, chosen if self.run else None)
+        return found | {f"set-{name}": partial(one.data, prompts) for name, one in self.sets().items()}
 
 
 def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
@@ -101,14 +115,6 @@ def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [one["panel"] for one in sets]
     panel = REPORT if REPORT in names else max(names, key=names.count)
     return [one for one in sets if one["panel"] == panel]
-
-
-def _success(source: Run | Evaluation) -> dict[str, Any]:
-    """Return what the page draws of a run's success over training."""
-    overview = source.overview()
-    curves = [{"n": one["n"], "success": one["success"]} for one in overview["curves"] if "success" in one]
-    steps = overview.get("optimizer_steps_per_iteration")
-    return {"curves": curves, "evaluations": overview["evaluations"], "optimizer_steps_per_iteration": steps}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..utils.errors import G2POError
+from .page import data_folder
 
 _CARD = """---
 title: {title}
@@ -26,6 +27,8 @@ def push_space(page: Path, name: str) -> str:
 
     api, card = HfApi(), _CARD.format(title=name.rpartition("/")[2])
     files = {"index.html": page, "README.md": card.encode()}
+    folder = data_folder(page)
+    files |= {f"{folder.name}/{path.name}": path for path in sorted(folder.glob("*.js"))}
     try:
         address = api.create_repo(name, repo_type="space", space_sdk="static", exist_ok=True)
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]

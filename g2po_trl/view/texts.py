@@ -105,6 +105,20 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
     }
 
 
+def task_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
+    """Return the task of an episode: "id", "task" (its goal in words), "row" (text of the dataset's), "environment".
+
+    Runs of older versions have no rows.
+    """
+    row = getattr(trajectory, "row", None)
+    return {
+        "id": trajectory.task_id,
+        "task": trajectory.task,
+        "row": texts.number(_as_json(row)) if row else None,
+        "environment": trajectory.environment,
+    }
+
+
 def conversation_data(step: Step, texts: Texts) -> dict[str, Any]:
     """Return the messages of a step that answers a chat request, and nothing for other steps.
 

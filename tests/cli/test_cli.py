@@ -189,9 +189,9 @@ main(["play", *{arguments!r}])
 
 
 def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
-    assert install_command("view") == f"pip install -e '{ROOT.resolve()}[view]'"
+    assert install_command("webshop") == f"pip install -e '{ROOT.resolve()}[webshop]'"
     monkeypatch.setattr("g2po_trl.utils.extras.__file__", str(tmp_path / "g2po_trl" / "installing.py"))
-    assert install_command("view") == "pip install 'g2po-trl[view]'"
+    assert install_command("webshop") == "pip install 'g2po-trl[webshop]'"
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = {name: lines.split() for name, lines in setup["options.extras_require"].items() if name != "dev"}

@@ -427,7 +427,6 @@ def test_ctrl_c_ends_requests_to_a_silent_server(game):
 def test_a_port_in_use_is_one_line(server, tmp_path):
     from g2po_trl import Step, Trajectory, write_jsonl
 
-    pytest.importorskip("pyvis")
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
     with pytest.raises(G2POError, match=f"port {server.server_port}"):
         view([str(tmp_path), "--serve", "--no-open", "--port", str(server.server_port)])

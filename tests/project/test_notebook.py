@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "recipes" / "notebooks" / "quickstart.ipynb"
-needed = ("alfworld", "nbclient", "ipykernel", "pyvis", "matplotlib")
+needed = ("alfworld", "nbclient", "ipykernel", "matplotlib")
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 
 

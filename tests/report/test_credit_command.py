@@ -20,7 +20,6 @@ def data_in(page):
 
 
 def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
-    pytest.importorskip("pyvis")
     file = write(tmp_path / "runs.jsonl", [*conversations(), {**LINE, "model": "m"}])
     options = ["--gamma", "0.5", "--estimator-kwargs", '{"edge_centric": false}']
     code, text, _ = outcome(capsys, "credit", file, *options)

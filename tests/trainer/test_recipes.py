@@ -145,7 +145,6 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
 
 def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, tmp_path):
     """A page is answered before the first iteration and during the run, and not after it."""
-    pytest.importorskip("pyvis")
     monkeypatch.setenv(VIEW, "1")
     trainer = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3)))
     trainer.args.save_trajectories = False

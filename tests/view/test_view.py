@@ -18,8 +18,6 @@ from g2po_trl.view.labels import state_labels
 from g2po_trl.view.server import make_server
 from g2po_trl.view.texts import Texts, step_data
 
-pytest.importorskip("pyvis")
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -148,7 +146,7 @@ def test_the_overview(run):
     assert [c["success"] for c in overview["curves"]] == [0.25, 0.5]
     assert overview["curves"][0]["times"] == {"generation": 1.0, "update": 2.0}
     assert [e["success_rate"] for e in overview["evaluations"]] == [0.1, 0.6]
-    assert overview["settings"]["gamma"] == 0.5 and overview["planned"] is None
+    assert overview["settings"]["gamma"] == 0.5 and overview["folder"].endswith("/my-run") and overview["planned"] is None
     (run / "run.json").write_text(json.dumps({"trainer": {"max_steps": 7}, "optimizer_steps_per_iteration": 2}))
     assert Run(run).overview()["planned"] == 4
 
@@ -198,8 +196,14 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
     labels = state_labels([*arrivals, "You take the pen 1.", "", "⬛⬜", "Extraordinarilylongishword"])
     assert labels[:5] == ["drawer 1 nothing", "shelf 2 pen 1", "desk 1 desklamp 1", "drawer 2 pen 2", "take pen 1"]
     assert labels[5:] == ["", "", "Extraordinarilylong…"]
-    assert state_labels(["the same"] * 2) == ["same", "same"]
-    assert state_labels(["user: You hold a pen."] * 2) == ["hold pen"] * 2, "no roles of messages, no small words"
+    assert state_labels(["user: You hold a pen."]) == ["hold pen"], "no roles of messages, no small words"
+
+
+def test_states_that_read_alike_are_told_apart_by_their_keys():
+    keys = ["safe, door open", "safe, door shut", "hall"]
+    assert state_labels(["safe", "safe", "hall"], keys) == ["safe (open)", "safe (shut)", "hall"]
+    assert state_labels(["safe"] * 2, ["safe opened", "safe openly"]) == ["safe (opened)", "safe (openly)"], "whole words"
+    assert state_labels(["safe"] * 2, ["safe +", "safe -"]) == ["safe #1", "safe #2"], "no word differs"
 
 
 def test_bad_input_is_named(tmp_path, run):
@@ -231,11 +235,12 @@ def test_the_server_answers_this_machine_alone(run):
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         assert server.server_address[0] == "127.0.0.1"
-        assert json.load(opener.open(f"{address}/overview"))["training"]["iterations"] == [1, 2]
-        assert json.load(opener.open(f"{address}/iteration/1")) == json.loads(json.dumps(Run(run).iteration(1)))
+        overview = json.load(opener.open(f"{address}/overview"))
+        assert overview["training"] and overview["sources"][0]["iterations"] == [1, 2]
+        assert json.load(opener.open(f"{address}/iteration-1")) == json.loads(json.dumps(Run(run).iteration(1)))
         assert b"<!doctype html>" in opener.open(f"{address}/").read()[:20]
         elsewhere = f"http://127.0.0.1:{server.server_port}"
-        for url, host, status in ((f"{address}/iteration/9", "127.0.0.1", 404), (f"{address}/../x", "localhost", 404),
+        for url, host, status in ((f"{address}/iteration-9", "127.0.0.1", 404), (f"{address}/../x", "localhost", 404),
                                   (f"{address}/overview", "evil.example", 403), (f"{elsewhere}/", "localhost", 403),
                                   (f"{elsewhere}/overview", "localhost", 403),
                                   (f"{elsewhere}/guessed/overview", "localhost", 403)):  # fmt: skip
@@ -253,18 +258,11 @@ def panel(browser):
     return browser.execute_script("return document.getElementById('panel').innerText")
 
 
-def click_node(browser, node):
-    """A click with the mouse where the node is drawn."""
-    from selenium.webdriver import ActionChains
+def click_node(browser, name):
+    """A click with the mouse on a state or an end, by the beginning of its label."""
     from selenium.webdriver.common.by import By
 
-    canvas = browser.find_element(By.CSS_SELECTOR, "#graph canvas")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    x, y, width, height = browser.execute_script(
-        "const p = network.canvasToDOM(network.getPosition(arguments[0])), c = arguments[1];"
-        "return [p.x, p.y, c.clientWidth, c.clientHeight]", node, canvas,
-    )  # fmt: skip
-    ActionChains(browser).move_to_element_with_offset(canvas, x - width / 2, y - height / 2).click().perform()
+    browser.find_element(By.CSS_SELECTOR, f"#graph [aria-label^='{name}'] .disc").click()
 
 
 def wait_for(browser, text):
@@ -289,9 +287,11 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
     assert "Task one" in panel(browser) and "2 of 4 episodes won; 3 states" in panel(browser)
-    assert browser.find_element(By.ID, "used").text == "Trained with g2po, λ 1."
+    assert browser.execute_script("return howTrained()") == "Trained with g2po, λ 1."
+    # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
+    until(browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes won. Trained"))
 
-    click_node(browser, 0)
+    click_node(browser, "state 1:")
     wait_for(browser, "State with value 1.25, 3 visits")
     (action,) = browser.find_elements(By.CSS_SELECTOR, "#panel tr.action")
     assert action.text.split() == ["go", "0", "3×", "0.00", "0.00", "−1.07", "−1.07", "2/3"], "means of three visits"
@@ -308,10 +308,9 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
 
     groups[1].click()
     wait_for(browser, "Task two")
-    click_node(browser, 1)
+    click_node(browser, "state 2:")
     wait_for(browser, BAD_TEXT)
     assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
-    click_node(browser, "success")
 
     told = browser.execute_script("shown = {...shown, value_lambda: 0.5}; return howTrained()")
     assert told == "Trained with g2po, λ 0.5."

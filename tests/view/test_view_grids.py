@@ -1,13 +1,11 @@
 """Grids in the viewer: a board is drawn, with the text at hand; anything else stays text."""
 
 import pytest
-from viewing import opened, until
+from viewing import opened
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.utils.json import write_json
-
-pytest.importorskip("pyvis")
 
 START = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #"
 END = "# # # # #\n# _ p * #\n# _ _ _ #\n# # # # #"
@@ -26,8 +24,8 @@ def test_boards_are_drawn(tmp_path, browser):
     main([str(tmp_path), "--no-open"])
     opened(browser, (tmp_path / "view.html").as_uri())
 
-    shapes = browser.execute_script("return group.nodes.map((node, i) => network.body.nodes[i].options.shape)")
-    assert shapes == ["image", "dot"]
+    discs = browser.execute_script("return [...document.querySelectorAll('#graph .disc')].map((one) => one.tagName)")
+    assert discs == ["rect", "circle"] and len(browser.find_elements(By.CSS_SELECTOR, "#graph svg.board")) == 1
     browser.execute_script("showTrajectory(0, 0)")
     boards = browser.find_elements(By.CSS_SELECTOR, "#panel svg.board")
     assert [board.find_element(By.TAG_NAME, "title").get_attribute("textContent") for board in boards] == [START, END]
@@ -37,7 +35,6 @@ def test_boards_are_drawn(tmp_path, browser):
     browser.execute_script("showTrajectory(1, 0)")
     texts = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#panel .step > pre, #panel > div > pre")]
     assert texts == ["You fall.", "box +0 +1"] and len(browser.find_elements(By.CSS_SELECTOR, "#panel svg")) == 2
-    until(browser, lambda b: b.execute_script("return network.body.nodes[0].imageObj.image.naturalWidth") > 0)
 
     assert browser.execute_script("return arguments[0].map(gridOf)", NO_GRIDS) == [None] * len(NO_GRIDS)
     letters = browser.execute_script("return drawGrid(gridOf('S F x\\nF H <\\n_ _ G').rows).textContent")

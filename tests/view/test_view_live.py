@@ -11,8 +11,6 @@ from g2po_trl.view import Run, Sources, open_folder
 from g2po_trl.view.server import make_server
 from g2po_trl.view.sources import version_of
 
-pytest.importorskip("pyvis")
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -61,7 +59,7 @@ def panel(browser):
 def test_a_run_without_trajectories_is_for_the_server_alone(run):
     with pytest.raises(ValueError, match="holds no trajectories"):
         open_folder(run)
-    assert Sources(open_folder(run, live=True)).overview()["training"] is None
+    assert Sources(open_folder(run, live=True)).overview()["training"] is False
 
 
 def test_the_version_changes_with_every_file(run):
@@ -151,7 +149,7 @@ def test_green_is_for_states_from_which_an_episode_won(run, address, browser):
     opened(browser, address)
     colours = browser.execute_script(
         "return [0, 1].map((g) => { showGroup(g); return group.nodes.map((node, i) =>"
-        " network.body.nodes[i].options.color.background.match(/\\d+/g).map(Number)); })"
+        " drawing.nodes.get(i).querySelector('.disc').getAttribute('fill').match(/\\d+/g).map(Number)); })"
     )
     green = [[g > max(r, b) for r, g, b in of_group] for of_group in colours]
     assert green == [[True, True, False], [False, False, False]]

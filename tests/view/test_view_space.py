@@ -14,8 +14,6 @@ from fake_hub import fake_hub
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.view import Run, write_page
 
-pytest.importorskip("pyvis")
-
 
 def push(run, endpoint, *flags):
     episodes = [Trajectory("t", [Step("Hall.", "go")], 10.0 * i, ("failure", "success")[i]) for i in (0, 1)]

@@ -8,8 +8,8 @@
     g2po view RUN --text                 # in the terminal: success, groups, an episode
     g2po view RUN --push-space OWNER/NAME    # also as a static Space of the Hugging Face Hub, public if it is new
 
-The page contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run
-use `--serve`, or choose iterations with `--iterations`.
+The page contains all iterations and evaluations. Those of a large run are in a folder beside it, such as view-data,
+which must stay there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from pathlib import Path
 
 from ...utils.errors import G2POError
 from ...utils.options import Options
-from ...view.page import write_page
+from ...view.page import data_folder, write_page
 from ...view.server import make_server
 from ...view.sources import Sources, open_folder
 from ...view.space import push_space
 from ...view.terminal import TerminalView
 from ..parser import option, parse
-
-MANY = 100
 
 
 @dataclass
@@ -93,16 +91,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.text:
         _print(sources, args)
         return
-    chosen = args.iterations or sources.numbers
+    chosen = sorted(set(args.iterations)) or sources.numbers
     path = args.output or args.folders[0] / _page_name(sources)
     try:
-        prompts = args.prompts and len(chosen) <= MANY
-        page = write_page(sources, path, chosen, prompts, public=bool(args.push_space))
+        page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
     except OSError as error:
         raise G2POError(
             f"{path} cannot be written ({error.strerror or error}): pass --output FILE, or --serve"
         ) from error
-    print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)", flush=True)
+    beside = [path.stat().st_size for path in data_folder(page).glob("*.js")]
+    data = f", and {data_folder(page)} ({sum(beside) / 2**20:.1f} MB), which it loads" if beside else ""
+    print(f"{page} ({page.stat().st_size / 2**20:.1f} MB){data}", flush=True)
     if args.push_space:
         print(push_space(page, args.push_space))
     elif args.open:

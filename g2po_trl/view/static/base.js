@@ -11,7 +11,13 @@ const mean = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) 
 const percent = (x) => (Number.isFinite(x) ? (100 * x).toFixed(1) : "–");
 const dark = () => document.documentElement.dataset.theme === "dark";
 const ENDS = { success: "won", failure: "failed", truncated: "out of turns", lost: "lost with its worker" };
-const taskName = (task) => task.task || `Task ${task.id}`;
+const UNCOUNTED = ["error", "lost"];
+const oneLine = (text, longest = 120) => {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > longest ? `${line.slice(0, longest - 1)}…` : line;
+};
+// Of a task: its goal in words, or its row, or its id.
+const taskName = (task, row = null) => task.task || (row ? oneLine(row) : `Task ${task.id}`);
 
 function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -103,18 +109,31 @@ async function ask(path) {
   return answer.json();
 }
 
+// Data of a large run are files beside the page: each calls this.
+const arrived = new Map();
+function piece(name, packed) { arrived.get(name)(packed); }
+function fromFile(name) {
+  const script = make("script", { src: `${encodeURIComponent(files.folder)}/${name}` });
+  return new Promise((resolve, reject) => {
+    arrived.set(name, resolve);
+    script.addEventListener("error", () => reject(new Error(`${files.folder}/${name} is not beside this page`)));
+    document.head.append(script);
+  }).finally(() => { arrived.delete(name); script.remove(); });
+}
+
 const KEPT = 6;
 const kept = new Map();
-// "iteration" by number or "set" by id: out of the page, or from its server.
+// "iteration" by number, "set" by id, "index" of a run by its place: out of the page, beside it, or from its server.
 async function load(kind, name) {
   const id = `${kind}-${name}`;
   if (!kept.has(id)) {
-    const here = $(id);
-    const data = here ? await unpack(here.textContent) : await ask(`${kind}/${encodeURIComponent(name)}`);
+    const here = $(id), file = files && files.of[id];
+    const packed = here ? here.textContent : file ? await fromFile(file) : null;
+    const data = packed ? await unpack(packed) : await ask(encodeURIComponent(id));
     if (kept.size >= KEPT) kept.delete(kept.keys().next().value);
     kept.set(id, data);
   }
   return kept.get(id);
 }
 
-let page, run;  // everything, and the training run in it, if there is one
+let page, run, files;  // everything, the training run in it, if there is one, and where its data are

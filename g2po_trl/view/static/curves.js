@@ -14,15 +14,21 @@ function roundTop(v) {
 }
 const short = (v) => Number(v.toPrecision(3)).toString();
 
-/* A chart: `lines` of points [x, y], each drawn faintly and smoothed; `points`, single ones; `bars`, parts of a sum by x.
-   Pointing at it shows the values of the nearest x. */
+// Standard errors of these means, of a line's points; null where one is not known.
+const smoothErrors = (errors) => errors.map((_, i) => {
+  const some = errors.slice(Math.max(0, i - SMOOTHED + 1), i + 1);
+  return some.every(Number.isFinite) ? Math.sqrt(some.reduce((sum, e) => sum + e * e, 0)) / some.length : null;
+});
+
+/* A chart: `lines` of points [x, y], each drawn faintly and smoothed, with a band of the mean's standard error if there are
+   `errors`; `points`, single ones; `bars`, parts of a sum by x. Pointing at it shows the values of the nearest x. */
 function fillCharts(into, charts) {
   const figures = charts.map(([title]) => make("figure", {}, make("figcaption", {}, make("span", {}, title), make("span", { class: "at" }))));
   into.replaceChildren(...figures);
   charts.forEach(([title, content], i) => drawChart(figures[i], title, content));  // as wide as their places are
 }
 
-function drawChart(figure, title, { lines = [], points = [], bars = null, top = null, now = null, onpick = null, begin = 1 }) {
+function drawChart(figure, title, { lines = [], points = [], bars = null, top = null, now = null, onpick = null, begin = 1, unit = "iteration" }) {
   const says = figure.querySelector(".at");
   const width = Math.max(200, figure.clientWidth - 18), height = 130, left = 34, bottom = 16;
   const xs = [...new Set([...lines.flatMap(({ line }) => line.map(([x]) => x)), ...(bars || []).map(([x]) => x),
@@ -53,8 +59,13 @@ function drawChart(figure, title, { lines = [], points = [], bars = null, top = 
       under += value;
     });
   }
-  for (const { line, colour = css("--accent") } of lines) {
+  for (const { line, colour = css("--accent"), errors } of lines) {
     const path = (points_) => points_.map(([n, v]) => `${x(n)},${y(v)}`).join(" ");
+    if (errors && errors.some(Number.isFinite)) {
+      const wide = smoothErrors(errors), means = smooth(line);
+      const rim = (way) => means.map(([n, v], i) => [n, Math.min(highest, Math.max(0, v + way * (wide[i] ?? 0)))]);
+      svg.append(drawn("polygon", { class: "band", points: path([...rim(1), ...rim(-1).reverse()]), fill: colour, opacity: 0.18 }));
+    }
     svg.append(drawn("polyline", { points: path(line), fill: "none", stroke: colour, "stroke-width": 1, opacity: 0.35 }),
       drawn("polyline", { class: "smooth", points: path(smooth(line)), fill: "none", stroke: colour, "stroke-width": 2 }));
     if (line.length === 1) svg.append(drawn("rect", { x: x(line[0][0]) - 2, y: y(line[0][1]) - 2, width: 4, height: 4, fill: colour }));
@@ -76,7 +87,7 @@ function drawChart(figure, title, { lines = [], points = [], bars = null, top = 
     rule.setAttribute("x1", x(n));
     rule.setAttribute("x2", x(n));
     rule.setAttribute("visibility", "visible");
-    says.textContent = valuesAt(n, lines, points, bars);
+    says.textContent = valuesAt(n, lines, points, bars, unit);
   });
   svg.addEventListener("mouseleave", () => {
     rule.setAttribute("visibility", "hidden");
@@ -88,15 +99,17 @@ function drawChart(figure, title, { lines = [], points = [], bars = null, top = 
     [make("span", {}, make("i", { style: `background:${PHASE_COLOURS[i]}` }), name), " "])));
 }
 
-function valuesAt(n, lines, points, bars) {
-  const parts = lines.flatMap(({ line, name }) => {
+function valuesAt(n, lines, points, bars, unit) {
+  const parts = lines.flatMap(({ line, name, errors }) => {
     const i = line.findIndex(([x]) => x === n);
-    return i < 0 ? [] : [`${name ? `${name} ` : ""}${short(line[i][1])} (mean of ${Math.min(i + 1, SMOOTHED)}: ${short(smooth(line)[i][1])})`];
+    if (i < 0) return [];
+    const error = errors && smoothErrors(errors)[i];
+    return [`${name ? `${name} ` : ""}${short(line[i][1])} (mean of ${Math.min(i + 1, SMOOTHED)}: ${short(smooth(line)[i][1])}${error ? ` ± ${short(error)}` : ""})`];
   });
   parts.push(...points.filter((p) => p.x === n).map((p) => p.title));
   const bar = (bars || []).find(([x]) => x === n);
   if (bar) parts.push(`${short(bar[1].reduce((a, b) => a + b, 0))}: ${PHASES.map((name, i) => `${name} ${short(bar[1][i])}`).join(", ")}`);
-  return `iteration ${short(n)}: ${parts.join(", ")}`;
+  return `${unit} ${short(n)}: ${parts.join(", ")}`;
 }
 
 // A metric over the iterations that have it.
@@ -109,27 +122,61 @@ function evaluationPoints(one, facts = {}) {
   const ending = /_t\d+(_\d+)?$/;  // temperature 0.7 is _t0_7
   const isFurther = ({ name = "" }) => ending.test(name) && names.has(name.replace(ending, ""));
   const last = Math.max(...one.evaluations.map((e) => e.step), 1);  // older runs do not say how long an iteration is
-  const steps = one.optimizer_steps_per_iteration || last / (one.curves.length || 1);
+  const steps = one.optimizer_steps_per_iteration || (one.curves.length ? last / one.curves.length : 1);
   return one.evaluations.filter((e) => Number.isFinite(e.success_rate) && !isFurther(e)).map((e) => ({ x: e.step / steps, y: e.success_rate * 100,
     hollow: e.name === "report", title: `${e.name || "eval"}, step ${e.step}: ${(e.success_rate * 100).toFixed(1)} %`, ...facts }));
+}
+
+const colourOfRun = (i) => css(["--mine", "--other", "--up", "--good", "--bad", "--soft"][i % 6]);
+const CURVES = { turns: ["Turns of an episode"], valid: ["Valid completions (%)", 100], calls: ["Completions that call a tool (%)", 100],
+  admissible: ["Admissible actions (%)", 100] };
+
+// The charts of runs, a line of each; `indexes` have the standard errors of their success.
+function chartsOf(sources, indexes) {
+  const several = sources.length > 1, trained = sources.some(({ curves }) => curves.length);
+  const facts = (i) => ({ name: several ? sources[i].name : "", colour: several ? colourOfRun(i) : css("--accent") });
+  const points = sources.flatMap((source, i) => evaluationPoints(source, several ? { colour: facts(i).colour } : {})
+    .map((point) => (several ? { ...point, title: `${source.name}, ${point.title}` } : point)));
+  const success = sources.map(({ curves }, i) => {
+    const errors = new Map(((indexes[i] || {}).iterations || []).map(({ n, error }) => [n, error]));
+    const line = lineOf(curves, "success", 100);
+    return { ...facts(i), line, errors: line.map(([n]) => (Number.isFinite(errors.get(n)) ? 100 * errors.get(n) : null)) };
+  });
+  const banded = success.some(({ errors }) => errors.some(Number.isFinite));
+  const told = ["Success (%)", banded ? "band: ± one standard error, by groups" : "", points.length ? "dots: evaluations" : "",
+    points.some((p) => p.hollow) ? "circles: reported panel" : ""];
+  const charts = [[told.filter(Boolean).join(", "), { lines: success, points, top: 100, begin: points.length || several ? 0 : 1,
+    unit: trained ? "iteration" : "step" }]];
+  for (const [name, [title, top]] of Object.entries(CURVES)) {
+    const lines = sources.map(({ curves }, i) => ({ ...facts(i), line: lineOf(curves, name, top || 1) })).filter(({ line }) => line.length);
+    if (lines.length) charts.push([title, { lines, top }]);
+  }
+  return charts;
 }
 
 function drawCurves() {
   $("curves").hidden = !(run.curves.length || run.evaluations.length);  // neither of a log, nor before a checkpoint
   if ($("curves").hidden) return;
-  const points = evaluationPoints(run);
-  const reported = points.some((p) => p.hollow) ? ", circles: reported panel" : "";
-  const charts = [[`Success (%)${points.length ? `, dots: held-out panel${reported}` : ""}`,
-    { lines: [{ line: lineOf(run.curves, "success", 100) }], points, top: 100, begin: points.length ? 0 : 1 }]];
-  if (run.curves.length) {
-    const admissible = lineOf(run.curves, "admissible", 100);
-    charts.push(["Turns of an episode", { lines: [{ line: lineOf(run.curves, "turns") }] }],
-      [`Valid completions${admissible.length ? ", dark: admissible actions" : ""} (%)`, { top: 100, lines: [
-        { name: admissible.length ? "valid" : "", line: lineOf(run.curves, "valid", 100) },
-        ...(admissible.length ? [{ name: "admissible", line: admissible, colour: css("--text") }] : [])] }],
-      ["Seconds of an iteration", { bars: run.curves.map((c) => [c.n, PHASES.map((name) => c.times[name] || 0)]) }]);
-  }
+  const charts = chartsOf([run], [index]);
+  if (run.curves.length) charts.push(["Seconds of an iteration", { bars: run.curves.map((c) => [c.n, PHASES.map((name) => c.times[name] || 0)]) }]);
   const shared = { now: shown ? shown.n : null, onpick: (n) => choose(Math.max(1, Math.round(n))) };
   $("curves").classList.toggle("alone", charts.length === 1);
   fillCharts($("curves"), charts.map(([title, content]) => [title, { ...shared, ...content }]));
+}
+
+// The curves of several runs in the same charts, or the exams of a model that was taught.
+let indexes = [];
+async function showRuns() {
+  const sources = page.sources.filter(({ curves, evaluations }) => curves.length || evaluations.length);
+  $("runs").hidden = Boolean(run) || !sources.length;
+  if ($("runs").hidden) return;
+  const draw = () => {
+    fillCharts($("runs"), chartsOf(sources, sources.map((source) => indexes[page.sources.indexOf(source)])));
+    if (sources.length > 1) $("runs").firstChild.append(make("div", { class: "key" }, ...sources.flatMap(({ name }, i) =>
+      [make("span", {}, make("i", { style: `background:${colourOfRun(i)}` }), name), " "])));
+  };
+  draw();
+  if (indexes.length || !sources.some(({ iterations }) => iterations && iterations.length)) return;
+  indexes = await Promise.all(page.sources.map(({ iterations }, i) => (iterations && iterations.length ? load("index", i) : null)));
+  draw();
 }

@@ -16,7 +16,8 @@ async function listen() {
   try {
     const now = await ask("version");
     if (now !== version) await refresh();
-    const planned = run && run.planned ? `${newest()} of ${run.planned} iterations, ` : "";
+    const trained = run && run.curves.length ? run.curves.at(-1).n : 0;  // as the curves: the one that is played is not done
+    const planned = run && run.planned ? `${trained} of ${run.planned} iterations, ` : "";
     sayLive(`live: ${planned}${new Date().toLocaleTimeString()}`);
   } catch (error) {
     answered = !error.offline;
@@ -31,7 +32,7 @@ async function refresh() {
   const began = !page.training && next.training;
   kept.clear();
   page = next;
-  run = page.training;
+  run = page.training ? page.sources[0] : null;
   showTabs();
   if (began) setUpSlider();
   if (following && (began || !visible())) {
@@ -41,6 +42,8 @@ async function refresh() {
   else if (visible() === "evaluations") await refreshEvaluations();
   version = next.version;
   $("problem").hidden = true;
+  indexes = [];
+  await readIndex();
 }
 
 async function refreshTraining() {

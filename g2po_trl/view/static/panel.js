@@ -3,6 +3,8 @@
 function fill(...children) {
   $("panel").replaceChildren(...children.filter((child) => child !== null));
 }
+const say = (text) => { $("said").textContent = text; };  // to a screen reader
+const backToGroup = () => make("button", { type: "button", onclick: showOverview }, "group");
 
 const shownNumber = (x) => (x === null ? "–" : signed(x));
 const number = (x) => make("td", { class: x > 0.005 ? "plus" : x < -0.005 ? "minus" : null }, shownNumber(x));
@@ -55,8 +57,41 @@ function allSteps(wanted) {
   return rows;
 }
 
+// Why a group taught nothing, and the marks of an episode.
+const NOTHING = { won: "all episodes won, and in the same way", lost: "all episodes lost", equal: "all episodes have the same reward",
+  one: "one episode has a result, and there is none to compare it with", errors: "no episode has a result: environment errors" };
+const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
+const isCutOff = (trajectory, s) => trajectory.outcome === "truncated" && s === trajectory.steps.length - 1;
+function turnWords({ turn, steps: taken }) {
+  if (!turn) return "";
+  const why = { fall: () => `V ${turn.from.toFixed(1)} → ${turn.to.toFixed(1)}`, fault: () => faultOf(taken[turn.step]),
+    return: () => "leads back to an earlier state" }[turn.why]();
+  return `step ${turn.step + 1}: ${oneLine(taken[turn.step].a, 60)} (${why})`;
+}
+
+// The command that plays an episode again, to be copied; nothing of a run that did not keep its tasks' rows.
+function playCommand(episode = 1) {
+  if (group.row === null || run.log) return null;
+  const command = `g2po play --from ${run.folder} ${groupNumber()}.${episode}${shown.n === newest() ? "" : ` --iteration ${shown.n}`}`;
+  const button = make("button", { type: "button", onclick: () => navigator.clipboard.writeText(command)
+    .then(() => { button.textContent = "copied"; }, () => getSelection().selectAllChildren(button.nextSibling)) }, "copy");
+  return make("p", { class: "command" }, button, make("code", {}, command));
+}
+
+// Other groups of this task: where it was won.
+function elsewhere() {
+  if (!index || run.log) return [];
+  const others = index.iterations.flatMap(({ n, groups }) => groups.map((one, g) => ({ n, g, one })))
+    .filter(({ n, g, one }) => index.tasks[one.task].id === group.id && !(n === shown.n && g === groupNumber() - 1));
+  if (!others.length) return [`The task is in no other group of ${amountOf(index.iterations.length, "iteration")}.`];
+  return [`The task in other groups, iteration: won. `, ...others.slice(-24).flatMap(({ n, g, one }) => [make("button", { type: "button",
+    class: winsOf(one) ? "success" : "", title: `iteration ${n}, group ${g + 1}`, onclick: () => openGroup(n, g) },
+    `${n}: ${winsOf(one)}/${one.episodes.length}`), " "])];
+}
+
 function showOverview() {
   mark(placeOf());
+  outline({});
   const notes = [];
   if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this ${run.log ? "log" : "iteration"} not written to the end: left out.`);
   if (!group.nodes.length) notes.push("No episode came to a result: there is no graph.");
@@ -64,65 +99,100 @@ function showOverview() {
   else if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
     (hasParts() ? "Advantages are computed now, with the settings in run.json." : "There are no advantages to show."));
   if (group.adds_up === false) notes.push("A_EP, A_NC and A_EC are computed now, and do not add up to what was trained.");
-  const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits)
-    .sort((a, b) => b[0].visits - a[0].visits);
-  fill(make("h2", {}, taskName(group)), group.task ? make("p", { class: "note" }, `Task ${group.id}`) : null,
-    make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${group.nodes.length} states. ` +
-      "Click a state or an edge, or read an episode:"),
-    make("div", {}, ...group.trajectories.map((t, i) => make("button", { type: "button", class: t.outcome,
-      style: "margin: 0 6px 6px 0", onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ` +
-      amountOf(t.steps.length, "step")))),
+  const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits).sort((a, b) => b[0].visits - a[0].visits);
+  const about = [group.task || group.row !== null ? `Task ${group.id}` : "", group.environment || ""].filter(Boolean).join(", ");
+  fill(make("h2", {}, groupName(group)), about ? make("p", { class: "note" }, about) : null,
+    make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${amountOf(group.nodes.length, "state")}.`),
+    group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "This group taught nothing: "), `${NOTHING[group.nothing]}.`) : null,
     ...notes.map((note) => make("p", { class: "note" }, note)),
-    visited.length ? make("details", {}, make("summary", {}, "states, most visits first"), make("table", {},
-      make("tbody", {}, ...visited.map(([node, i]) => make("tr", { tabindex: 0, onclick: () => showNode(i) },
-        make("td", {}, make("b", {}, node.label), ` ${shown.texts[node.o].slice(0, 120)}`), make("td", {}, `V ${node.v.toFixed(2)}`),
-        make("td", {}, `${node.visits}×`)))))) : null);
+    group.trajectories.some((t) => t.turn) ? make("p", { class: "note fact" },
+      "Beside a lost episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
+    make("ol", { class: "episodes" }, ...group.trajectories.map((t, i) => make("li", {}, make("button", { type: "button", class: t.outcome,
+      onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ${amountOf(t.steps.length, "step")}`),
+      t.turn && t.outcome !== "success" ? make("button", { type: "button", class: "turn", title: "the turning point: where the episode lost most",
+        onclick: () => showTrajectory(i, t.turn.step) }, turnWords(t)) : null))),
+    folded("row", group.row === null ? null : shown.texts[group.row]), playCommand(), make("p", { id: "elsewhere" }, ...elsewhere()),
+    visited.length ? make("details", {}, make("summary", {}, "states, most visits first"), make("ul", { class: "states" },
+      ...visited.map(([node, i]) => make("li", {}, make("button", { type: "button", onclick: () => showNode(i) },
+        make("b", {}, node.label), ` V ${node.v.toFixed(2)}, ${node.visits}× `, make("span", { class: "note" }, oneLine(shown.texts[node.o], 90)))))) ) : null);
+  $("panel").scrollTop = 0;
+}
+
+// What two keys do not share: their beginnings and ends are left out.
+function differing(mine, other) {
+  let start = 0, end = 0;
+  while (start < Math.min(mine.length, other.length) && mine[start] === other[start]) start += 1;
+  while (end < Math.min(mine.length, other.length) - start && mine[mine.length - 1 - end] === other[other.length - 1 - end]) end += 1;
+  const part = (text) => `${start ? "…" : ""}${text.slice(start, text.length - end) || "(nothing)"}${end ? "…" : ""}`;
+  return [part(mine), part(other)];
+}
+
+// The state's key, the states that read the same and how their keys differ, and what else was seen under this key.
+function identity(node) {
+  const one = group.nodes[node], key = (other) => shown.texts[other.key ?? other.o];
+  const alike = group.nodes.map((other, i) => [other, i]).filter(([other, i]) => i !== node && other.o === one.o);
+  const seen = [...new Set(allSteps((step) => step.node === node).map(([step]) => step.o))].filter((o) => o !== one.o);
+  return [one.key === null ? null : make("details", { open: "" }, make("summary", {}, "state key"), make("pre", {}, shown.texts[one.key])),
+    ...alike.map(([other, i]) => {
+      const [mine, theirs] = differing(key(one), key(other));
+      return make("p", { class: "alike" }, make("button", { type: "button", onclick: () => showNode(i) }, `state ${i + 1}: ${other.label}`),
+        " reads the same. In the keys, here ", make("code", {}, oneLine(mine)), ", there ", make("code", {}, oneLine(theirs)));
+    }),
+    seen.length ? make("details", {}, make("summary", {}, `${amountOf(seen.length, "other observation")} under this key`),
+      ...seen.slice(0, 20).map((o) => observed(shown.texts[o]))) : null].filter(Boolean);
 }
 
 function showNode(node) {
   mark(placeOf({ state: node + 1 }));
+  outline({ nodes: [node] });
   const one = group.nodes[node];
   const actions = one.actions === null ? "" : shown.texts[one.actions];
-  fill(make("h2", {}, `State with value ${one.v.toFixed(2)}, ${one.visits} visits`),
-    ...asked(one, shown.texts),
+  const title = `State with value ${one.v.toFixed(2)}, ${amountOf(one.visits, "visit")}`;
+  say(title);
+  fill(make("h2", {}, title), backToGroup(),
+    ...asked(one, shown.texts), ...identity(node),
     actions ? make("details", {}, make("summary", {}, "admissible actions"), make("pre", {}, actions)) : null,
     make("h3", {}, "Actions taken here"), steps(allSteps((step) => step.node === node)));
   $("panel").scrollTop = 0;
 }
 
 function showEdge(edge) {
-  const ends = (trajectory, s) => (s === trajectory.steps.length - 1 ? trajectory.outcome : trajectory.steps[s].next);
-  fill(make("h2", {}, `Edge: ${ofEdge(edge)}`),
+  outline({ edges: [edge.key] });
+  say(`Edge: ${ofEdge(edge)}`);
+  fill(make("h2", {}, `Edge: ${ofEdge(edge)}`), backToGroup(),
     make("h3", {}, "from"), ...asked(group.nodes[edge.from], shown.texts), make("h3", {}, "to"),
     ...(typeof edge.to === "number" ? asked(group.nodes[edge.to], shown.texts) : [make("pre", {}, ENDS[edge.to] || edge.to)]),
-    steps(allSteps((step, trajectory, s) => step.node === edge.from && ends(trajectory, s) === edge.to)));
+    steps(allSteps((step, trajectory, s) => step.node >= 0 && edgeKey(trajectory, s) === edge.key)));
+  $("panel").scrollTop = 0;
 }
 
 function showTrajectory(t, at) {
   const place = placeOf({ episode: t + 1, step: at + 1 });
   mark(place);
-  const trajectory = group.trajectories[t];
+  const trajectory = group.trajectories[t], { turn } = trajectory;
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
-    make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
-      ...faults(step)),
+    make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`, ...faults(step),
+      ...(turn && turn.step === s ? [" ", make("span", { class: "tag turn" }, "turning point")] : []),
+      ...(isCutOff(trajectory, s) ? [" ", make("span", { class: "tag" }, "turn limit")] : [])),
     ...asked(step, shown.texts), answered(step, shown.texts),
     hasAdvantages() ? make("div", { class: "adv" },
       numbers(step).map((x, i) => `${names[i]} ${shownNumber(x)}`).join("  ")) : null,
+    isCutOff(trajectory, s) && hasAdvantages() ? make("p", { class: "note fact" }, CUT_OFF) : null,
     completionOf(step, shown.texts), folded("prompt", shown.texts[step.p])));
   const move = (way) => () => showTrajectory((t + way + group.trajectories.length) % group.trajectories.length, 0);
+  const ended = ENDS[trajectory.outcome] || trajectory.outcome;
   fill(
-    make("h2", {}, `Episode ${t + 1}: `, make("span", { class: trajectory.outcome },
-      ENDS[trajectory.outcome] || trajectory.outcome), `, reward ${trajectory.reward}`),
+    make("h2", {}, `Episode ${t + 1}: `, make("span", { class: trajectory.outcome }, ended), `, reward ${trajectory.reward}`),
     make("div", {}, make("button", { type: "button", onclick: move(-1) }, "‹ previous"), " ",
-      make("button", { type: "button", onclick: move(1) }, "next ›"), " ",
-      make("button", { type: "button", onclick: showOverview }, "group"), " ", linkTo(place)),
-    ...troubles(trajectory, shown.texts), ...cards,
+      make("button", { type: "button", onclick: move(1) }, "next ›"), " ", backToGroup(), " ", linkTo(place)),
+    turn && turn.step !== at ? make("p", {}, "Turning point: ", make("button", { type: "button", class: "turn",
+      onclick: () => showTrajectory(t, turn.step) }, turnWords(trajectory))) : null,
+    playCommand(t + 1), ...troubles(trajectory, shown.texts), ...cards,
     trajectory.final === null ? null : observed(shown.texts[trajectory.final]));
   const here = trajectory.steps[at];
-  if (here && here.node >= 0) network.selectNodes([here.node]);
+  outline({ episode: trajectory, nodes: here && here.node >= 0 ? [here.node] : [] });
+  say(`Episode ${t + 1}: ${ended}${here ? `, step ${at + 1}: ${here.a}` : ""}`);
   const card = $("panel").querySelector(".here");
-  if (card && at > 0) card.scrollIntoView({ block: "nearest" });
-  else $("panel").scrollTop = 0;
+  $("panel").scrollTop = card && at > 0 ? card.offsetTop - 8 : 0;
 }
-

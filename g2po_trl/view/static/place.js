@@ -1,5 +1,5 @@
 // -- the place in the page, kept in its address -----------------------------------------------------------------------
-// #iteration=3&group=2&episode=5&step=4, or …&state=7; #evaluation=0-eval-000040&beside=…&task=ID&episode=2
+// #iteration=3&group=2&episode=5&step=4, or …&state=7; #view=tasks; #evaluation=0-eval-000040&beside=…&task=ID&episode=2
 
 let following = true;  // a live page goes to the newest iteration until its reader has chosen something
 
@@ -8,8 +8,11 @@ function addressOf(place) {
   return `#${new URLSearchParams(known)}`;
 }
 
+let lastPlace = {};  // in the training
+
 function mark(place) {
   following = false;
+  if (place.iteration) lastPlace = place;
   try {
     history.replaceState(null, "", addressOf(place));
   } catch { /* a page inside a notebook has no address of its own */ }
@@ -37,6 +40,10 @@ async function openPlace(place) {
     await choose(place.iteration, (place.group || 1) - 1);
     if (group && place.state && group.nodes[place.state - 1]) showNode(place.state - 1);
     else if (group && place.episode && group.trajectories[place.episode - 1]) showTrajectory(place.episode - 1, (place.step || 1) - 1);
+    return true;
+  }
+  if (run && place.view === "tasks") {
+    await show("failures");
     return true;
   }
   const has = (id) => page.sets.some((set) => set.id === id);

@@ -84,21 +84,6 @@ function showSides() {
   $("sides").append(...notes.map((note) => make("p", { class: "note" }, note)));
 }
 
-// The runs' success over training, in one chart.
-function showRuns() {
-  const colours = ["--mine", "--other", "--up", "--good", "--bad", "--soft"].map(css);
-  const trained = page.sources.map((source, i) => ({ ...source, colour: colours[i % colours.length] }))
-    .filter(({ success }) => success && (success.curves.length || success.evaluations.length));
-  $("runs").hidden = !trained.length;
-  if (!trained.length) return;
-  fillCharts($("runs"), [["Success of training (%), dots: evaluations", { top: 100, begin: 0,
-    lines: trained.map(({ name, success, colour }) => ({ name, line: lineOf(success.curves, "success", 100), colour })),
-    points: trained.flatMap(({ name, success, colour }) => evaluationPoints(success, { colour })
-      .map((point) => ({ ...point, title: `${name}, ${point.title}` }))) }]]);
-  $("runs").firstChild.append(make("div", { class: "key" }, ...trained.flatMap(({ name, colour }) =>
-    [make("span", {}, make("i", { style: `background:${colour}` }), name), " "])));
-}
-
 // -- success ----------------------------------------------------------------------------------------------------------
 
 // Mean of the differences of tasks, and half of its 95 % interval: tasks are the sample, both sides played them. Few
@@ -119,11 +104,16 @@ function numbersOf(played) {
     const means = sides.map((_, i) => mean(played.map((row) => mean(counted(row.tasks[i]).map(value)))));
     return { title, values: means.map((x) => x.toFixed(1)), gap: signed(means[1] - means[0], 1) };
   };
+  // As everywhere: of all completions, not a mean over episodes.
+  const valid = (some) => {
+    const rates = sides.map((_, i) => 100 * mean(some.flatMap((row) => counted(row.tasks[i]).flatMap((one) => one.steps.map((step) => +step.ok)))));
+    return { title: "valid completions, %", values: rates.map((x) => (Number.isFinite(x) ? x.toFixed(1) : "–")), gap: signed(rates[1] - rates[0], 1) };
+  };
   const kinds = [...new Set(played.map((row) => row.kind).filter(Boolean))].sort();
   return [success("success, %", played),
     ...kinds.map((kind) => success(kind, played.filter((row) => row.kind === kind))),
     over("turns", (one) => one.steps.length),
-    over("valid completions, %", (one) => 100 * (one.steps.length ? mean(one.steps.map((step) => +step.ok)) : 1))];
+    valid(played)];
 }
 
 function showNumbers() {

@@ -1,28 +1,42 @@
 // -- start ------------------------------------------------------------------------------------------------------------
 
-const visible = () => (["training", "evaluations"].find((name) => !$(name).hidden));
+const VIEWS = ["training", "failures", "evaluations"];
+const visible = () => VIEWS.find((name) => !$(name).hidden);
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  if (!$("evaluations").hidden) showRuns();
-  if (!run || $("training").hidden || !shown) return;
-  drawCurves();
-  if (!group) return;
-  const selected = network.getSelectedNodes();
-  drawGroup(groupNumber() - 1);
-  network.selectNodes(selected);
+  redrawAll();
 }
 const otherTheme = () => theme(dark() ? "light" : "dark");
+
+// What is drawn by size and colours, again; what is open stays open.
+function redrawAll() {
+  if (visible() === "evaluations") showRuns();
+  if (visible() === "failures") showTasks();
+  if (visible() !== "training" || !shown) return;
+  drawCurves();
+  if (!group) return;
+  const [place, follows] = [readPlace(), following];
+  drawGroup(groupNumber() - 1);
+  if (place.state && group.nodes[place.state - 1]) outline({ nodes: [place.state - 1] });
+  if (place.episode && group.trajectories[place.episode - 1]) showTrajectory(place.episode - 1, (place.step || 1) - 1);
+  if (follows) follow();
+}
 
 // Each view is filled when it is first looked at: the graph must be drawn where it is seen.
 const filled = new Set();
 async function show(name, fill = true) {
-  ["training", "evaluations"].forEach((view) => {
+  VIEWS.forEach((view) => {
     $(view).hidden = view !== name;
-    $(`tab-${view}`).setAttribute("aria-selected", view === name);
+    $(`tab-${view}`).setAttribute("aria-pressed", view === name);
   });
-  if (fill && filled.has(name)) theme(document.documentElement.dataset.theme);
-  else if (fill && name === "training") await choose(newest());
+  if (name === "failures") {
+    showTasks();
+    mark({ view: "tasks" });
+  } else if (fill && filled.has(name)) {
+    redrawAll();
+    if (name === "training" && group) mark(lastPlace);
+  } else if (fill && name === "training") await choose(newest());
   else if (fill && name === "evaluations") {
     if (page.sets.length) await compare(...page.pair);
     $("tasks").focus({ preventScroll: true });
@@ -71,17 +85,21 @@ async function start() {
     $("problem").textContent = String((reason && reason.message) || reason);
   });
   const here = $("overview");
+  if ($("files")) files = await unpack($("files").textContent);
   page = here ? await unpack(here.textContent) : await ask("overview");
   version = page.version;
-  run = page.training;
+  run = page.training ? page.sources[0] : null;
   document.title = `${page.name} – g2po-trl`;
   $("name").textContent = page.sources.length > 1 ? "Evaluations side by side" : page.name;
+  $("about").hidden = page.sources.length > 1;
   if (page.sources.length === 1) $("settings").replaceChildren(...settingsOf(page.sources[0], []));
   $("theme").addEventListener("click", otherTheme);
   showTabs();
-  ["training", "evaluations"].forEach((name) => $(`tab-${name}`).addEventListener("click", () => show(name)));
+  VIEWS.forEach((name) => $(`tab-${name}`).addEventListener("click", () => show(name)));
   document.addEventListener("keydown", pressed);
   $("search").addEventListener("input", listTasks);
+  ["input", "change"].forEach((what) => $("query").addEventListener(what, () => index && search()));
+  $("query").addEventListener("submit", (event) => event.preventDefault());
   $("newest").addEventListener("click", () => choose(newest()).then(follow));
   $("iteration").addEventListener("input", () => { $("iteration-number").textContent = run.iterations[$("iteration").value]; });
   $("iteration").addEventListener("change", () => choose(run.iterations[$("iteration").value]));
@@ -89,6 +107,7 @@ async function start() {
   if (run && run.log) {
     document.title = `${run.log.name}, logged runs – g2po-trl`;
     $("name").textContent = `Logged runs: ${run.log.name}`;
+    $("tab-failures").hidden = true;
     ["choose-iteration", "iteration-keys"].forEach((part) => { $(part).hidden = true; });
   } else if (run) setUpSlider();
   try {
@@ -100,10 +119,13 @@ async function start() {
     if (!here) listen();
   }
   document.body.dataset.ready = "yes";
+  await readIndex();
+  document.body.dataset.index = "yes";
 }
 
 function showTabs() {
-  $("tabs").hidden = !(run && page.sets.length);
+  $("tabs").hidden = !run || (run.log && !page.sets.length);
+  $("tab-evaluations").hidden = !page.sets.length;
   $("waiting").hidden = Boolean(run || page.sets.length || page.sources.length > 1);
   $("evaluations").classList.toggle("no-sets", !page.sets.length);
 }
@@ -119,9 +141,6 @@ function setUpSlider() {
 let redraw = null;
 window.addEventListener("resize", () => {
   clearTimeout(redraw);
-  redraw = setTimeout(() => {
-    if (run && visible() === "training") drawCurves();
-    if (visible() === "evaluations") showRuns();
-  }, 200);
+  redraw = setTimeout(redrawAll, 200);
 });
 start();

@@ -1,6 +1,6 @@
 // -- choosing an iteration and a group --------------------------------------------------------------------------------
 
-let shown, group, network;
+let shown, group, index = null;
 
 // Without a group's number: the first in which some episodes won, since there actions are compared.
 async function choose(number, wanted = null) {
@@ -12,13 +12,16 @@ async function choose(number, wanted = null) {
   $("newest").hidden = shown.n === newest();
   $("newest").textContent = `newest: ${newest()}`;
   drawCurves();
-  $("used").textContent = howTrained();
+  $("used").textContent = `${resultOf(nearest)}${howTrained()}`;
   // Of several groups whose sentences are the same, the ids say which task it is.
   const alike = shown.groups.length > 1 && new Set(shown.groups.map((one) => one.task)).size === 1;
-  $("groups").replaceChildren(...shown.groups.map((one, g) => make("button", {
-    type: "button", role: "option", title: `${taskName(one)} (${one.id})`, class: one.success ? "" : "lost",
-    onclick: () => showGroup(g) },
-    `${g + 1}: ${one.success}/${one.trajectories.length} `, one.task ? make("span", { class: "of" }, alike ? one.id : one.task) : null)));
+  $("groups").replaceChildren(...shown.groups.map((one, g) => {
+    const name = groupName(one);
+    const says = one.nothing ? `taught nothing: ${NOTHING[one.nothing]}` : "";
+    return make("button", { type: "button", title: [name, one.id, says].filter(Boolean).join("\n"), class: one.nothing ? "nothing" : "",
+      onclick: () => showGroup(g) }, `${g + 1}: ${one.success}/${one.trajectories.length} `,
+      one.task || one.row !== null ? make("span", { class: "of" }, alike ? one.id : name) : null);
+  }));
   $("cases").hidden = shown.value_lambda === null;
   $("case-list").replaceChildren(...shown.disagreements.map((one) => {
     const step = shown.groups[one.group].trajectories[one.trajectory].steps[one.step];
@@ -29,14 +32,25 @@ async function choose(number, wanted = null) {
   if (!shown.disagreements.length) $("case-list").append(make("li", {}, run.log ? "none in this log" : "none in this iteration"));
   const chosen = wanted ?? Math.max(0, shown.groups.findIndex((one) => one.success && one.success < one.trajectories.length));
   if (shown.groups.length) return showGroup(Math.max(0, Math.min(chosen, shown.groups.length - 1)));
-  group = null;
-  if (network) network.destroy();
-  network = null;
+  group = drawing = null;
+  $("graph").replaceChildren();
   $("legend").replaceChildren();
   fill(make("p", { class: "note" }, "No episode of this iteration is written to its end yet."));
 }
 
+const groupName = (one) => taskName(one, one.row === null ? null : shown.texts[one.row]);
 const estimator = () => run.settings.estimator_name || "g2po";
+
+// How many episodes of an iteration won, with the standard error by groups.
+function resultOf(n) {
+  const counted = shown.groups.flatMap(({ trajectories }) => trajectories).filter(({ outcome }) => !UNCOUNTED.includes(outcome));
+  if (!counted.length || run.log) return "";
+  const error = index && index.iterations.find((one) => one.n === n)?.error;
+  const idle = shown.groups.filter((one) => one.nothing).length;
+  return `${percent(counted.filter(({ outcome }) => outcome === "success").length / counted.length)}` +
+    `${error ? ` ± ${percent(error)}` : ""} % of ${counted.length} episodes won. ` +
+    (idle ? `${idle} of ${amountOf(shown.groups.length, "group")} taught nothing. ` : "");
+}
 
 // What the advantages of this iteration are, and the λ of its values.
 function howTrained() {
@@ -50,14 +64,9 @@ function howTrained() {
 
 function showCase(one) {
   showGroup(one.group);
-  const step = group.trajectories[one.trajectory].steps[one.step];
-  network.selectNodes([step.node]);
   showTrajectory(one.trajectory, one.step);
   $("graph").scrollIntoView({ block: "nearest" });
 }
-
-// A label in lines of a few letters, since states stand beside each other; "drawer 1" is not broken.
-const wrapped = (label) => label.replace(/ (\d)/g, "\u00a0$1").match(/[^ ].{0,11}[^ ](?= |$)|[^ ]+/g) || [];
 
 const groupNumber = () => shown.groups.indexOf(group) + 1;
 const placeOf = (more = {}) => ({ iteration: run.log ? 1 : shown.n, group: groupNumber(), ...more });
@@ -69,54 +78,32 @@ function showGroup(number) {
 
 function drawGroup(number) {
   group = shown.groups[number];
-  [...$("groups").children].forEach((button, i) => button.setAttribute("aria-selected", i === number));
-  const edges = edgesOf(group);
-  const at = places(group, edges);
+  [...$("groups").children].forEach((button, i) => {
+    button.setAttribute("aria-pressed", i === number);
+    if (i === number) button.scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
   const [low, high] = valueScale(shown);
   const won = wonThrough(group);
-  const stateColour = (node, i) => valueColour(high > low ? (node.v - low) / (high - low) : 0, won.has(i));
-  const nodes = group.nodes.map((node, i) => ({
-    id: i, ...at.get(i), label: [...(gridOf(shown.texts[node.o]) ? [] : wrapped(node.label)), node.v.toFixed(1)].join("\n"),
-    shape: "dot", size: 8 + 4 * Math.sqrt(node.visits), ...boardNode(shown.texts[node.o], 8 + 4 * Math.sqrt(node.visits)),
-    title: `V ${node.v.toFixed(2)}, ${node.visits} visits\n` +
-      `${shown.texts[node.o].slice(0, 500)}`,
-    color: { background: stateColour(node, i), border: css("--soft"),
-      highlight: { background: stateColour(node, i), border: css("--accent") } },
-    font: { color: css("--text"), size: 13, strokeWidth: 4, strokeColor: css("--card") }, borderWidth: 1, borderWidthSelected: 4,
-  })).filter((node) => at.has(node.id));
-  for (const [id, place] of at) {
-    if (typeof id !== "string") continue;
-    const colour = id === "success" ? css("--good") : css("--bad");
-    nodes.push({ id, ...place, label: ENDS[id] || id, shape: id === "success" ? "star" : "square", size: 18,
-      color: { background: colour, border: colour, highlight: { background: colour, border: css("--accent") } },
-      font: { color: css("--text"), size: 16, strokeWidth: 4, strokeColor: css("--card") } });
-  }
-  const placed = edges.filter((e) => at.has(e.from) && at.has(e.to));
-  const lines = placed.map((edge, i) => ({
-    id: i, from: edge.from, to: edge.to, arrows: { to: { enabled: true, scaleFactor: 0.5 } },
-    width: 1 + 1.2 * Math.log2(edge.count + 1), color: { color: advantageColour(edge.advantage),
-      highlight: css("--accent"), hover: css("--accent") },
-    title: `${ofEdge(edge)}\n` +
-      [...edge.actions].map(([action, { count, fault }]) => `${count}× ${action}${fault ? ` (${fault})` : ""}`).join("\n"),
-    ...(edge.faults ? { label: "✗", font: { color: css("--bad"), size: 15, strokeWidth: 3, strokeColor: css("--card") } } : {}),
-    smooth: { type: "curvedCW", roundness: 0.12 }, selfReference: { size: 14, angle: 0.8 },
-  }));
-  if (network) network.destroy();
-  network = new vis.Network($("graph"), { nodes, edges: lines }, {
-    physics: false, layout: { randomSeed: 1 },
-    interaction: { hover: true, tooltipDelay: 80, keyboard: false, navigationButtons: false },
+  drawGraph($("graph"), group, {
+    colourOf: (node, i) => valueColour(high > low ? (node.v - low) / (high - low) : 0, won.has(i)),
+    onnode: showNode, onedge: showEdge, onnothing: showOverview,
   });
-  network.on("click", ({ nodes: [node], edges: hit }) => {
-    if (typeof node === "number") showNode(node);
-    else if (node === undefined && hit.length) showEdge(placed[hit[0]]);
-    else if (node === undefined) showOverview();
-  });
-  network.fit({ animation: false });
   $("legend").replaceChildren(
     ...[["an episode through it won: value", true], ["none won: value", false]].map(([what, is]) => make("span", {}, `${what} ${short(low)}`,
       make("i", { style: `background:linear-gradient(90deg,${valueColour(0, is)},${valueColour(1, is)})` }), short(high))),
     hasAdvantages() ? make("span", {}, "advantage of an edge: below", make("i", { style:
       `background:linear-gradient(90deg,${advantageColour(-2)},${advantageColour(0)},${advantageColour(2)})` }), "above") : "",
-    edges.some((edge) => edge.faults) ? make("span", {}, make("b", { class: "minus-mark" }, "✗"), " with actions that are not admissible") : "",
-    make("span", {}, "size: visits; left to right: steps from the start"));
+    drawing.edges.some((edge) => edge.faults) ? make("span", {}, make("b", { class: "minus-mark" }, "✗"), " with actions that are not admissible") : "",
+    make("span", {}, "size: visits; left to right: steps from the start; outline: what is open"));
+}
+
+// The index of the run, which comes after the page is open: success by task, standard errors, episodes to be searched.
+async function readIndex() {
+  if (!run) return;
+  index = await load("index", 0);
+  if (shown) $("used").textContent = `${resultOf(shown.n)}${howTrained()}`;
+  if (visible() === "training") drawCurves();
+  if (visible() === "failures") showTasks();
+  const list = $("elsewhere");
+  if (list) list.replaceChildren(...elsewhere());
 }

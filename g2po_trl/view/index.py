@@ -1,0 +1,106 @@
+"""The index of a run: its groups by task and iteration, what each episode saw and did, and its tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..rollout.words import action_text, state_text
+from ..runs.iterations import files_of_iteration, iteration_numbers, load_iteration
+from ..runs.summary import success_error
+from ..trajectory import OUTCOMES, Step
+from .texts import Texts, task_data
+
+LONGEST = 160  # characters of a state or an action that can be searched
+_NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+
+
+class EpisodeIndex:
+    """What a page needs to find an episode of a run, read again where files have changed.
+
+    Args:
+        folder: of a training run, or of `g2po credit`.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder, self._lock = Path(folder), Lock()
+        self._states, self._actions, self._rows = Texts(), Texts(), Texts()
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, int] = {}
+        self._read: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    def data(self, numbers: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the index of some iterations (`None`: all) as plain data.
+
+        Keys: "tasks", with their rows as text; "states" and "actions", texts of at most `LONGEST` characters;
+        "iterations", each with "n", "groups", "error" (see `success_error`) and "tools". A group has "task", a position in "tasks", and "episodes":
+        triples of outcome (a position in "outcomes"), states and actions (positions). "tools" are lists of a tool's
+        name, its calls, those that could not be parsed, and those of a tool that does not exist; the name is `None`
+        for completions without a call.
+        """
+        with self._lock:
+            iterations = [self._iteration(n) for n in numbers or iteration_numbers(self.folder)]
+            tasks = [
+                {**task, "row": None if task["row"] is None else self._rows.all[task["row"]]}
+                for task in self._tasks.values()
+            ]
+            texts = {"states": list(self._states.all), "actions": list(self._actions.all)}
+        return {"outcomes": list(OUTCOMES), "tasks": tasks, **texts, "iterations": iterations}
+
+    def _iteration(self, number: int) -> dict[str, Any]:
+        stats = [path.stat() for path in files_of_iteration(self.folder, number)]
+        mark = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+        if number not in self._read or self._read[number][0] != mark:
+            self._read[number] = mark, self._index(number)
+        return self._read[number][1]
+
+    def _index(self, number: int) -> dict[str, Any]:
+        groups, calls = [], Counter()
+        read = load_iteration(self.folder, number).groups
+        for group in read:
+            self._tasks.setdefault(group[0].task_id, task_data(group[0], self._rows))
+            place = self._places.setdefault(group[0].task_id, len(self._places))
+            episodes = []
+            for trajectory in group:
+                calls.update(call for step in trajectory.steps for call in _calls(step))
+                states = [self._states.number(_searched(state_text(step), step.key)) for step in trajectory.steps]
+                actions = [self._actions.number(action_text(step)[:LONGEST]) for step in trajectory.steps]
+                episodes.append([OUTCOMES.index(trajectory.outcome), states, actions])
+            groups.append({"task": place, "episodes": episodes})
+        return {"n": number, "groups": groups, "error": success_error(read), "tools": _tools(calls)}
+
+
+def _searched(text: str, key: str) -> str:
+    return text[:LONGEST] if key == text else f"{text[:LONGEST]} {key[:LONGEST]}"
+
+
+def _calls(step: Step) -> list[tuple[str | None, str | None]]:
+    """Return name and kind (`Step.call`; `None` in runs of older versions) of a step's tool calls.
+
+    A completion without a call that could have made one is one call without a name.
+    """
+    kind = getattr(step, "call", None)
+    if step.messages is None:
+        names = [json.loads(name) for name in _NAME.findall(step.action)]
+    else:
+        names = [call["function"]["name"] for call in step.response.get("tool_calls", ())]
+    if names or kind is None:
+        return [(name, kind) for name in names]
+    return [(None if kind == "none" else "(unreadable)", kind)]
+
+
+def _tools(calls: Counter[tuple[str | None, str | None]]) -> list[list[Any]]:
+    """Return for each tool its name, calls, calls that could not be parsed, and calls of what does not exist."""
+    known = {name for name, kind in calls if kind == "known"}
+    table: dict[str | None, list[int]] = {}
+    for (name, kind), number in calls.items():
+        row = table.setdefault(name, [0, 0, 0])
+        row[0] += number
+        row[1] += number if kind == "unreadable" else 0
+        row[2] += number if kind == "unknown" and name not in known else 0  # of several calls, those to blame
+    return [[name, *row] for name, row in sorted(table.items(), key=lambda one: -one[1][0])]

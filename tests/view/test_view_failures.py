@@ -1,0 +1,269 @@
+"""Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, and the way through."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from viewing import opened, press, trajectory, until
+
+from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
+from g2po_trl.cli.commands.view import main
+from g2po_trl.prompts.conversation import response_action
+from g2po_trl.runs.summary import success_error
+from g2po_trl.utils.json import write_json
+from g2po_trl.view import Run, open_folder, page
+from g2po_trl.view.groups import taught_nothing, turning_point
+from g2po_trl.view.index import EpisodeIndex
+
+ATTACKS = ["<script>document.title='taken'</script>", "</script><img src=x onerror=\"document.title='taken'\">"]
+ATTACKS += ["javascript:document.title='taken'", "\"' onmouseover='document.title=1'", "{{7*7}} ${7*7} \u2028 ]]>"]
+
+
+def turns_of(group):
+    graph, at, found = StateGraph.from_groups([group], gamma=0.5), 0, []
+    for one in group:
+        mine = slice(at, at := at + len(one.steps))
+        found.append(turning_point(one, graph.node[mine], graph.next_node[mine], graph.node_values))
+    return found
+
+
+def test_the_turning_point_is_the_largest_fall():
+    """gamma 0.5. V: h 1.25 (0.5² and 0.5³ of 10, and 0), b 2.5/2 = 1.25, a 5, c 0."""
+    won = [trajectory("t", "ha", 10.0), trajectory("t", "hba", 10.0)]
+    lost, cut = trajectory("t", "hbc", 0.0), trajectory("t", "hbc", 0.0, "truncated")
+    *wins, turn = turns_of([*won, lost])
+    assert wins == [None, {"step": 0, "why": "fall", "from": 1.25, "to": 1.25}] or wins[0] is None
+    assert turn == {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
+    assert turns_of([*won, cut])[2] == turn
+    only = trajectory("t", "h", 0.0, "truncated")
+    assert turns_of([*won, only])[2] is None, "its one step is cut off: it fell to 0 whatever it did"
+    assert turns_of([*won, Trajectory("t", [], 0.0, "error", error="boom")])[2] is None
+
+
+def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
+    def lost(names, **step):
+        one = trajectory("t", names, 0.0)
+        one.steps = [replace(s, admissible_actions=[s.action], **(step if i == 2 else {})) for i, s in enumerate(one.steps)]
+        return one
+
+    assert turns_of([lost("abcd", valid=False)]) == [{"step": 2, "why": "fault"}]
+    assert turns_of([lost("abcd", action="other")]) == [{"step": 2, "why": "fault"}]
+    assert turns_of([lost("abbac")]) == [{"step": 1, "why": "return"}], "the step to b again"
+    assert turns_of([lost("abcd")]) == [None]
+
+
+def test_a_group_that_taught_nothing_says_why():
+    def group(*rewards, advantage=0.0, error=0):
+        played = [trajectory("t", "h", reward) for reward in rewards]
+        for one in played:
+            one.steps[0].advantage = advantage
+        return [*played, *[Trajectory("t", [], 0.0, "error", error="boom")] * error]
+
+    told = [group(10.0, 10.0), group(0.0, 0.0), group(10.0, error=1), group(error=2), group(10.0, 0.0)]
+    assert [taught_nothing(one) for one in told] == ["won", "lost", "one", "errors", "equal"]
+    assert taught_nothing(group(10.0, 10.0, advantage=0.1)) is None, "wins of different length teach"
+    unstored = [trajectory("t", "h", 0.0)] * 2
+    assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "lost"
+
+
+def test_the_error_of_success_takes_groups_for_the_sample():
+    groups = [[trajectory("t", "h", reward) for reward in rewards] for rewards in ([1, 1, 0], [0, 1], [])]
+    groups[2] = [Trajectory("t", [], 0.0, "error", error="boom")]
+    assert success_error(groups) == pytest.approx((2 * (0.2**2 + 0.2**2)) ** 0.5 / 5)
+    assert success_error(groups[:1]) is None
+
+
+def call(name, kind, given=None):
+    answer = {"role": "assistant", "content": "" if name else "hm"}
+    if name:
+        answer["tool_calls"] = [{"function": {"name": name, "arguments": given or {}}}]
+    return Step("o", response_action(answer), messages=[{"role": "user", "content": "o"}], call=kind)
+
+
+def test_the_index_of_a_run(tmp_path):
+    path = tmp_path / "trajectories" / "train-000001.jsonl"
+    tools = [call("look", "known"), call("lok", "unknown"), call("look", "unreadable"), call(None, "none")]
+    write_jsonl(path, [trajectory("one", "ha", 10.0, task="Go."), Trajectory("one", tools, 0.0, "truncated", row={"seed": 7})])
+    index = EpisodeIndex(tmp_path)
+    data = index.data()
+    assert [(task["id"], task["task"]) for task in data["tasks"]] == [("one", "Go.")]
+    (iteration,) = data["iterations"]
+    (group,) = iteration["groups"]
+    outcomes = [data["outcomes"][outcome] for outcome, _, _ in group["episodes"]]
+    assert outcomes == ["success", "truncated"] and iteration["error"] is None
+    assert [data["states"][i] for i in group["episodes"][0][1]] == ["room h", "room a"]
+    assert [data["actions"][i] for i in group["episodes"][1][2]] == ["look({})", "lok({})", "look({})", "hm"]
+    assert iteration["tools"] == [["look", 2, 1, 0], ["lok", 1, 0, 1], [None, 1, 0, 0]]
+    write_jsonl(path, [trajectory("two", "h", 10.0)])
+    again = index.data()
+    assert again["tasks"][again["iterations"][0]["groups"][0]["task"]]["id"] == "two", "a file that changed is read again"
+
+
+# -- large runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkeypatch):
+    for number in (1, 2, 3):
+        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [trajectory(f"t{number}", "ha", 10.0)] * 2)
+    data = tmp_path / "view-data"
+    data.mkdir()
+    for name in ("9.js", "mine.js"):
+        (data / name).write_text("old")
+    monkeypatch.setattr(page, "LARGEST", 100)
+    main([str(tmp_path), "--no-open"])
+    assert {path.name for path in data.iterdir()} == {"mine.js", "0.js", "1.js", "2.js", "3.js"}, "a user's file stays"
+    opened(browser, (tmp_path / "view.html").as_uri())
+    until(browser, lambda b: b.execute_script("return document.body.dataset.index") == "yes")
+    assert browser.execute_async_script("const done = arguments[0]; choose(1).then(() => done(group.id))") == "t1"
+    monkeypatch.undo()
+    main([str(tmp_path), "--no-open"])
+    assert {path.name for path in data.iterdir()} == {"mine.js"}, "now the page has all"
+
+
+def test_ten_thousand_episodes_are_small_pieces(tmp_path):
+    """By sizes: the page without its pieces, the index, and each piece. 157 iterations of 8 groups of 8 episodes."""
+    group = [trajectory("t", "habcd", 10.0 * (i % 2)) for i in range(8)]
+    for number in range(1, 158):
+        played = [replace(one, task_id=f"task {g}", group=g) for g in range(8) for one in group]
+        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", played)
+    run = Run(tmp_path)
+    data = run.index.data()
+    assert sum(len(g["episodes"]) for one in data["iterations"] for g in one["groups"]) == 10_048
+    assert len(page._packed(data)) < 100_000 and len(data["states"]) == 5
+    assert len(page._packed(run.iteration(157))) < 20_000
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Task one is won by one of three episodes, task two by none; its goal, states, actions and names are attacks."""
+    for number in (1, 2):
+        one = [trajectory("one", "ha", 10.0, task="Go.", row={"seed": 7}), trajectory("one", "hbb", 0.0, task="Go.", row={"seed": 7})]
+        one.append(trajectory("one", "hac", 0.0, "truncated", task="Go.", row={"seed": 7}))
+        one[0].steps[0] = replace(one[0].steps[0], state_key="room h, lamp on")
+        steps = [Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS]
+        two = [Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]}) for _ in range(2)]
+        two.append(Trajectory("two", [call(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1]))
+        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [*one, *two])
+        write_jsonl(tmp_path / "trajectories" / f"eval{ATTACKS[0].replace('/', '')}-{number:06d}.jsonl", two)
+    write_json(tmp_path / "run.json", {"trainer": {"gamma": 0.5, "max_turns": ATTACKS[1]}})
+    return tmp_path
+
+
+@pytest.fixture
+def at_run(run, browser):
+    main([str(run), "--no-open"])
+    opened(browser, (run / "view.html").as_uri())
+    until(browser, lambda b: b.execute_script("return document.body.dataset.index") == "yes")
+    return browser
+
+
+def text_of(browser, selector):
+    return browser.execute_script("return document.querySelector(arguments[0]).innerText", selector)
+
+
+def click(browser, selector):
+    browser.execute_script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+    browser.find_element("css selector", selector).click()
+
+
+def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
+    click(at_run, "#tab-failures")
+    assert text_of(at_run, "#verdict").split() == (
+        "2 of 4 groups lost every episode in iterations 1 to 2. 2 tasks : 1 never won 1 sometimes 0 always".replace("0 always", "")
+    ).split()
+    click(at_run, "#verdict button")  # those that were lost
+    assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
+    click(at_run, ".heat tbody td:nth-child(4) button")
+    until(at_run, lambda b: "taught nothing: all episodes lost" in text_of(b, "#panel"))
+    at_run.execute_script("showGroup(0)")
+    click(at_run, "#panel .turn")
+    assert text_of(at_run, "#panel .here").startswith("1. V ") and "turning point" in text_of(at_run, "#panel .here")
+
+
+def test_an_open_episode_is_a_path_and_colours_stay(at_run):
+    paint = "return [...document.querySelectorAll('#graph .line, #graph .disc')].map((one) => one.getAttribute('stroke') || one.getAttribute('fill'))"
+    before = at_run.execute_script(paint)
+    at_run.execute_script("showTrajectory(2, 2)")
+    keys = "return [...drawing.lines].filter(([, part]) => part.classList.contains(arguments[0])).map(([key]) => key)"
+    assert at_run.execute_script(keys, "path") == at_run.execute_script(
+        "return group.trajectories[2].steps.map((_, s) => edgeKey(group.trajectories[2], s))"
+    )
+    assert at_run.execute_script(keys, "turn") == ["2>4"], "from a, worth most, to c"
+    assert at_run.execute_script(paint) == before
+    assert "turn limit" in text_of(at_run, "#panel .here") and "worth 0 whatever the last action did" in text_of(at_run, "#panel .here")
+    at_run.execute_script("showEdge(drawing.edges[0])")
+    assert at_run.execute_script(paint) == before and at_run.execute_script(keys, "path") == []
+
+
+def test_a_state_has_its_key_and_what_tells_it_from_another(at_run):
+    labels = at_run.execute_script("return group.nodes.map((node) => node.label)")
+    assert labels[0] != labels[2] and {labels[0], labels[2]} == {"h (lamp)", "h #2"} or len(set(labels)) == len(labels)
+    at_run.execute_script("showNode(0)")
+    said = text_of(at_run, "#panel")
+    assert "room h, lamp on" in said and "reads the same. In the keys, here …, lamp on, there …(nothing)" in said
+
+
+def test_the_row_and_a_command_to_copy(run, at_run):
+    at_run.execute_script("showTrajectory(1, 0)")
+    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.2"
+    at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
+    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.1 --iteration 1"
+    assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")
+
+
+def test_the_graph_has_a_keyboard(at_run):
+    from selenium.webdriver.common.keys import Keys
+
+    at_run.execute_script("document.querySelector('#graph [tabindex=\"0\"]').focus()")
+    name = "return document.activeElement.getAttribute('aria-label')"
+    first = at_run.execute_script(name)
+    press(at_run, Keys.ARROW_RIGHT)
+    assert at_run.execute_script(name) != first
+    press(at_run, Keys.ENTER)
+    assert text_of(at_run, "#panel").startswith("State with value") and at_run.execute_script("return shown.n") == 2
+    assert text_of(at_run, "#said").startswith("State with value")
+
+
+def test_episodes_are_searched_and_tools_counted(at_run):
+    click(at_run, "#tab-failures")
+    found = "return episodesWith(arguments[0], arguments[1], arguments[2]).map((one) => [one.n, one.g, one.e])"
+    assert at_run.execute_script(found, ["room", "c"], "state", "all") == [[2, 0, 2], [1, 0, 2]]
+    assert at_run.execute_script(found, ["lamp"], "any", "success") == [[2, 0, 0], [1, 0, 0]]
+    assert at_run.execute_script(found, ["7"], "task", "truncated") == [[2, 0, 2], [1, 0, 2]]
+    assert at_run.execute_script(found, ["go", "2"], "action", "failure")[:1] == [[2, 0, 1]]
+    assert at_run.execute_script(found, ["go", "2"], "task", "failure") == []
+    row = at_run.find_element("css selector", "#tools tbody tr")
+    assert row.text == f"{ATTACKS[1]} 2 0 2"
+    click(at_run, "#tools button")
+    assert text_of(at_run, "#number-found") == "2 episodes"
+
+
+def test_nothing_that_was_recorded_runs(at_run):
+    """Names of files, tools, tasks, states, keys and settings."""
+    views = ["show('failures')", "choose(2, 1)", "show('evaluations')"]
+    panels = ["showOverview()", "showTrajectory(0, 1)", "showTrajectory(2, 0)", "showNode(1)", "showEdge(drawing.edges[0])"]
+    for view in [*views, *[f"choose(2, 1).then(() => {one})" for one in panels]]:
+        said = at_run.execute_async_script(f"const done = arguments[0]; {view}.then(() => done('ok'), (e) => done(`${{e}}`))")
+        assert said == "ok" and "taken" not in at_run.title
+    assert at_run.execute_script(
+        "return document.querySelectorAll('main script, main img, main iframe, [onerror], [onmouseover], main a:not([href^=\"#\"])').length"
+    ) == 0  # fmt: skip
+    at_run.execute_script("document.body.insertAdjacentHTML('beforeend', '<b onclick=\"document.title = 1\">x</b>')")
+    at_run.execute_script("document.querySelector('body > b').click()")
+    assert "taken" not in at_run.title and at_run.title != "1", "the page's policy allows its own script alone"
+    at_run.get_log("browser")  # what was refused is in it
+
+
+def test_exams_of_a_taught_model_open(tmp_path, browser):
+    write_jsonl(tmp_path / "exams" / "exam-000020.jsonl", [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)])
+    (tmp_path / "exams" / "results.json").write_text(json.dumps([{"step": 20, "success_rate": 0.5}]))
+    (one,) = open_folder(tmp_path).sets()
+    assert (one.panel, one.step, one.success) == ("exam", 20, 0.5)
+    main([str(tmp_path), "--no-open"])
+    opened(browser, (tmp_path / "view.html").as_uri())
+    assert len(browser.find_elements("css selector", "#tasks .task")) == 2
+    assert browser.find_elements("css selector", "#runs circle"), "success by step"
