@@ -11,9 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..credit.graph import StateGraph
+from ..credit.turning import turning_steps
 from ..rollout.words import action_text, state_text
 from ..runs.iterations import Iteration
 from ..trajectory import Trajectory, is_whole
@@ -66,15 +65,8 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
 
 def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Trajectory, int]]:
     """Return the lost episodes of a group, each with the index of the step after which V falls most."""
-    graph = StateGraph.from_groups([group], gamma)
-    falls = graph.node_values[graph.next_node] - graph.node_values[graph.node]  # uncounted steps are not read
-    found, start = [], 0
-    for one in group:
-        end = start + len(one.steps)
-        if one.counted and not one.success and one.steps:
-            found.append((one, int(np.argmin(falls[start:end]))))
-        start = end
-    return found
+    steps = turning_steps(StateGraph.from_groups([group], gamma))
+    return [(one, int(step)) for one, step in zip(group, steps) if step >= 0 and not one.success]
 
 
 def in_short(found: dict[str, Any], folder: str | None = None) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..credit.estimators.g2po import g2po_terms
 from ..credit.graph import StateGraph
+from ..credit.turning import turning_steps
 from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
 from .labels import state_labels
@@ -46,9 +47,9 @@ def group_data(
     Returns:
         Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
         G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now.
-        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `success`: number of
-        successful episodes. `nothing`: see `taught_nothing`; `turn` of an episode: see `turning_point`. A node has its
-        state key as "key", unless it is the text of the state.
+        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `success`: number of successful
+        episodes. `nothing`: see `taught_nothing`; `turns` of an episode: see `turning_points`. A node has its state
+        key as "key", unless it is the text of the state.
     """
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
@@ -67,8 +68,8 @@ def group_data(
             }
             for i in mine
         ]
-        turn = turning_point(trajectory, graph.node[mine], graph.next_node[mine], graph.node_values)
-        trajectories.append({**episode_data(trajectory, texts), "turn": turn, "steps": read})
+        turns = turning_points(trajectory, graph, len(trajectories))
+        trajectories.append({**episode_data(trajectory, texts), "turns": turns, "steps": read})
     nodes: list[dict[str, Any]] = [
         {"o": None, "key": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
@@ -95,41 +96,38 @@ def group_data(
     }
 
 
-def turning_point(
-    trajectory: Trajectory, nodes: np.ndarray, next_nodes: np.ndarray, values: np.ndarray
-) -> dict[str, Any] | None:
-    """Return the step of an episode that lost most: where the value V of the states along it falls furthest.
-
-    The last step of an episode that was cut off by the turn limit is left out: it falls to 0 whatever it did.
+def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> list[dict[str, Any]]:
+    """Return the steps of an episode that lost most, the turning point first; see `credit.turning`.
 
     Args:
         trajectory: the episode.
-        nodes, next_nodes: (T,) node of each step, and the node that it led to.
-        values: value of each node and of each end.
+        graph: of its group.
+        number: its place in the group.
 
     Returns:
-        "step" from 0, and "why": "fall", with "from" and "to", the values. If V does not fall in a lost episode (it is
-        the same everywhere if the group won nothing): "fault", the first step whose completion is not valid or whose
-        action is not admissible, or else "return", the first that leads to a state where the episode had been.
-        `None` if there is no such step.
+        Each with "step" from 0, and "why": "fall" of V, with the values "from" and "to"; "limit" for the fall of a
+        last step at the turn limit, which is followed by the largest fall before it. In a lost episode whose V never
+        falls (it is the same everywhere if the group won nothing): "fault", the first step whose completion is not
+        valid or whose action is not admissible, or else "return", the first to a state where the episode had been.
     """
-    steps = trajectory.steps[:-1] if trajectory.outcome == "truncated" else trajectory.steps
-    if not trajectory.counted or not steps:
-        return None
-    before, after = values[nodes[: len(steps)]], values[next_nodes[: len(steps)]]
-    worst = int(np.argmax(before - after))
-    if before[worst] - after[worst] > _ZERO:
-        ends = {"from": round(float(before[worst]), 4), "to": round(float(after[worst]), 4)}
-        return {"step": worst, "why": "fall", **ends}
-    if trajectory.success:
-        return None
-    for i, step in enumerate(steps):
-        if not step.valid or step.admissible is False:
-            return {"step": i, "why": "fault"}
-    for i, following in enumerate(next_nodes[: len(steps)]):
-        if following in nodes[: i + 1]:
-            return {"step": i, "why": "return"}
-    return None
+    mine = graph.trajectory == number
+    before, after, nodes, following = (x[mine] for x in (graph.values, graph.next_values, graph.node, graph.next_node))
+
+    def fall(step: int, why: str = "fall") -> dict[str, Any]:
+        return {"step": step, "why": why, "from": round(float(before[step]), 4), "to": round(float(after[step]), 4)}
+
+    turn, last = int(turning_steps(graph)[number]), len(trajectory.steps) - 1
+    if turn == last and trajectory.outcome == "truncated":
+        earlier = int(np.argmax((before - after)[:-1])) if last else None
+        known = earlier is not None and (before - after)[earlier] > _ZERO
+        return [fall(turn, "limit"), *([fall(earlier)] if known else [])]
+    if turn >= 0 or trajectory.success or not trajectory.counted:
+        return [fall(turn)] if turn >= 0 else []
+    for step, one in enumerate(trajectory.steps):
+        if not one.valid or one.admissible is False:
+            return [{"step": step, "why": "fault"}]
+    returns = (step for step, node in enumerate(following) if node in nodes[: step + 1])
+    return [{"step": step, "why": "return"} for step in list(returns)[:1]]
 
 
 def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = None) -> str | None:

@@ -38,10 +38,10 @@ class EpisodeIndex:
         """Return the index of some iterations (`None`: all) as plain data.
 
         Keys: "tasks", with their rows as text; "states" and "actions", texts of at most `LONGEST` characters;
-        "iterations", each with "n", "groups", "error" (see `success_error`) and "tools". A group has "task", a position in "tasks", and "episodes":
-        triples of outcome (a position in "outcomes"), states and actions (positions). "tools" are lists of a tool's
-        name, its calls, those that could not be parsed, and those of a tool that does not exist; the name is `None`
-        for completions without a call.
+        "iterations", each with "n", "groups", "error" (see `success_error`) and "tools". A group has "task", a
+        position in "tasks", and "episodes": triples of outcome (a position in "outcomes"), states and actions
+        (positions). "tools" are lists of a tool's name, its calls, those that could not be parsed, and those of a tool
+        that does not exist; the name is `None` for completions without a call.
         """
         with self._lock:
             iterations = [self._iteration(n) for n in numbers or iteration_numbers(self.folder)]
@@ -51,6 +51,10 @@ class EpisodeIndex:
             ]
             texts = {"states": list(self._states.all), "actions": list(self._actions.all)}
         return {"outcomes": list(OUTCOMES), "tasks": tasks, **texts, "iterations": iterations}
+
+    def errors(self) -> dict[str, Any]:
+        """Return of the iterations "n" and "error" alone, for runs that are compared."""
+        return {"iterations": [{"n": one["n"], "error": one["error"]} for one in self.data()["iterations"]]}
 
     def _iteration(self, number: int) -> dict[str, Any]:
         stats = [path.stat() for path in files_of_iteration(self.folder, number)]

@@ -50,7 +50,9 @@ def _marks(keys: Sequence[str]) -> list[str]:
         start -= 1
     found = [re.search(r"\w+", key[start:]) for key in keys]
     marks = [one[0][:MARK] if one else "" for one in found]
-    return [f"({mark})" for mark in marks] if len({*marks, ""}) > len(keys) else [f"#{n + 1}" for n in range(len(keys))]
+    return (
+        [f"({mark})" for mark in marks] if len({*marks, ""}) > len(keys) else [f"#{n + 1}" for n in range(len(keys))]
+    )
 
 
 def _words_of(text: str) -> list[str]:

@@ -91,7 +91,7 @@ class Sources:
         }
         for place, source in enumerate(self.sources):
             if source.numbers:
-                found[f"index-{place}"] = partial(source.index.data, chosen if self.run else None)
+                found[f"index-{place}"] = partial(source.index.data, chosen) if self.run else source.index.errors
         return found | {f"set-{name}": partial(one.data, prompts) for name, one in self.sets().items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,7 @@ class TerminalView:
             groups = [{**group, "episodes": group["trajectories"]} for group in data["groups"]]
             where = f"Iteration {data['n']}"
             of = "" if data["n"] == self.source.numbers[-1] else f" of {self.source.numbers[-1]}"
-            parts.append(self._groups(f"{where}{of}", "group", groups))
+            parts.append(self._groups(f"{where}{of}", "group", groups, data["texts"]))
         else:
             *_, last = self.source.sets()
             data = last.data(prompts=False)
@@ -56,9 +57,13 @@ class TerminalView:
                 data["tasks"],
                 f"Evaluation {last.panel}" + ("" if last.step is None else f", step {last.step}"),
             )
-            parts.append(self._groups(where, "task", groups))
+            parts.append(self._groups(where, "task", groups, data["texts"]))
         if any(group["episodes"] for group in groups):
-            parts.append(self._episode(where, groups, data["texts"], episode or _telling(groups)))
+            number, place = episode or _telling(groups)
+            parts.append(self._episode(where, groups, data["texts"], (number, place)))
+            if self.source.numbers and groups[number - 1]["row"] is not None:
+                folder = shlex.quote(str(self.source.folder))
+                parts.append(f"g2po play --from {folder} {number}.{place} --iteration {data['n']}")
         return "\n\n".join(parts)
 
     # -- parts -----------------------------------------------------------------------------------------------------
@@ -98,8 +103,8 @@ class TerminalView:
             key += f". Last: {curve[numbers[-1]]:.1f}"
         return "\n".join([*textwrap.wrap(key, self.width), *lines, axis])
 
-    def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]]) -> str:
-        """Return a line for each group: an episode a character, how many won, the task."""
+    def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
+        """Return a line for each group: an episode a character, how many won, the task, whether it taught nothing."""
         counted = [one for group in groups for one in group["episodes"] if one["outcome"] not in ("error", "lost")]
         won = sum(one["outcome"] == "success" for one in counted)
         rate = (
@@ -113,13 +118,14 @@ class TerminalView:
             marks = [self._mark(one["outcome"]) for one in group["episodes"]]
             wins = sum(one["outcome"] == "success" for one in group["episodes"])
             start = f"{number:>4} "
-            score = f" {wins}/{len(marks)}  "
+            score = f" {wins}/{len(marks)}  {'(taught nothing) ' if group.get('nothing') else ''}"
+            row = None if group["row"] is None else texts[group["row"]]
             room = self.width - len(start) - len(marks) - len(score)
             lines.append(
                 start
                 + "".join(marks)
                 + score
-                + _one_line((None if alike else group["task"]) or f"{what} {group['id']}", room)
+                + _one_line((None if alike else group["task"]) or row or f"{what} {group['id']}", room)
             )
         return "\n".join(lines)
 
@@ -139,6 +145,7 @@ class TerminalView:
             f"Episode {number}.{place}: {end}, reward {one['reward']:g}, {len(one['steps'])} steps",
             self._paint("soft", "(another: --episode GROUP.EPISODE)"),
             *self._wrap(group["task"] or "", "  "),
+            *self._wrap(self._turning_points(one), "  "),
         ]
         left_out = range(STEPS // 2, len(one["steps"]) - STEPS // 2)
         for i, step in enumerate(one["steps"], 1):
@@ -151,6 +158,8 @@ class TerminalView:
             fault = (
                 "" if step["ok"] and step["in"] is not False else " [not admissible]" if step["ok"] else " [invalid]"
             )
+            fault += " [turning point]" if one.get("turns") and one["turns"][0]["step"] == i - 1 else ""
+            fault += " [turn limit]" if one["outcome"] == "truncated" and i == len(one["steps"]) else ""
             advantage = step.get("trained")
             worth = "" if advantage is None else f"  advantage {advantage:+.2f}"
             action = _one_line(step["a"], self.width - 7 - len(fault) - len(worth))
@@ -160,6 +169,16 @@ class TerminalView:
         elif one["final"] is not None:
             lines += [f"     {line}" for line in self._observation(texts[one["final"]])]
         return "\n".join(lines)
+
+    def _turning_points(self, one: dict[str, Any]) -> str:
+        """Return where a lost episode of a training run lost most; "" if that is not known."""
+        turns = [] if one["outcome"] == "success" else one.get("turns", [])
+        said = []
+        for turn in turns:
+            values = f", V {turn['from']:.1f} to {turn['to']:.1f}" if "from" in turn else ""
+            why = {"limit": " (turn limit)", "fault": " (fault)", "return": " (back in an earlier state)"}
+            said.append(f"step {turn['step'] + 1}{values}{why.get(turn['why'], '')}")
+        return f"Turning point: {'; before it '.join(said)}" if said else ""
 
     # -- lines -----------------------------------------------------------------------------------------------------
 

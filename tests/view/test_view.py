@@ -146,7 +146,9 @@ def test_the_overview(run):
     assert [c["success"] for c in overview["curves"]] == [0.25, 0.5]
     assert overview["curves"][0]["times"] == {"generation": 1.0, "update": 2.0}
     assert [e["success_rate"] for e in overview["evaluations"]] == [0.1, 0.6]
-    assert overview["settings"]["gamma"] == 0.5 and overview["folder"].endswith("/my-run") and overview["planned"] is None
+    assert (
+        overview["settings"]["gamma"] == 0.5 and overview["folder"].endswith("/my-run") and overview["planned"] is None
+    )
     (run / "run.json").write_text(json.dumps({"trainer": {"max_steps": 7}, "optimizer_steps_per_iteration": 2}))
     assert Run(run).overview()["planned"] == 4
 
@@ -202,7 +204,9 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
 def test_states_that_read_alike_are_told_apart_by_their_keys():
     keys = ["safe, door open", "safe, door shut", "hall"]
     assert state_labels(["safe", "safe", "hall"], keys) == ["safe (open)", "safe (shut)", "hall"]
-    assert state_labels(["safe"] * 2, ["safe opened", "safe openly"]) == ["safe (opened)", "safe (openly)"], "whole words"
+    assert state_labels(["safe"] * 2, ["safe opened", "safe openly"]) == ["safe (opened)", "safe (openly)"], (
+        "whole words"
+    )
     assert state_labels(["safe"] * 2, ["safe +", "safe -"]) == ["safe #1", "safe #2"], "no word differs"
 
 

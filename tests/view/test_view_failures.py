@@ -1,4 +1,4 @@
-"""Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, and the way through."""
+"""Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, the way there."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.summary import success_error
 from g2po_trl.utils.json import write_json
 from g2po_trl.view import Run, open_folder, page
-from g2po_trl.view.groups import taught_nothing, turning_point
+from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
 
 ATTACKS = ["<script>document.title='taken'</script>", "</script><img src=x onerror=\"document.title='taken'\">"]
@@ -21,36 +21,40 @@ ATTACKS += ["javascript:document.title='taken'", "\"' onmouseover='document.titl
 
 
 def turns_of(group):
-    graph, at, found = StateGraph.from_groups([group], gamma=0.5), 0, []
-    for one in group:
-        mine = slice(at, at := at + len(one.steps))
-        found.append(turning_point(one, graph.node[mine], graph.next_node[mine], graph.node_values))
-    return found
+    graph = StateGraph.from_groups([group], gamma=0.5)
+    return [turning_points(one, graph, number) for number, one in enumerate(group)]
 
 
 def test_the_turning_point_is_the_largest_fall():
-    """gamma 0.5. V: h 1.25 (0.5² and 0.5³ of 10, and 0), b 2.5/2 = 1.25, a 5, c 0."""
+    """gamma 0.5. V: h 3.75 / 3 of (2.5, 1.25, 0), b 2.5 / 2, a 5, c 0."""
     won = [trajectory("t", "ha", 10.0), trajectory("t", "hba", 10.0)]
-    lost, cut = trajectory("t", "hbc", 0.0), trajectory("t", "hbc", 0.0, "truncated")
-    *wins, turn = turns_of([*won, lost])
-    assert wins == [None, {"step": 0, "why": "fall", "from": 1.25, "to": 1.25}] or wins[0] is None
-    assert turn == {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
-    assert turns_of([*won, cut])[2] == turn
-    only = trajectory("t", "h", 0.0, "truncated")
-    assert turns_of([*won, only])[2] is None, "its one step is cut off: it fell to 0 whatever it did"
-    assert turns_of([*won, Trajectory("t", [], 0.0, "error", error="boom")])[2] is None
+    turn = {"step": 1, "why": "fall", "from": 1.25, "to": 0.0}
+    assert turns_of([*won, trajectory("t", "hbc", 0.0)]) == [[], [], [turn]]
+    assert turns_of([*won, trajectory("t", "hbc", 0.0, "truncated")])[2] == [turn]
+    assert turns_of([*won, Trajectory("t", [], 0.0, "error", error="boom")])[2] == []
+
+
+def test_the_turn_limit_is_named_and_the_largest_fall_before_it():
+    """V: h (2.5 + 0 + 0) / 3, c and d 0, a (5 + 0) / 2."""
+    won = trajectory("t", "ha", 10.0)
+    cut = trajectory("t", "hcha", 0.0, "truncated")
+    limit = {"step": 3, "why": "limit", "from": 2.5, "to": 0.0}
+    assert turns_of([won, cut])[1] == [limit, {"step": 0, "why": "fall", "from": 0.8333, "to": 0.0}]
+    assert turns_of([won, trajectory("t", "a", 0.0, "truncated")])[1] == [{**limit, "step": 0}]
 
 
 def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
     def lost(names, **step):
         one = trajectory("t", names, 0.0)
-        one.steps = [replace(s, admissible_actions=[s.action], **(step if i == 2 else {})) for i, s in enumerate(one.steps)]
+        one.steps = [
+            replace(s, admissible_actions=[s.action], **(step if i == 2 else {})) for i, s in enumerate(one.steps)
+        ]
         return one
 
-    assert turns_of([lost("abcd", valid=False)]) == [{"step": 2, "why": "fault"}]
-    assert turns_of([lost("abcd", action="other")]) == [{"step": 2, "why": "fault"}]
-    assert turns_of([lost("abbac")]) == [{"step": 1, "why": "return"}], "the step to b again"
-    assert turns_of([lost("abcd")]) == [None]
+    assert turns_of([lost("abcd", valid=False)]) == [[{"step": 2, "why": "fault"}]]
+    assert turns_of([lost("abcd", action="other")]) == [[{"step": 2, "why": "fault"}]]
+    assert turns_of([lost("abbac")]) == [[{"step": 1, "why": "return"}]], "the step to b again"
+    assert turns_of([lost("abcd")]) == [[]]
 
 
 def test_a_group_that_taught_nothing_says_why():
@@ -84,7 +88,9 @@ def call(name, kind, given=None):
 def test_the_index_of_a_run(tmp_path):
     path = tmp_path / "trajectories" / "train-000001.jsonl"
     tools = [call("look", "known"), call("lok", "unknown"), call("look", "unreadable"), call(None, "none")]
-    write_jsonl(path, [trajectory("one", "ha", 10.0, task="Go."), Trajectory("one", tools, 0.0, "truncated", row={"seed": 7})])
+    write_jsonl(
+        path, [trajectory("one", "ha", 10.0, task="Go."), Trajectory("one", tools, 0.0, "truncated", row={"seed": 7})]
+    )
     index = EpisodeIndex(tmp_path)
     data = index.data()
     assert [(task["id"], task["task"]) for task in data["tasks"]] == [("one", "Go.")]
@@ -97,7 +103,9 @@ def test_the_index_of_a_run(tmp_path):
     assert iteration["tools"] == [["look", 2, 1, 0], ["lok", 1, 0, 1], [None, 1, 0, 0]]
     write_jsonl(path, [trajectory("two", "h", 10.0)])
     again = index.data()
-    assert again["tasks"][again["iterations"][0]["groups"][0]["task"]]["id"] == "two", "a file that changed is read again"
+    assert again["tasks"][again["iterations"][0]["groups"][0]["task"]]["id"] == "two", (
+        "a file that changed is read again"
+    )
 
 
 # -- large runs -------------------------------------------------------------------------------------------------------
@@ -105,7 +113,9 @@ def test_the_index_of_a_run(tmp_path):
 
 def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkeypatch):
     for number in (1, 2, 3):
-        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [trajectory(f"t{number}", "ha", 10.0)] * 2)
+        write_jsonl(
+            tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [trajectory(f"t{number}", "ha", 10.0)] * 2
+        )
     data = tmp_path / "view-data"
     data.mkdir()
     for name in ("9.js", "mine.js"):
@@ -141,12 +151,22 @@ def test_ten_thousand_episodes_are_small_pieces(tmp_path):
 def run(tmp_path):
     """Task one is won by one of three episodes, task two by none; its goal, states, actions and names are attacks."""
     for number in (1, 2):
-        one = [trajectory("one", "ha", 10.0, task="Go.", row={"seed": 7}), trajectory("one", "hbb", 0.0, task="Go.", row={"seed": 7})]
+        one = [
+            trajectory("one", "ha", 10.0, task="Go.", row={"seed": 7}),
+            trajectory("one", "hbb", 0.0, task="Go.", row={"seed": 7}),
+        ]
         one.append(trajectory("one", "hac", 0.0, "truncated", task="Go.", row={"seed": 7}))
         one[0].steps[0] = replace(one[0].steps[0], state_key="room h, lamp on")
-        steps = [Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS]
-        two = [Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]}) for _ in range(2)]
-        two.append(Trajectory("two", [call(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1]))
+        steps = [
+            Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS
+        ]
+        two = [
+            Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]})
+            for _ in range(2)
+        ]
+        two.append(
+            Trajectory("two", [call(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1])
+        )
         write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [*one, *two])
         write_jsonl(tmp_path / "trajectories" / f"eval{ATTACKS[0].replace('/', '')}-{number:06d}.jsonl", two)
     write_json(tmp_path / "run.json", {"trainer": {"gamma": 0.5, "max_turns": ATTACKS[1]}})
@@ -172,29 +192,34 @@ def click(browser, selector):
 
 def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#tab-failures")
-    assert text_of(at_run, "#verdict").split() == (
-        "2 of 4 groups lost every episode in iterations 1 to 2. 2 tasks : 1 never won 1 sometimes 0 always".replace("0 always", "")
-    ).split()
+    said = " ".join(text_of(at_run, "#verdict").split())
+    assert said == "2 of 4 groups lost every episode in iterations 1 to 2. 2 tasks: 1 never won 1 sometimes"
     click(at_run, "#verdict button")  # those that were lost
     assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
     click(at_run, ".heat tbody td:nth-child(4) button")
     until(at_run, lambda b: "taught nothing: all episodes lost" in text_of(b, "#panel"))
     at_run.execute_script("showGroup(0)")
     click(at_run, "#panel .turn")
-    assert text_of(at_run, "#panel .here").startswith("1. V ") and "turning point" in text_of(at_run, "#panel .here")
+    here = text_of(at_run, "#panel .here")
+    assert here.startswith("2. V 0.00") and "turning point" in here
 
 
 def test_an_open_episode_is_a_path_and_colours_stay(at_run):
-    paint = "return [...document.querySelectorAll('#graph .line, #graph .disc')].map((one) => one.getAttribute('stroke') || one.getAttribute('fill'))"
+    paint = (
+        "return [...document.querySelectorAll('#graph .line, #graph .disc')]"
+        ".map((one) => one.getAttribute('stroke') || one.getAttribute('fill'))"
+    )
     before = at_run.execute_script(paint)
     at_run.execute_script("showTrajectory(2, 2)")
     keys = "return [...drawing.lines].filter(([, part]) => part.classList.contains(arguments[0])).map(([key]) => key)"
     assert at_run.execute_script(keys, "path") == at_run.execute_script(
         "return group.trajectories[2].steps.map((_, s) => edgeKey(group.trajectories[2], s))"
     )
-    assert at_run.execute_script(keys, "turn") == ["2>4"], "from a, worth most, to c"
+    assert at_run.execute_script(keys, "turn") == ["1>4"], "from a, worth most, to c"
     assert at_run.execute_script(paint) == before
-    assert "turn limit" in text_of(at_run, "#panel .here") and "worth 0 whatever the last action did" in text_of(at_run, "#panel .here")
+    assert "turn limit" in text_of(at_run, "#panel .here") and "worth 0 whatever the last action did" in text_of(
+        at_run, "#panel .here"
+    )
     at_run.execute_script("showEdge(drawing.edges[0])")
     assert at_run.execute_script(paint) == before and at_run.execute_script(keys, "path") == []
 
@@ -209,7 +234,7 @@ def test_a_state_has_its_key_and_what_tells_it_from_another(at_run):
 
 def test_the_row_and_a_command_to_copy(run, at_run):
     at_run.execute_script("showTrajectory(1, 0)")
-    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.2"
+    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.2 --iteration 2"
     at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
     assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.1 --iteration 1"
     assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")
@@ -239,19 +264,26 @@ def test_episodes_are_searched_and_tools_counted(at_run):
     row = at_run.find_element("css selector", "#tools tbody tr")
     assert row.text == f"{ATTACKS[1]} 2 0 2"
     click(at_run, "#tools button")
-    assert text_of(at_run, "#number-found") == "2 episodes"
+    assert text_of(at_run, "#number-found") == "6 episodes"
 
 
 def test_nothing_that_was_recorded_runs(at_run):
     """Names of files, tools, tasks, states, keys and settings."""
     views = ["show('failures')", "choose(2, 1)", "show('evaluations')"]
-    panels = ["showOverview()", "showTrajectory(0, 1)", "showTrajectory(2, 0)", "showNode(1)", "showEdge(drawing.edges[0])"]
+    panels = [
+        "showOverview()",
+        "showTrajectory(0, 1)",
+        "showTrajectory(2, 0)",
+        "showNode(1)",
+        "showEdge(drawing.edges[0])",
+    ]
     for view in [*views, *[f"choose(2, 1).then(() => {one})" for one in panels]]:
-        said = at_run.execute_async_script(f"const done = arguments[0]; {view}.then(() => done('ok'), (e) => done(`${{e}}`))")
+        said = at_run.execute_async_script(
+            f"const done = arguments[0]; {view}.then(() => done('ok'), (e) => done(`${{e}}`))"
+        )
         assert said == "ok" and "taken" not in at_run.title
-    assert at_run.execute_script(
-        "return document.querySelectorAll('main script, main img, main iframe, [onerror], [onmouseover], main a:not([href^=\"#\"])').length"
-    ) == 0  # fmt: skip
+    active = "main script, main img, main iframe, [onerror], [onmouseover], main a:not([href^='#'])"
+    assert at_run.execute_script("return document.querySelectorAll(arguments[0]).length", active) == 0
     at_run.execute_script("document.body.insertAdjacentHTML('beforeend', '<b onclick=\"document.title = 1\">x</b>')")
     at_run.execute_script("document.querySelector('body > b').click()")
     assert "taken" not in at_run.title and at_run.title != "1", "the page's policy allows its own script alone"

@@ -1,6 +1,5 @@
 """Grids in the viewer: a board is drawn, with the text at hand; anything else stays text."""
 
-import pytest
 from viewing import opened
 
 from g2po_trl import Step, Trajectory, write_jsonl

@@ -43,10 +43,23 @@ def test_groups_and_a_lost_episode(run):
     text = TerminalView(Run(run)).text(iteration=2)
     assert "Iteration 2 of 3: 50.0 % of 2 episodes won\n   1 █· 1/2  wash the mug\n" in text
     assert "Episode 1.2: out of turns, reward 0, 3 steps" in text, "of a group that also won, a lost one"
-    assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible]\n" in text
+    assert "  Turning point: step 2, V 4.8 to 0.0\n" in text and "g2po play" not in text, "older runs have no rows"
+    assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible] [turning point]\n" in text
+    assert "     → go 2 [not admissible] [turn limit]\n" in text
     assert text.endswith("     the end of hab") and "\033" not in text
     coloured = TerminalView(Run(run), colour=True).text(2, (1, 1))
     assert "Episode 1.1: \033[32mwon\033[0m" in coloured
+
+
+def test_a_group_that_taught_nothing_and_the_command_that_plays_it_again(run):
+    lost = [trajectory("one", "ha", 0.0, row={"seed": 7}) for _ in range(2)]
+    for one in lost:
+        for step in one.steps:
+            step.advantage = 0.0
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", lost)
+    text = TerminalView(Run(run), 120).text()
+    assert '   1 ·· 0/2  (taught nothing) {"seed": 7}\n' in text and "Turning point: step 2 (fault)\n" in text
+    assert text.endswith(f"\n\ng2po play --from {run} 1.1 --iteration 4")
 
 
 def test_tasks_of_one_sentence_are_told_apart_by_their_ids(run):

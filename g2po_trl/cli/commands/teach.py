@@ -61,5 +61,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     if request.num_processes not in (None, 1) or request.accelerate_config is not None:
         raise G2POError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
     if request.view:
-        raise G2POError("view has no effect on teaching, whose exams are in the folder exams: leave it out")
+        raise G2POError("view has no effect on teaching: leave it out, and open the exams by g2po view OUTPUT_DIR")
     run_in_place(*resolve(request), "g2po teach")

@@ -206,7 +206,7 @@ function outline({ nodes = [], edges = [], episode = null }) {
     part.classList.toggle("path", through.has(id));
   });
   drawing.lines.forEach((part, key) => {
-    const taken = path.get(key) || [], turn = episode && episode.turn && taken.includes(episode.turn.step);
+    const taken = path.get(key) || [], turn = episode && episode.turns.length && taken.includes(episode.turns[0].step);
     part.classList.toggle("selected", edges.includes(key));
     part.classList.toggle("path", taken.length > 0);
     part.classList.toggle("turn", Boolean(turn));

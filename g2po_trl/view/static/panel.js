@@ -62,17 +62,21 @@ const NOTHING = { won: "all episodes won, and in the same way", lost: "all episo
   one: "one episode has a result, and there is none to compare it with", errors: "no episode has a result: environment errors" };
 const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
 const isCutOff = (trajectory, s) => trajectory.outcome === "truncated" && s === trajectory.steps.length - 1;
-function turnWords({ turn, steps: taken }) {
-  if (!turn) return "";
-  const why = { fall: () => `V ${turn.from.toFixed(1)} → ${turn.to.toFixed(1)}`, fault: () => faultOf(taken[turn.step]),
+function turnWords(turn, { steps: taken }) {
+  const falls = () => `V ${turn.from.toFixed(1)} → ${turn.to.toFixed(1)}`;
+  if (turn.why === "limit") return `the turn limit (${falls()})`;
+  const why = { fall: falls, fault: () => faultOf(taken[turn.step]),
     return: () => "leads back to an earlier state" }[turn.why]();
   return `step ${turn.step + 1}: ${oneLine(taken[turn.step].a, 60)} (${why})`;
 }
+// Buttons to the turning point of an episode, and to the largest fall before the turn limit.
+const turnButtons = (t) => group.trajectories[t].turns.map((turn) => make("button", { type: "button", class: "turn",
+  title: "where the episode lost most", onclick: () => showTrajectory(t, turn.step) }, turnWords(turn, group.trajectories[t])));
 
 // The command that plays an episode again, to be copied; nothing of a run that did not keep its tasks' rows.
 function playCommand(episode = 1) {
   if (group.row === null || run.log) return null;
-  const command = `g2po play --from ${run.folder} ${groupNumber()}.${episode}${shown.n === newest() ? "" : ` --iteration ${shown.n}`}`;
+  const command = `g2po play --from ${run.folder} ${groupNumber()}.${episode} --iteration ${shown.n}`;
   const button = make("button", { type: "button", onclick: () => navigator.clipboard.writeText(command)
     .then(() => { button.textContent = "copied"; }, () => getSelection().selectAllChildren(button.nextSibling)) }, "copy");
   return make("p", { class: "command" }, button, make("code", {}, command));
@@ -105,12 +109,11 @@ function showOverview() {
     make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${amountOf(group.nodes.length, "state")}.`),
     group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "This group taught nothing: "), `${NOTHING[group.nothing]}.`) : null,
     ...notes.map((note) => make("p", { class: "note" }, note)),
-    group.trajectories.some((t) => t.turn) ? make("p", { class: "note fact" },
+    group.trajectories.some((t) => t.turns.length && t.outcome !== "success") ? make("p", { class: "note fact" },
       "Beside a lost episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
     make("ol", { class: "episodes" }, ...group.trajectories.map((t, i) => make("li", {}, make("button", { type: "button", class: t.outcome,
       onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ${amountOf(t.steps.length, "step")}`),
-      t.turn && t.outcome !== "success" ? make("button", { type: "button", class: "turn", title: "the turning point: where the episode lost most",
-        onclick: () => showTrajectory(i, t.turn.step) }, turnWords(t)) : null))),
+      make("span", {}, ...(t.outcome === "success" ? [] : turnButtons(i)))))),
     folded("row", group.row === null ? null : shown.texts[group.row]), playCommand(), make("p", { id: "elsewhere" }, ...elsewhere()),
     visited.length ? make("details", {}, make("summary", {}, "states, most visits first"), make("ul", { class: "states" },
       ...visited.map(([node, i]) => make("li", {}, make("button", { type: "button", onclick: () => showNode(i) },
@@ -169,7 +172,7 @@ function showEdge(edge) {
 function showTrajectory(t, at) {
   const place = placeOf({ episode: t + 1, step: at + 1 });
   mark(place);
-  const trajectory = group.trajectories[t], { turn } = trajectory;
+  const trajectory = group.trajectories[t], turn = trajectory.turns[0];
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
     make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`, ...faults(step),
@@ -186,8 +189,7 @@ function showTrajectory(t, at) {
     make("h2", {}, `Episode ${t + 1}: `, make("span", { class: trajectory.outcome }, ended), `, reward ${trajectory.reward}`),
     make("div", {}, make("button", { type: "button", onclick: move(-1) }, "‹ previous"), " ",
       make("button", { type: "button", onclick: move(1) }, "next ›"), " ", backToGroup(), " ", linkTo(place)),
-    turn && turn.step !== at ? make("p", {}, "Turning point: ", make("button", { type: "button", class: "turn",
-      onclick: () => showTrajectory(t, turn.step) }, turnWords(trajectory))) : null,
+    turn ? make("p", {}, "Turning point: ", ...turnButtons(t)) : null,
     playCommand(t + 1), ...troubles(trajectory, shown.texts), ...cards,
     trajectory.final === null ? null : observed(shown.texts[trajectory.final]));
   const here = trajectory.steps[at];

@@ -16,7 +16,7 @@ function redrawAll() {
   if (visible() !== "training" || !shown) return;
   drawCurves();
   if (!group) return;
-  const [place, follows] = [readPlace(), following];
+  const [place, follows] = [lastPlace, following];
   drawGroup(groupNumber() - 1);
   if (place.state && group.nodes[place.state - 1]) outline({ nodes: [place.state - 1] });
   if (place.episode && group.trajectories[place.episode - 1]) showTrajectory(place.episode - 1, (place.step || 1) - 1);

@@ -10,7 +10,7 @@ let kind = "all", rowsShown = ROWS;
 async function openGroup(n, g, episode = null) {
   await show("training", false);
   await choose(n, g);
-  if (episode !== null) showTrajectory(episode, group.trajectories[episode].turn?.step ?? 0);
+  if (episode !== null) showTrajectory(episode, group.trajectories[episode].turns[0]?.step ?? 0);
 }
 
 // Tasks with their groups, never won first, then by success.
@@ -103,9 +103,10 @@ const WHERE = { any: "anywhere", task: "in the task", state: "in a state", actio
 
 // The episodes that have all the words, each in a task, a state or an action, and end as wanted.
 function episodesWith(words, where, ended) {
-  const has = (texts) => words.map((word) => texts.map((text) => text.toLowerCase().includes(word)));
-  const tasks = has(index.tasks.map((task) => `${indexName(task)} ${task.row || ""} ${task.id} ${task.environment || ""}`));
-  const [states, actions] = [has(index.states), has(index.actions)];
+  const lower = (texts) => texts.map((text) => text.toLowerCase());
+  index.lower ??= [lower(index.tasks.map((task) => `${indexName(task)} ${task.row || ""} ${task.id} ${task.environment || ""}`)),
+    lower(index.states), lower(index.actions)];
+  const [tasks, states, actions] = index.lower.map((texts) => words.map((word) => texts.map((text) => text.includes(word))));
   const found = [];
   for (const { n, groups } of [...index.iterations].reverse()) {
     groups.forEach(({ task, episodes }, g) => episodes.forEach(([outcome, saw, did], e) => {
