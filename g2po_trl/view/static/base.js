@@ -36,6 +36,8 @@ function drawn(tag, attributes = {}, ...children) {
   return made;
 }
 
+const unseen = (text) => make("span", { class: "unseen" }, text);  // for screen readers
+
 // A text that is opened by a click; null for none.
 const folded = (title, text) => (text === null || text === undefined ? null
   : make("details", {}, make("summary", {}, title), make("pre", {}, text)));

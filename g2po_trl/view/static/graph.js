@@ -86,7 +86,7 @@ function places(one, edges, room) {
 
 // -- SVG --------------------------------------------------------------------------------------------------------------
 
-const wordsIn = (text, attributes = {}) => drawn("text", attributes, document.createTextNode(text));
+const wordsIn = (text, attributes = {}) => drawn("text", { "aria-hidden": true, ...attributes }, document.createTextNode(text));
 // A label in lines of a few letters, since states stand beside each other; "drawer 1" is not broken.
 const wrapped = (label) => label.replace(/ (\d)/g, "\u00a0$1").match(/[^ ].{0,11}[^ ](?= |$)|[^ ]+/g) || [];
 const radius = (node) => 9 + 3.2 * Math.sqrt(Math.min(node.visits, 36));

@@ -136,10 +136,10 @@ function showNumbers() {
   if (two && played.length) notes.push("± is half of the 95 % interval of the mean difference, over tasks.");
   if (two && !played.length && !lost) notes.push("There is nothing to compare: tasks are matched by their task_id.");
   if (lost) notes.push(`${lost} tasks have no result (environment errors) and are in no number here.`);
-  const table = make("table", {}, make("thead", {}, make("tr", {}, ...["", ...columns.map((one) => one.title)].map((title) =>
-    make("th", { scope: "col" }, title.replaceAll("_", "_\u200b"))))), make("tbody", {}, ...lines.map((line) =>
+  const table = make("table", {}, make("thead", {}, make("tr", {}, ...[null, ...columns.map((one) => one.title)].map((title) =>
+    make("th", { scope: "col" }, title === null ? unseen("evaluation") : title.replaceAll("_", "_\u200b"))))), make("tbody", {}, ...lines.map((line) =>
     make("tr", {}, ...line.map((cell) => make("td", {}, cell))))));
-  $("numbers").replaceChildren(...(columns.length ? [make("div", { class: "wide" }, table)] : []),
+  $("numbers").replaceChildren(...(columns.length ? [make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "success" }, table)] : []),
     make("p", { class: "note" }, notes.filter(Boolean).join(" ")));
 }
 

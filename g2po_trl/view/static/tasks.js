@@ -67,7 +67,7 @@ function drawHeat(tasks) {
   const rows = tasks.slice(0, rowsShown).map((task) => make("tr", {}, make("th", { scope: "row", title: `${indexName(task)}\n${task.id}` },
     make("span", {}, indexName(task))), make("td", { class: "sum" }, `${task.won}/${task.counted}`), ...columns.map((some) => cell(task, some))));
   const head = make("tr", {}, make("th", { scope: "col" }, "task"), make("th", { scope: "col", class: "sum" }, "won"), ...columns.map((some, i) =>
-    make("th", { scope: "col", "aria-label": named(some) }, i % 5 && i !== columns.length - 1 ? "" : some[0])));
+    make("th", { scope: "col" }, i % 5 && i !== columns.length - 1 ? unseen(named(some)) : some[0])));
   const table = make("table", { class: "heat" }, make("thead", {}, head), make("tbody", {}, ...rows));
   const cells = [...table.querySelectorAll("button")];
   if (cells.length) cells[0].tabIndex = 0;
