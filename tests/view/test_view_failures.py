@@ -237,6 +237,8 @@ def test_the_row_and_a_command_to_copy(run, at_run):
     assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.2 --iteration 2"
     at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
     assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.1 --iteration 1"
+    named = "return taskName({id: 'x'}, arguments[0])"
+    assert at_run.execute_script(named, '{"seed": 7, "goal": "a b", "x": [1]}') == "seed 7, goal a b, x [1]"
     assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")
 
 

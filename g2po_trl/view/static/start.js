@@ -30,6 +30,7 @@ async function show(name, fill = true) {
     $(view).hidden = view !== name;
     $(`tab-${view}`).setAttribute("aria-pressed", view === name);
   });
+  scrollTo(0, 0);
   if (name === "failures") {
     showTasks();
     mark({ view: "tasks" });
