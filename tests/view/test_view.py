@@ -324,6 +324,7 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     cases = browser.find_elements(By.CSS_SELECTOR, "#case-list li")
     assert len(cases) >= 1
     if served:
+        browser.get("about:blank")  # it asks for no news while the server ends
         server.shutdown()
 
 
