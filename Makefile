@@ -72,6 +72,8 @@ $(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x .venv-deepspeed/bin/python || $(PYTHON) -m venv .venv-deepspeed
 	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,dev]" setuptools wheel
 	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation "deepspeed==0.19.8"
+	# Compiled at first use otherwise: minutes in which a test would end, and leave a lock that the next one waits for.
+	.venv-deepspeed/bin/python -c "from deepspeed.ops.op_builder.cpu import *; CPUAdamBuilder().load(); ShareMemCommBuilder().load()"
 	@touch $@
 
 test-deepspeed: $(DEEPSPEED_INSTALLED)
