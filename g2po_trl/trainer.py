@@ -77,6 +77,7 @@ from .trainer_build import (
     make_strategy,
     make_update,
     no_reward_function,
+    read_starts,
     write_run,
 )
 from .trainer_validation import (
@@ -95,8 +96,7 @@ from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Iteration, Timer
 from .update.update import MiniBatches, set_optimizer_mode
-from .utils.adapter_files import find_adapter
-from .utils.adapters import load_adapter_to_train, only_active_adapter
+from .utils.adapters import find_adapter, load_adapter_to_train, only_active_adapter
 from .utils.errors import G2POError
 from .utils.json import atomic_write
 from .utils.options import require
@@ -232,8 +232,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = make_player(self, wrapped_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
-        for first in check_start(self.player.pool, first_tasks):
-            self.player.actor.choose_template(first)
+        read_starts(self, check_start(self.player.pool, first_tasks))
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))

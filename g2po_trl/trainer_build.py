@@ -22,16 +22,19 @@ from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
-from .environments.contract import TextEnvironment
+from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
 from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
-from .prompts.conversation import Message
+from .prompts.conversation import Message, pictures_of
+from .prompts.images import ImageInputs
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
+from .rollout.conversations import request_of
+from .rollout.episode import Episode
 from .rollout.failing_tasks import TaskErrors
 from .rollout.player import Player
 from .rollout.strategy import RolloutContext, RolloutStrategy
@@ -152,6 +155,7 @@ def make_engine(trainer: GRPOTrainer, name: str | None = None, **options: Any) -
         gather=gather_params_of(trainer),
         is_sharded=trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
         vllm=getattr(trainer, "vllm_generation", None),
+        image_inputs=trainer.update.layout.image_inputs,
     )
     return ENGINES[name].engine.of_trainer(parts, **options)
 
@@ -186,6 +190,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         args.pad_to_multiple_of,
         others=[] if trainer.ref_model is None else [trainer.ref_model],
         temperature=trainer.temperature,
+        image_inputs=ImageInputs.of(trainer.processing_class, trainer.model),
     )
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
@@ -222,16 +227,24 @@ def make_update(trainer: GRPOTrainer) -> Update:
 def sample_conversation(encode: ChatEncoder, messages: Sequence[Message]) -> StepBatch:
     """Return two step samples of equal length: the end of a conversation as the chat template writes it.
 
-    They have the first half of the tokens in common, and the second half counts as the completion.
+    They have the first half of the tokens in common, and the second half counts as the completion. With images, that
+    is the answer.
     """
     asked = list(messages)
     try:
         text = encode.text([*asked, {"role": "assistant", "content": "go to the hall"}], add_generation_prompt=False)
     except Exception:  # templates raise errors of any class
         text = encode.text(asked)
-    ids = np.array(encode.ids([text])[0][-_SAMPLE_TOKENS:], dtype=np.int32)
-    prompt, completion = np.split(ids, [max(1, len(ids) // 2)])
-    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], np.ones(2, np.float32), np.ones(2, bool))
+    images = pictures_of(asked)
+    ids = np.array(encode.ids([text], [images])[0], dtype=np.int32)
+    if images:  # the tokens after the last one of an image
+        at = int(np.isin(ids, encode.images.token_ids).nonzero()[0].max()) + 2
+    else:
+        ids = ids[-_SAMPLE_TOKENS:]
+        at = max(1, len(ids) // 2)
+    prompt, completion = np.split(ids, [at])
+    ones, shown = np.ones(2, np.float32), [images] * 2 if images else None
+    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], ones, np.ones(2, bool), images=shown)
 
 
 def make_start_check(trainer: GRPOTrainer) -> StartCheck:
@@ -246,6 +259,21 @@ def make_start_check(trainer: GRPOTrainer) -> StartCheck:
         trainer.temperature,
         comparable=not reshaped,
     )
+
+
+def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
+    """Choose chat templates by the first observations of tasks; of images, check one with model and engine."""
+    actor = trainer.player.actor
+    if trainer.args.rollout_strategy == "partial_rollouts":
+        actor.engine.reads_text_because = "checkpoints of partial_rollouts keep none: use another rollout_strategy"
+    for first in starts:
+        actor.choose_template(first)
+    seen = next((first for first in starts if first.images), None)
+    if seen is None:
+        return
+    trainer.update.layout.pad_images(True)
+    messages = request_of(Episode("", observation=seen), trainer.prompt_template).messages
+    trainer.start_check.sample = sample_conversation(actor.encode, messages)
 
 
 def keep_reference(trainer: GRPOTrainer) -> None:

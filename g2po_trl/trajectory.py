@@ -7,6 +7,7 @@ advantages, step samples, viewer) is computed from these two classes alone.
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .utils.errors import G2POError
+from .utils.images import Picture
 from .utils.json import atomic_write, to_json, to_plain
 from .utils.masking import HIDDEN, masked
 
@@ -50,6 +52,8 @@ class Step:
         call: what the completion did with the tools that its prompt offered: `"none"`, `"unreadable"`, `"unknown"` (a
             readable call of a tool that was not offered), `"known"`, or `"readable"` where the names of the tools are
             not known here. `None`: no tools.
+        images: of the observation, by their hashes; their files are beside the trajectories, see `image_file`.
+        prompt_images: those that a conversation's prompt shows, in the order of their tokens. `None`: `images`.
     """
 
     observation: str
@@ -69,6 +73,13 @@ class Step:
     advantage: float | None = None
     policy_version: int | None = None
     call: str | None = None
+    images: list[str] | None = None
+    prompt_images: list[str] | None = None
+
+    @property
+    def shown_images(self) -> list[str]:
+        """Images that the prompt shows, in the order of their tokens."""
+        return self.prompt_images or self.images or []
 
     @property
     def key(self) -> str:
@@ -251,7 +262,24 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bo
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") if append else atomic_write(path) as file:
         for trajectory in trajectories:
+            _write_images(path, trajectory)
             file.write(to_json(trajectory.to_dict()) + "\n")
+
+
+def image_file(path: str | Path, name: str) -> Path:
+    """Return where an image of the trajectories in a file is, by its hash."""
+    return Path(path).parent / "images" / f"{name}.png"
+
+
+def _write_images(path: Path, trajectory: Trajectory) -> None:
+    """Write the images of an episode; another rank's or file's may be there."""
+    for image in {one for step in trajectory.steps for one in step.images or ()}:
+        file = image_file(path, image)
+        if isinstance(image, Picture) and not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            beside = file.with_name(f".{image}.{os.getpid()}")
+            beside.write_bytes(image.png)
+            beside.replace(file)
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:

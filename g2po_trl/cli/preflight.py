@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.registry import ENGINES
-from ..utils.adapter_files import find_adapter
+from ..utils.adapters import find_adapter
 from ..utils.errors import G2POError
 from ..utils.extras import extra_of, install_command
 from ..utils.options import require

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
+    from ..utils.images import Picture
+
+    # Token ids (R, L), and the images of each row -> a model's further inputs; see `prompts.images.ImageInputs`.
+    ImageInputs = Callable[[torch.Tensor, Sequence[Sequence[Picture]]], dict[str, torch.Tensor]]
+
     # Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
     GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
@@ -55,6 +60,7 @@ class EngineParts:
         gather: gathers parameters that ZeRO-3 shards.
         is_sharded: each rank has a part of the weights.
         vllm: TRL's wrapper of vLLM, if it has started one.
+        image_inputs: token ids (R, L) and the images of each row -> what else the model reads; `None`: text alone.
     """
 
     args: Any
@@ -66,6 +72,7 @@ class EngineParts:
     gather: Callable[[Sequence], AbstractContextManager] = nullcontext
     is_sharded: bool = False
     vllm: Any = None
+    image_inputs: ImageInputs | None = None
 
 
 class Engine:
@@ -81,12 +88,14 @@ class Engine:
         takes_seeds: a completion follows from its prompt and seed alone.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         is_the_model: it computes with the trainer's model, not with a copy in a precision of its own.
+        reads_text_because: why it takes no images, and what to do; `None`: `generate` has an argument `images`.
     """
 
     is_the_model = False
     is_collective = False
     takes_seeds = False
     streams = False
+    reads_text_because: str | None = "this engine is given token ids alone: set engine='transformers'"
 
     def __init__(
         self,
@@ -98,6 +107,11 @@ class Engine:
         self.stop_token_ids = set(stop_token_ids)
         self.options = options or {}
         self._is_open = False
+
+    @property
+    def processing_class(self) -> Any:
+        """What encodes prompts: the tokenizer, or a processor of images and text."""
+        return self.tokenizer
 
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> Engine:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    SuppressTokensLogitsProcessor,
+)
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ..utils.options import require
@@ -17,7 +23,18 @@ from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
 
 if TYPE_CHECKING:
-    from .base import GenerationModel
+    from ..utils.images import Picture
+    from .base import GenerationModel, ImageInputs
+
+
+_SHARDED = (
+    "the model is sharded (FSDP, DeepSpeed): a rank without images would not take part in others' forward passes. "
+    "Train with DDP"
+)
+_TEXT_ONLY = (
+    "the model reads text alone: train a vision-language model, and pass its processor as processing_class if you "
+    "pass one"
+)
 
 
 _MASK_PLACES = 2**28  # of the mask that a generate call may make: rows x prompt tokens x prompt tokens
@@ -31,13 +48,15 @@ def generate_batch(
     synced_gpus: bool = False,
     device: torch.device | None = None,
     record: SampledLogProbs | None = None,
+    image_inputs: ImageInputs | None = None,
+    images: Sequence[Sequence[Picture]] = (),
 ) -> list[list[int]]:
     """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
 
     Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …)
     is not used, because the trained probabilities do not include it. Without prompts a dummy is generated, since
     with sharded weights every rank must call; `synced_gpus` continues until all ranks are done. `record` records
-    the log-probabilities of the new tokens.
+    the log-probabilities of the new tokens. With `image_inputs`, tokens that stand for images are not sampled.
     """
     rows = list(prompts) or [[config.pad_token_id]]
     width = max(map(len, rows))
@@ -47,14 +66,19 @@ def generate_batch(
         input_ids[row, width - len(ids) :] = torch.tensor(ids, dtype=torch.long)
         mask[row, width - len(ids) :] = 1
     device = device or model.device
+    input_ids = input_ids.to(device)
+    processors = [] if record is None else [record]  # before others: it records the model's own distribution
+    if image_inputs is not None:
+        processors.append(SuppressTokensLogitsProcessor(image_inputs.token_ids, device))
     with _no_defaults(model):
         output = model.generate(
-            input_ids=input_ids.to(device),
+            input_ids=input_ids,
             attention_mask=mask.to(device),
             generation_config=config,
             synced_gpus=synced_gpus,
             tokenizer=tokenizer if config.stop_strings else None,
-            logits_processor=None if record is None else LogitsProcessorList([record]),
+            logits_processor=LogitsProcessorList(processors) if processors else None,
+            **(image_inputs(input_ids, images) if any(images) else {}),
         )
     if record is not None:
         record.sampled(output[:, -1])
@@ -118,6 +142,7 @@ class TransformersEngine(Engine):
         device: of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
         logprobs: return log-probabilities of completions, at the sampling's temperature.
+        image_inputs: of a model that reads images, see `EngineParts`.
 
     Attributes:
         watched: a list, while each prompt, completion and its log-probabilities are to be appended to it.
@@ -135,6 +160,7 @@ class TransformersEngine(Engine):
         device: torch.device | None = None,
         options: dict[str, Any] | None = None,
         logprobs: bool = False,
+        image_inputs: ImageInputs | None = None,
     ):
         super().__init__(tokenizer, stop_token_ids, options)
         unknown = [name for name in self.options if not hasattr(GenerationConfig(), name)]
@@ -142,7 +168,8 @@ class TransformersEngine(Engine):
         require(not unknown, "generation_kwargs", unknown, remedy)
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
-        self.watched: list[tuple[Sequence[int], list[int], list[float]]] | None = None
+        self.read_images(image_inputs)
+        self.watched: list[tuple[Sequence[int], list[int], list[float], Sequence[Picture]]] | None = None
 
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> TransformersEngine:
@@ -158,6 +185,7 @@ class TransformersEngine(Engine):
             parts.accelerator.device,
             options,
             logprobs=args.is_off_policy,
+            image_inputs=parts.image_inputs,
         )
 
     @classmethod
@@ -177,6 +205,17 @@ class TransformersEngine(Engine):
             **options: further arguments of the class.
         """
         return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
+
+    @property
+    def processing_class(self) -> Any:
+        return self.tokenizer if self.image_inputs is None else self.image_inputs.processor
+
+    def read_images(self, image_inputs: ImageInputs | None) -> None:
+        """Take prompts with images, see `EngineParts.image_inputs`; `None`: refuse them."""
+        self.image_inputs = image_inputs
+        self.reads_text_because = _TEXT_ONLY if image_inputs is None else None
+        if self.is_collective:
+            self.reads_text_because = _SHARDED
 
     def to_engine(self, sampling: Sampling) -> GenerationConfig:
         """Return the `GenerationConfig` of a sampling."""
@@ -205,7 +244,11 @@ class TransformersEngine(Engine):
         )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
         """Return one completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
 
@@ -213,7 +256,9 @@ class TransformersEngine(Engine):
             prompts: token ids.
             sampling: how completions are sampled, and where they end.
             seeds: not supported; completions are drawn from torch's random state.
+            images: of each prompt, in the order of their tokens.
         """
+        images = images or [()] * len(prompts)
         completions: list[Completion] = [None] * len(prompts)
         batches = self._batches(prompts, sampling.max_completion_length)
         if not batches:
@@ -231,12 +276,14 @@ class TransformersEngine(Engine):
                     synced_gpus=self.is_collective,
                     device=self.device,
                     record=record,
+                    image_inputs=self.image_inputs,
+                    images=[images[row] for row in rows],
                 )
                 logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
                 for row, ids, of_ids in zip(rows, new, logprobs):
                     completions[row] = completion = self._completion(sampling, ids, of_ids)
                     if self.watched is not None and record is not None:
-                        self.watched.append((prompts[row], completion.ids, completion.logprobs))
+                        self.watched.append((prompts[row], completion.ids, completion.logprobs, images[row]))
                     completion.logprobs = completion.logprobs if self.logprobs else None
         return completions
 

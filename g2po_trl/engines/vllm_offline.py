@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..utils.adapter_files import find_adapter
+from ..utils.adapters import find_adapter
 from ..utils.errors import G2POError
 from .stop_tokens import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes

@@ -10,6 +10,7 @@ An environment runs in a worker process and is reset many times; episodes of a g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,9 @@ class Observation:
         task: the goal in words. Return it from `reset`; the prompt repeats it at every step.
         request: the chat messages and tools that the model is asked with, instead of a prompt made of the fields
             above. The action is then a `ChatResponse` as JSON. `None`: the trainer's prompt template asks.
+        images: shown before the text: PIL images, paths, uint8 arrays (height, width, 3) or data URLs. Needs a
+            vision-language model. Without a `state_key`, they and the text are the key. A request has its own images
+            in its messages.
     """
 
     text: str
@@ -34,6 +38,7 @@ class Observation:
     admissible_actions: list[str] | None = None
     task: str | None = None
     request: ChatRequest | None = None
+    images: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..prompts.conversation import ChatRequest
+from ..prompts.conversation import ChatRequest, pictures_of, since_last_completion
 from ..utils.errors import G2POError
+from ..utils.images import Picture, as_picture
 from ..utils.json import to_plain
 from ..utils.show import show
 from .contract import Observation, StepResult
@@ -44,10 +45,17 @@ def unwrap_factory(environment_factory: Callable) -> Callable:
     return environment_factory
 
 
-def validate_observation(value: Any, where: str, max_characters: int | None = None) -> Observation:
-    """Return a result as an `Observation`, a string as one without a key and actions.
+def validate_observation(
+    value: Any,
+    where: str,
+    max_characters: int | None = None,
+    max_images: int | None = None,
+    max_pixels: int | None = None,
+) -> Observation:
+    """Return a result as an `Observation`, a string as one without a key and actions; images become `Picture`s.
 
-    `where` names the call. Raises `EnvironmentContractError` for another type, also of a field, or a longer text.
+    `where` names the call. Raises `EnvironmentContractError` for another type, also of a field, a longer text, and
+    more or larger images.
     """
     if isinstance(value, str):
         value = Observation(value)
@@ -72,11 +80,41 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
         )
     is_request = value.request is None or isinstance(value.request, ChatRequest)
     _require(is_request, f"{where}: Observation.request is", value.request, "a ChatRequest, or None")
+    images = _pictures(value, where)
+    if max_images is not None and len(images) > max_images:
+        raise EnvironmentContractError(
+            f"{where}: the observation has {len(images)} images, more than max_observation_images={max_images}: show "
+            "fewer, or raise it"
+        )
+    for width, height in (image.size for image in images):
+        if max_pixels is not None and width * height > max_pixels:
+            raise EnvironmentContractError(
+                f"{where}: an image has {width} x {height} pixels, more than max_image_pixels={max_pixels}: make it "
+                "smaller in the environment, or raise it"
+            )
+    if images and texts["state_key"] is None:
+        texts["state_key"] = "\n".join([texts["text"], *images])
     # A new object: a subclass may not unpickle in the trainer.
-    return Observation(admissible_actions=actions, request=value.request, **texts)
+    return Observation(admissible_actions=actions, request=value.request, images=images, **texts)
 
 
-def validate_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
+def _pictures(seen: Observation, where: str) -> tuple[Picture, ...]:
+    """Return the images of an observation; of a request, those of the messages since the last completion."""
+    if seen.request is not None:
+        found = pictures_of(since_last_completion(seen.request.messages))
+        _require(
+            list(seen.images) in ([], found), f"{where}: Observation.images is", seen.images, "them in the request"
+        )
+        return tuple(found)
+    listed = isinstance(seen.images, (list, tuple))
+    _require(listed, f"{where}: Observation.images is", seen.images, "a list of images")
+    try:
+        return tuple(as_picture(image, f"{where}: an image") for image in seen.images)
+    except G2POError as error:
+        raise EnvironmentContractError(str(error)) from error
+
+
+def validate_step(value: Any, where: str, *limits: int | None) -> StepResult:
     """Return the value as a `StepResult` with an `Observation` and a float reward. See `validate_observation`."""
     _require(isinstance(value, StepResult), f"{where} returned", value, "StepResult(observation, reward, terminated)")
     try:
@@ -91,7 +129,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
         is_bool = type(end).__name__ in ("bool", "bool_")  # also numpy's, by version
         _require(is_bool, f"{where}: {name} is", end, "True or False")
         ends[name] = bool(end)
-    observation = validate_observation(value.observation, where, max_characters)
+    observation = validate_observation(value.observation, where, *limits)
     return StepResult(observation, reward, info=_validate_info(value.info, where), **ends)
 
 

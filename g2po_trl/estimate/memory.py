@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..utils.adapters import on_language_part
 from ..utils.errors import G2POError
 
 
@@ -83,7 +84,7 @@ def _count_adapter(module: Any, lora: dict[str, Any]) -> int:
     targets = lora.get("target_modules")
     if isinstance(targets, Sequence) and not isinstance(targets, str) and len(targets) == 1:
         lora = {**lora, "target_modules": targets[0] if targets[0] == "all-linear" else list(targets)}
-    adapted = get_peft_model(module, LoraConfig(task_type="CAUSAL_LM", **lora))
+    adapted = get_peft_model(module, on_language_part(LoraConfig(task_type="CAUSAL_LM", **lora), module))
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 

@@ -13,6 +13,7 @@ from ..rollout.actor import PromptActor, PromptSession
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step
+from ..utils.errors import G2POError
 from .agents import Agent, DirectAgent
 from .chat_models import ChatCompletion, ChatModel, EngineChat
 
@@ -104,6 +105,12 @@ class ChatSession:
             return []
         actor = self.actor
         actor.check()
+        for one in episodes:
+            if one.observation.images:
+                raise G2POError(
+                    f"the observation has {len(one.observation.images)} images, and this model is asked by text: "
+                    "evaluate a vision-language checkpoint, with --agent direct"
+                )
         requests = [actor.agent.of(one.environment).ask(one, actor.notes(one)) for one in episodes]
         seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
         completions = actor.chat.generate(requests, self.sampling, seeds)

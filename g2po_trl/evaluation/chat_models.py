@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
+from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message
+from ..prompts.images import ImageInputs
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
 from ..utils.errors import G2POError
@@ -104,9 +106,14 @@ class SeededBatches(Engine):
     def __init__(self, engine: Engine):
         super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)
         self.engine = engine
+        self.reads_text_because = engine.reads_text_because
+
+    @property
+    def processing_class(self) -> Any:
+        return self.engine.processing_class
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
     ) -> list[Completion]:
         import torch
 
@@ -115,7 +122,7 @@ class SeededBatches(Engine):
             combined = (combined * 1_000_003 + seed) % (2**63)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(combined)
-            return self.engine.generate(prompts, sampling)
+            return self.engine.generate(prompts, sampling, **more)
 
     def close(self) -> None:
         self.engine.close()
@@ -133,7 +140,7 @@ class EngineChat:
     def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: dict[str, Any] | None = None):
         self.independent, self.longest = engine.takes_seeds, longest
         self.engine = engine if engine.takes_seeds else SeededBatches(engine)
-        self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
+        self.encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
 
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
@@ -179,13 +186,15 @@ def load_local(
         model, **{"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
     )
     loaded.eval()
-    tokenizer = load_tokenizer(model, loaded)
+    processing_class = load_tokenizer(model, loaded)
+    tokenizer = get_tokenizer(processing_class)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     precision = None if autocast is None else getattr(torch, autocast)
     options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # who asks bounds the batch
     engine = TransformersEngine.from_model(loaded, tokenizer, precision, **options)
+    engine.read_images(ImageInputs.of(processing_class, loaded))
     return EngineChat(engine, longest, chat_template_kwargs)
 
 

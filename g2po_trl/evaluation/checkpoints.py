@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,7 @@ from typing import Any
 
 import xxhash
 
-from ..utils.adapter_files import ADAPTER_CONFIG, find_adapter
-from ..utils.adapters import adapter_of, load_adapter
+from ..utils.adapters import ADAPTER_CONFIG, adapter_of, find_adapter, load_adapter
 from ..utils.errors import G2POError
 
 # Files of a model: weights, configuration, tokenizer; not critics and training samples of a run.
@@ -38,8 +39,20 @@ def load_model(model: str, **kwargs: Any):
 
 
 def load_tokenizer(model: str, loaded: Any):
-    """Return the tokenizer of a model from `load_model`, padded on the left; of an adapter it may be its base's."""
-    from transformers import AutoTokenizer
+    """Return the tokenizer of a model from `load_model`, padded on the left; of an adapter it may be its base's.
+
+    Of a model that reads images, the processor.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
+
+    base = loaded.get_base_model() if hasattr(loaded, "get_base_model") else loaded
+    reads_images = "pixel_values" in inspect.signature(base.forward).parameters
+
+    def load(place: str) -> Any:
+        if reads_images:
+            with suppress(ImportError, OSError, ValueError):  # without what it needs, the model still reads text
+                return AutoProcessor.from_pretrained(place, padding_side="left")
+        return AutoTokenizer.from_pretrained(place, padding_side="left")
 
     places, adapter = [model], getattr(loaded, "active_peft_config", None)
     if adapter is not None:
@@ -48,10 +61,10 @@ def load_tokenizer(model: str, loaded: Any):
         places.append(adapter.base_model_name_or_path)
     for place in places[:-1]:
         try:
-            return AutoTokenizer.from_pretrained(place, padding_side="left")
+            return load(place)
         except (OSError, ValueError):  # it has none
             continue
-    return AutoTokenizer.from_pretrained(places[-1], padding_side="left")
+    return load(places[-1])
 
 
 def _load_checkpoint(model: str, **kwargs: Any):

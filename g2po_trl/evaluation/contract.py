@@ -154,10 +154,10 @@ class _Probe:
     def _compare_actions(self, admissible_actions: Sequence[str]) -> None:
         """Add a warning about listed actions that get the same response as an invalid action."""
 
-        def respond(action: str) -> tuple[str, float, bool]:
+        def respond(action: str) -> tuple[Any, ...]:
             self._reset()
             result = validate_step(self.environment.step(action), f"{self.name}.step")
-            return result.observation.text, result.reward, result.terminated
+            return result.observation.text, result.observation.images, result.reward, result.terminated
 
         invalid = respond("xyzzy plugh") if admissible_actions else None
         if refused := [action for action in admissible_actions if respond(action) == invalid]:

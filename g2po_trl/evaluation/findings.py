@@ -72,12 +72,23 @@ def limits_reached(played: Played) -> list[Finding]:
 
 
 def length(played: Played) -> list[Finding]:
-    """Return a warning about texts that prompts cannot hold."""
+    """Return a warning about texts that prompts cannot hold, and what must read the images, if there are any."""
     if played.longest <= LONG_TEXT:
-        return []
+        return images(played)
     text = f"an observation or a request has {played.longest} characters, about {played.longest // 4} tokens"
     remedy = "Shorten it, or raise max_prompt_length: longer prompts lose their middle, or end agents."
-    return [Finding("warning", text, remedy)]
+    return [*images(played), Finding("warning", text, remedy)]
+
+
+def images(played: Played) -> list[Finding]:
+    """Return a finding about the images of observations."""
+    shown = [image for step in played.steps for image in step.images or ()]
+    if not shown:
+        return []
+    most = max(len(step.images or ()) for step in played.steps)
+    width, height = max((image.size for image in shown), key=lambda size: size[0] * size[1])
+    text = f"observations have images: at most {most}, the largest of {width} x {height} pixels"
+    return [Finding("ok", f"{text}. A vision-language model must read them")]
 
 
 def hints(played: Played) -> list[Finding]:

@@ -104,6 +104,9 @@ class PPOTrainer(G2POTrainer):
                 "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
                 "recipes/accelerate/ddp.yaml, or train with G2POTrainer, which needs no critic."
             )
+        self.player.actor.engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
+        if self.start_check.sample.images is not None:
+            raise G2POError(f"observations have images, and {self.player.actor.engine.reads_text_because}")
         name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
         if not name:
             raise G2POError(

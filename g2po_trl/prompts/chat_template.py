@@ -14,6 +14,7 @@ from typing import Any
 
 from ..utils.errors import G2POError
 from .conversation import Message
+from .images import content_blocks
 
 _SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
 MARK = "\ufdd0\ufdd1"  # inside a special token's name that is only text; Unicode assigns these to no character
@@ -155,8 +156,10 @@ class ChatTemplate:
     ) -> str:
         if needs_system and messages[0]["role"] != "system":
             messages = [_message("system", ""), *messages]
-        if as_blocks:
-            messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        if as_blocks or any("images" in m for m in messages):
+            taken = [m["content"] if not as_blocks and "images" not in m else content_blocks(m) for m in messages]
+            messages = [{**m, "content": content} for m, content in zip(messages, taken)]
+            messages = [{name: m[name] for name in m if name != "images"} for m in messages]
         options = {"chat_template": self._passed_template} if self._passed_template else {}
         options |= {"tools": tools} if tools else {}
         return self.tokenizer.apply_chat_template(
@@ -169,9 +172,11 @@ def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> l
     joined: list[Message] = []
     for place, message in enumerate(messages):
         same = bool(joined) and joined[-1]["role"] == message["role"] != "tool"
-        plain = same and joined[-1].keys() | message.keys() == {"role", "content"}
+        plain = same and joined[-1].keys() | message.keys() <= {"role", "content", "images"}
         if plain and (until is None or place < until):
+            images = [*joined[-1].get("images", ()), *message.get("images", ())]
             joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
+            joined[-1] |= {"images": images} if images else {}
         else:
             joined.append(message)
     return joined

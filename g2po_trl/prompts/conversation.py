@@ -1,7 +1,8 @@
 """Chat requests: the messages, tools and stops of one call of a model, and the response to it.
 
 Messages are plain data in the form that chat templates take: `role`, `content` (a string), of an assistant
-`tool_calls`, of a tool `name` and `tool_call_id`. Arguments of tool calls are objects, not JSON text.
+`tool_calls`, of a tool `name` and `tool_call_id`. Arguments of tool calls are objects, not JSON text. A message with
+images has them as `images`, and in its content a `PLACE` at the place of each.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..utils.errors import G2POError
+from ..utils.images import PLACE, Picture, as_picture
 from ..utils.json import to_json
 from ..utils.show import show
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text")  # kinds of content that are read
+IMAGE_PARTS = ("image", "image_url", "input_image")
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
 
 
@@ -98,9 +101,9 @@ def _is_count(value: Any, least: int) -> bool:
 def normalize_messages(messages: Any) -> list[Message]:
     """Return chat messages in one form, whatever client wrote them.
 
-    Content that is missing or `None` becomes "", a list of text parts their joined text, the arguments of a tool call
-    that are JSON text an object. A tool's result gets the name of the call with its id. Fields that chat templates do
-    not read are left out.
+    Content that is missing or `None` becomes "", a list of text parts their joined text, image parts (data URLs) marks
+    in it and `images`, the arguments of a tool call that are JSON text an object. A tool's result gets the name of the
+    call with its id. Fields that chat templates do not read are left out.
 
     Raises:
         G2POError: for something else than messages, an unknown role, or content that is not text; the message names
@@ -123,10 +126,12 @@ def _normalize(message: Any, where: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise G2POError(f"{where}: role is {show(role)}; give one of {', '.join(ROLES)}")
-    normalized: Message = {
-        "role": "system" if role == "developer" else role,
-        "content": _content_text(message.get("content"), where),
-    }
+    content, images = _content(message, where)
+    normalized: Message = {"role": "system" if role == "developer" else role, "content": content}
+    if images:
+        if role not in ("user", "tool"):
+            raise G2POError(f"{where}: a message of role {role} has an image; show images in messages of user or tool")
+        normalized["images"] = images
     if role == "assistant":
         if message.get("function_call") is not None:
             raise G2POError(f"{where}: function_call is of an older protocol; give the call in tool_calls")
@@ -142,18 +147,62 @@ def _normalize(message: Any, where: str) -> Message:
     return normalized
 
 
-def _content_text(content: Any, where: str) -> str:
+def _content(message: Mapping[str, Any], where: str) -> tuple[str, list[Picture]]:
+    """Return a message's text, with a `PLACE` for each image, and the images."""
+    content = message.get("content")
     if content is None:
-        return ""
-    if isinstance(content, (list, tuple)):
-        texts = []
-        for place, part in enumerate(content):
-            kind = part.get("type", "text") if isinstance(part, Mapping) else None
-            if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-                raise G2POError(f"{where}: content[{place}] is of type {show(kind)}; only text is supported")
-            texts.append(part["text"])
-        content = "\n".join(texts)
-    return _text(content, f"{where}: content")
+        return "", []
+    if not isinstance(content, (list, tuple)):
+        images = [image for image in message.get("images") or () if isinstance(image, Picture)]
+        text = _text(content, f"{where}: content")
+        if images and text.count(PLACE) != len(images):
+            raise G2POError(f"{where}: content has {text.count(PLACE)} marks for {len(images)} images; give one each")
+        return text, images
+    return read_parts(content, f"{where}: content")
+
+
+def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) -> tuple[str, list[Picture]]:
+    """Return the text of a content's parts, with a `PLACE` for each image, and the images.
+
+    Args:
+        content: parts with a `type`: text, or an image as OpenAI (`image_url`) and TRL (`image`) write them.
+        where: how messages name the content.
+        opens_files: an image may be a path; `False`: a text is a `data:` URL, as in requests.
+
+    Raises:
+        G2POError: for a part of another type, or an image that cannot be read.
+    """
+    kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in content]
+    has_images = not {*IMAGE_PARTS}.isdisjoint(kinds)
+    text, images, after_text = "", [], False
+    for place, (kind, part) in enumerate(zip(kinds, content)):
+        if kind in IMAGE_PARTS:
+            image = part.get("image_url", part.get("image"))
+            image = image.get("url") if isinstance(image, Mapping) else image
+            named = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
+            if named and not opens_files:
+                raise G2POError(
+                    f"{where}[{place}] is {show(image)}: no address or file is read for a message; give "
+                    "data:image/png;base64,…"
+                )
+            images.append(as_picture(image, f"{where}[{place}]"))
+            text, after_text = text + PLACE, False
+        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            new = without_places(part["text"]) if has_images else part["text"]
+            text, after_text = text + "\n" * after_text + new, True
+        else:
+            raise G2POError(f"{where}[{place}] is of type {show(kind)}; only text and images are supported")
+    return _text(text, where), images
+
+
+def without_places(text: str) -> str:
+    """Return a text in which no character stands for an image."""
+    return text.replace(PLACE, "\N{REPLACEMENT CHARACTER}")
+
+
+def pictures_of(messages: Iterable[Message]) -> list[Picture]:
+    """Return the images of messages, in order."""
+    return [image for message in messages for image in message.get("images", ())]
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -239,7 +288,10 @@ def message_text(message: Message) -> str:
         f"{call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
         for call in message.get("tool_calls", ())
     ]
-    return "\n".join(filter(None, [message["content"], *calls]))
+    content = message["content"]
+    for image in message.get("images", ()):
+        content = content.replace(PLACE, f"[image {image}]", 1)
+    return "\n".join(filter(None, [content, *calls]))
 
 
 def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes]:

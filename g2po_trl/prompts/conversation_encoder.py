@@ -16,8 +16,9 @@ from itertools import takewhile
 from typing import Any
 
 from ..utils.errors import G2POError
+from ..utils.images import Picture
 from .chat_template import get_chat_template
-from .conversation import ChatRequest, Message, Transcript, prefix_digests, with_objects
+from .conversation import ChatRequest, Message, Transcript, pictures_of, prefix_digests, with_objects
 from .fitting import PromptTooLongError, cut_middle, longest_that_fits
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
@@ -50,6 +51,11 @@ class ConversationPrompt:
     messages: list[Message]
     continues: int = 0
     truncated: bool = False
+
+    @property
+    def images(self) -> list[Picture]:
+        """Images of the messages, in the order of their tokens."""
+        return pictures_of(self.messages)
 
 
 class ConversationEncoder:
@@ -169,7 +175,7 @@ class ConversationEncoder:
                     return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
         try:
             text = self._text_of_all(messages, tools)
-            ids = self.encode.ids([text])[0]
+            ids = self.encode.ids([text], [pictures_of(messages)])[0]
         except Exception as error:  # templates raise errors of any class
             raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
         return ConversationPrompt(ids, text, messages, 0, truncated)
@@ -200,7 +206,7 @@ class ConversationEncoder:
             after = self._text([*stub, *new], None)
         except Exception:  # templates raise errors of any class
             return None
-        asked_ids, before_ids, after_ids = self.encode.ids([asked, before, after])
+        asked_ids, before_ids, after_ids = self.encode.ids([asked, before, after], [[], [], pictures_of(new)])
         ends = [place for place, token in enumerate(before_ids) if token in self.stops]
         # The user's message has ends as well; the assistant's has none where results belong to its turn.
         ends = ends[sum(token in self.stops for token in asked_ids) :]
@@ -245,12 +251,13 @@ class ConversationEncoder:
     ) -> ConversationPrompt:
         """Return the prompt in which no message is longer than fits: others lose their middle. Found by bisection.
 
-        The system message stays.
+        The system message and those with images stay.
         """
 
         def build(keep: int) -> ConversationPrompt:
             shown = [
-                m if m["role"] == "system" else {**m, "content": cut_middle(m["content"], keep)} for m in messages
+                m if m["role"] == "system" or "images" in m else {**m, "content": cut_middle(m["content"], keep)}
+                for m in messages
             ]
             return self._build(shown, tools, Transcript(), truncated=True)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..utils.errors import G2POError
+from ..utils.images import Picture
 from .template import PromptTemplate
 
 
 class FittedPrompt(NamedTuple):
-    """A prompt's token ids and text; `truncated`: content was removed to fit the limit."""
+    """A prompt's token ids, text and images; `truncated`: content was removed to fit the limit."""
 
     ids: list[int]
     text: str
     truncated: bool
+    images: Sequence[Picture] = ()
 
 
 class PromptTooLongError(G2POError):
@@ -23,30 +25,32 @@ class PromptTooLongError(G2POError):
 
 def fit_prompt(
     template: PromptTemplate,
-    encode: Callable[[list[dict[str, str]]], tuple[list[int], str]],
+    encode: Callable[[list[dict[str, Any]]], tuple[list[int], str]],
     max_length: int | None,
     observation: str,
     task: str = "",
     admissible_actions: Sequence[str] | None = None,
     history: Sequence[tuple[str, str]] = (),
     steps_taken: int = 0,
+    images: Sequence[Picture] = (),
 ) -> FittedPrompt:
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
-    Over the limit, the oldest history is removed first, then the middle of the observation; the task and the actions
-    stay. `encode` turns chat messages into (token ids, text).
+    Over the limit, the oldest history is removed first, then the middle of the observation; the task, the actions
+    and the images stay. `encode` turns chat messages into (token ids, text).
 
     Raises:
         PromptTooLongError: if the prompt exceeds the limit even with an empty observation.
     """
 
     def build(text: str, shown: Sequence[tuple[str, str]]) -> tuple[list[int], str]:
-        return encode(template.messages(text, task, admissible_actions, shown, steps_taken))
+        more = {"images": images} if images else {}
+        return encode(template.messages(text, task, admissible_actions, shown, steps_taken, **more))
 
     shown = list(history)
     ids, text = build(observation, shown)
     if max_length is None or len(ids) <= max_length:
-        return FittedPrompt(ids, text, False)
+        return FittedPrompt(ids, text, False, images)
     while shown and len(ids) > max_length:
         shown.pop(0)
         ids, text = build(observation, shown)
@@ -60,8 +64,9 @@ def fit_prompt(
         raise PromptTooLongError(
             f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(ids)} tokens, more "
             f"than max_prompt_length={max_length}: raise max_prompt_length, or shorten the prompt template"
+            + (f"; {len(images)} images are among them: make them smaller" if images else "")
         )
-    return FittedPrompt(ids, text, True)
+    return FittedPrompt(ids, text, True, images)
 
 
 def longest_that_fits(fits: Callable[[int], bool], longest: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..utils.errors import G2POError
+from ..utils.images import Picture
 from ..utils.json import to_json
 from .conversation import Message, as_text, canonical, since_last_completion, without_ids
 
@@ -78,7 +79,9 @@ def _known(messages: Sequence[Message], begins: int, until: int = 0) -> list[Mes
     while True:
         news = since_last_completion(messages[:end])
         begin = end - len(news)
-        text = "\n".join(message["content"] for message in news if message["role"] != "system")
+        # An image says something; its hash is a word.
+        shown = [[message["content"], *message.get("images", ())] for message in news if message["role"] != "system"]
+        text = "\n".join(part for parts in shown for part in parts)
         unchanged = begin > 0 and end > until and says_unchanged(text)
         if not unchanged:
             known = [*(news if begin else news[begins:]), *known]
@@ -138,6 +141,8 @@ def normalised_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
 
 def _marked(value: Any, folder: str = "", temporary: str = "") -> Any:
     """Return JSON data with marks in its texts, see `without_noise`."""
+    if isinstance(value, Picture):
+        return value
     if isinstance(value, str):
         return without_noise(value, folder, temporary)
     if isinstance(value, Mapping):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..utils.errors import G2POError
+from ..utils.images import PLACE, Picture
+from .conversation import without_places
 
 T = TypeVar("T")
 
@@ -187,7 +189,8 @@ class PromptTemplate:
         admissible_actions: Sequence[str] | None = None,
         history: Sequence[tuple[str, str]] = (),
         steps_taken: int = 0,
-    ) -> list[dict[str, str]]:
+        images: Sequence[Picture] = (),
+    ) -> list[dict[str, Any]]:
         """Return the chat messages of one step.
 
         Args:
@@ -196,11 +199,12 @@ class PromptTemplate:
             admissible_actions: listed in the prompt.
             history: the (observation, action) pairs to show, oldest first.
             steps_taken: number of steps before this one.
+            images: of the current observation; they stand before its text.
         """
         first_shown = steps_taken - len(history) + 1
         slots = {
             "task": task,
-            "observation": self.show_observation(observation),
+            "observation": self._shown(observation, images),
             "actions": self.actions_separator.join(admissible_actions or ()),
             "steps_taken": steps_taken,
             "current_step": steps_taken + 1,
@@ -212,18 +216,33 @@ class PromptTemplate:
         }
         content = (self.first if steps_taken == 0 else self.later).format(**slots)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": content}]
+        return [*system, {"role": "user", "content": content, **({"images": list(images)} if images else {})}]
 
-    def first_message(self, observation: str, task: str = "", admissible_actions: Sequence[str] | None = None) -> str:
-        """Return the content of the first user message of a conversation."""
-        return self.messages(observation, task, admissible_actions)[-1]["content"]
+    def _shown(self, observation: str, images: Sequence[Picture]) -> str:
+        """Return what prompts show of an observation: a place for each image, and the text."""
+        shown = self.show_observation(observation)
+        return PLACE * len(images) + without_places(shown) if images else shown
 
-    def turn_message(self, observation: str, admissible_actions: Sequence[str] | None = None) -> str:
-        """Return the content of the user message that follows a completion in a conversation."""
+    def first_message(
+        self,
+        observation: str,
+        task: str = "",
+        admissible_actions: Sequence[str] | None = None,
+        images: Sequence[Picture] = (),
+    ) -> dict[str, Any]:
+        """Return the first user message of a conversation."""
+        more = {"images": images} if images else {}
+        return self.messages(observation, task, admissible_actions, **more)[-1]
+
+    def turn_message(
+        self, observation: str, admissible_actions: Sequence[str] | None = None, images: Sequence[Picture] = ()
+    ) -> dict[str, Any]:
+        """Return the user message that follows a completion in a conversation."""
         listed = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
         turn = "{observation}" + listed if self.turn is None else self.turn
-        shown = self.show_observation(observation)
-        return turn.format(observation=shown, actions=self.actions_separator.join(admissible_actions or ()))
+        shown = self._shown(observation, images)
+        content = turn.format(observation=shown, actions=self.actions_separator.join(admissible_actions or ()))
+        return {"role": "user", "content": content, **({"images": list(images)} if images else {})}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
+from ..utils.images import Picture
 from .chat_template import MARK, ChatTemplate, get_tokenizer
+from .conversation import pictures_of
+from .images import ImageEncoder, reads_images
 
 
 class ChatEncoder:
@@ -22,19 +25,27 @@ class ChatEncoder:
         ends = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
         reserved = self._rendered | ends if self._rendered else ()  # else messages write them themselves
         self.text.reserved = [self._added[number] for number in sorted(reserved)]
+        self.images = ImageEncoder(processing_class) if reads_images(processing_class) else None
+        self.text.reserved += [] if self.images is None else self.images.reserved
 
-    def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
+    def __call__(self, messages: list[dict[str, Any]]) -> tuple[list[int], str]:
         text = self.text(messages)
-        return self.ids([text])[0], text
+        return self.ids([text], [pictures_of(messages)])[0], text
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def ids(self, texts: Sequence[str], images: Sequence[Sequence[Picture]] = ()) -> list[list[int]]:
         """Return the token ids of each text, from one call of the tokenizer: much faster than one call per text.
 
-        Texts are encoded in parts where `ChatTemplate` has marked that a special token's name is only text.
+        Texts are encoded in parts where `ChatTemplate` has marked that a special token's name is only text. With
+        `images`, of each text, those that have any are encoded by the processor.
         """
         if not texts:
             return []
         parts = [text.split(MARK) for text in texts]
+        if any(images):
+            return [
+                self.images.ids(of_text, shown) if shown else self.ids([text])[0]
+                for text, of_text, shown in zip(texts, parts, images, strict=True)
+            ]
         # Not verbose: the caller shortens prompts beyond the tokenizer's maximum.
         of_parts = iter(self.tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
         return [list(chain(*islice(of_parts, len(of_text)))) for of_text in parts]

@@ -104,10 +104,11 @@ class ProseTools:
 
 
 def _as_prose(message: Message) -> Message:
+    images = {"images": message["images"]} if "images" in message else {}
     if message["role"] == "tool":
-        return {"role": "user", "content": message["content"]}
+        return {"role": "user", "content": message["content"], **images}
     calls = [f"{OPEN_CALL}{_in_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
-    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))}
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls])), **images}
 
 
 def _in_json(value: Any) -> str:

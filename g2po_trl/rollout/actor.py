@@ -20,6 +20,7 @@ from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..prompts.tool_calls import call_in
 from ..trajectory import Step
+from ..utils.errors import G2POError
 from .conversations import Conversations, request_of, sampling_of
 from .episode import Episode
 from .loop import Session
@@ -82,8 +83,17 @@ class PromptActor:
 
     def choose_template(self, first: Observation) -> None:
         """Choose the chat template of conversations now, if a task's first observation is to be answered in one."""
+        self.check_images(first)
         if self.history == "conversation" or first.request is not None:
             self.conversation_encoder  # noqa: B018 (the property is cached)
+
+    def check_images(self, seen: Observation) -> None:
+        """Refuse (`G2POError`) an observation with images if the engine or the model reads text alone."""
+        if seen.images and self.engine.reads_text_because is not None:
+            raise G2POError(
+                f"the observation has {len(seen.images)} images, and {self.engine.reads_text_because}; or let the "
+                "environment return text alone"
+            )
 
     def saved_template(self) -> AbstractContextManager[None]:
         """Return a context in which the tokenizer is saved with the chat template that writes the prompts."""
@@ -105,7 +115,7 @@ class PromptActor:
             template: the prompt's wording, and the parser of the completion.
             **options: `history_length`, `max_prompt_length`.
         """
-        return cls(engine, ChatEncoder(engine.tokenizer), template, **options)
+        return cls(engine, ChatEncoder(engine.processing_class), template, **options)
 
     @property
     def is_collective(self) -> bool:
@@ -157,6 +167,8 @@ class PromptSession:
 
     def ask(self, episodes: Sequence[Episode]) -> None:
         clock = time.perf_counter()
+        for episode in episodes:
+            self.actor.check_images(episode.observation)
         chats = [e for e in episodes if self.actor.history == "conversation" or e.observation.request is not None]
         prompts = [*self._continue(chats), *self._window(episodes, chats)]
         asked = {one.episode.number: one for one in prompts if self._fits(one)}
@@ -191,7 +203,9 @@ class PromptSession:
         for sampling in samplings:
             some = asked if engine.is_collective else [one for one in asked if one.sampling == sampling]
             seeds = None if self.seeds is None else [self._seed(one.episode) for one in some]
-            made = engine.generate([one.prompt.ids for one in some], sampling, seeds)
+            images = [one.prompt.images for one in some]
+            more = {"images": images} if any(images) else {}
+            made = engine.generate([one.prompt.ids for one in some], sampling, seeds, **more)
             if len(made) != len(some):
                 raise RuntimeError(
                     f"{type(engine).__name__}.generate returned {len(made)} completions for {len(some)} prompts: "
@@ -234,9 +248,10 @@ class PromptSession:
         contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
         templates = [actor.template.of(episode.environment) for episode in episodes]
         texts = [actor.encode.text(one.messages(**shown)) for one, shown in zip(templates, contents)]
-        for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts), texts, contents):
+        images = [shown.get("images", ()) for shown in contents]
+        for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts, images), texts, contents):
             if actor.max_prompt_length is None or len(ids) <= actor.max_prompt_length:
-                yield Asked(episode, FittedPrompt(ids, text, False), self.sampling)
+                yield Asked(episode, FittedPrompt(ids, text, False, shown.get("images", ())), self.sampling)
                 continue
             try:
                 template = actor.template.of(episode.environment)
@@ -289,4 +304,5 @@ def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
         "admissible_actions": episode.observation.admissible_actions,
         "history": last_steps([(step.observation, step.action) for step in episode.steps], history_length),
         "steps_taken": episode.turns,
+        **({"images": episode.observation.images} if episode.observation.images else {}),
     }

@@ -47,6 +47,7 @@ class Conversations:
             "logprobs": completion.logprobs,
             "prompt_truncated": prompt.truncated,
             "completion_truncated": not completion.complete,
+            "prompt_images": prompt.images or None,
         }
         if episode.observation.request is None:
             answer: Message = {"role": "assistant", "content": text}
@@ -85,13 +86,13 @@ def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
     text = first.text if first is seen else first.observation
     messages: list[Message] = [
         *([{"role": "system", "content": template.system}] if template.system else []),
-        {"role": "user", "content": template.first_message(text, episode.task, first.admissible_actions)},
+        template.first_message(text, episode.task, first.admissible_actions, first.images or ()),
     ]
     for step, then in zip(episode.steps, later):
         text = then.text if then is seen else then.observation
         messages += [
             {"role": "assistant", "content": step.completion},
-            {"role": "user", "content": template.turn_message(text, then.admissible_actions)},
+            template.turn_message(text, then.admissible_actions, then.images or ()),
         ]
     return ChatRequest(messages, shorten=True)
 

@@ -69,6 +69,7 @@ class Episode:
             state_key=seen.state_key,
             completion=completion,
             admissible_actions=seen.admissible_actions,
+            images=list(seen.images) or None,
             **fields,
         )
 

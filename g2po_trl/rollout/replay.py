@@ -37,6 +37,8 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
 def _difference(before: Step, seen: Observation) -> str | None:
     if seen.text != before.observation:
         return f"the observation is {seen.text[:200]!r}, and was {before.observation[:200]!r}"
+    if list(seen.images) != (before.images or []):
+        return "the images are others than before"
     if (seen.admissible_actions or None) != (before.admissible_actions or None):
         return "other actions are listed than before"
     if seen.state_key != before.state_key:

@@ -25,12 +25,14 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 from ..utils.errors import G2POError
+from ..utils.images import read_png
 from ..utils.json import write_json
 from .ownership import STAGING, note_written, remove
 
 logger = logging.getLogger(__name__)
 
 _STATE = "g2po_state.json"
+_IMAGE = "image "  # before the hash of an image, in a file of step samples
 _LATEST = ("true", "latest", "last")
 
 
@@ -66,7 +68,7 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
 
 def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
-    tensors, numbers = {}, {}
+    tensors, numbers, pictures = {}, {}, {}
     for i, micro_batches in enumerate(mini_batches):
         for j, micro_batch in enumerate(micro_batches):
             for name, value in micro_batch.items():
@@ -74,6 +76,10 @@ def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, 
                     tensors[f"{i}.{j}.{name}"] = value.detach().cpu().contiguous().clone()
                 else:
                     numbers[f"{i}.{j}.{name}"] = value
+            pictures |= {one: one.png for row in micro_batch.get("images", ()) for one in row}
+    tensors |= {
+        f"{_IMAGE}{name}": torch.frombuffer(bytearray(png), dtype=torch.uint8) for name, png in pictures.items()
+    }
     if tensors:
         save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
 
@@ -84,10 +90,18 @@ def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
         return []
     with safe_open(path, framework="pt") as file:
         numbers = json.loads(file.metadata()["numbers"])
-        values = {**{name: file.get_tensor(name) for name in file.keys()}, **numbers}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    pictures = {
+        name.removeprefix(_IMAGE): read_png(tensors.pop(name).numpy().tobytes())
+        for name in list(tensors)
+        if name.startswith(_IMAGE)
+    }
+    values = {**tensors, **numbers}
     mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
     for name, value in values.items():
         i, j, key = name.split(".", 2)
+        if key == "images":
+            value = [[pictures[one] for one in row] for row in value]
         mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
     return [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..utils.adapter_files import adapters_below
+from ..utils.adapters import adapters_below
 from ..utils.errors import G2POError
 from ..utils.json import write_json
 

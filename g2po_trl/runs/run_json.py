@@ -34,7 +34,7 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate, PromptTemplates
-from ..utils.adapter_files import ADAPTER_CONFIG
+from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.masking import masked

@@ -31,6 +31,7 @@ class RowSummary:
         trained: (N,) bool.
         counts: number of rows that each rank played.
         with_logprobs: whether the engine gave log-probabilities.
+        with_images: whether any row has an image.
     """
 
     prompts: np.ndarray
@@ -39,6 +40,7 @@ class RowSummary:
     trained: np.ndarray
     counts: list[int]
     with_logprobs: bool
+    with_images: bool = False
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowSummary]) -> RowSummary:
@@ -49,6 +51,7 @@ class RowSummary:
             **whole,
             counts=[count for part in parts for count in part.counts],
             with_logprobs=all(part.with_logprobs for part in parts if len(part)),
+            with_images=any(part.with_images for part in parts),
         )
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ..trajectory import Trajectory
+from ..utils.images import Picture
 from .balance import BatchingConfig, MicroBatchPlan, RowSummary
 from .packing import lay_out
 from .prefix_order import Ordering
@@ -46,6 +47,7 @@ class StepBatch:
         trained: (rows,) bool; a row that is not trained (a truncated completion, with `mask_truncated_completions`)
             stays in the batch with mask 0.
         logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
+        images: those of each row's prompt, in the order of their tokens; `None`: no row has any.
     """
 
     prompt_ids: list[np.ndarray]
@@ -53,6 +55,7 @@ class StepBatch:
     advantages: np.ndarray
     trained: np.ndarray
     logprobs: list[np.ndarray] | None = None
+    images: list[Sequence[Picture]] | None = None
 
     @classmethod
     def from_trajectories(
@@ -88,22 +91,30 @@ class StepBatch:
             advantages[kept],
             np.array([not (mask_truncated and step.completion_truncated) for step in rows], dtype=bool),
             [np.array(step.logprobs, dtype=np.float32) for step in rows] if with_logprobs else None,
+            [step.shown_images for step in rows] if any(step.images or step.prompt_images for step in rows) else None,
         )
 
     @classmethod
     def concatenate(cls, batches: Sequence[StepBatch]) -> StepBatch:
         """Return the rows of all batches, in order."""
         with_logprobs = all(batch.logprobs is not None for batch in batches)
+        with_images = any(batch.images is not None for batch in batches)
         return cls(
             [ids for batch in batches for ids in batch.prompt_ids],
             [ids for batch in batches for ids in batch.completion_ids],
             np.concatenate([batch.advantages for batch in batches]),
             np.concatenate([batch.trained for batch in batches]),
             [row for batch in batches for row in batch.logprobs] if with_logprobs else None,
+            [images for batch in batches for images in batch.images_of_rows] if with_images else None,
         )
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
+
+    @property
+    def images_of_rows(self) -> list[Sequence[Picture]]:
+        """`images`, also of a batch without any."""
+        return [()] * len(self) if self.images is None else self.images
 
     @property
     def summary(self) -> RowSummary:
@@ -116,6 +127,7 @@ class StepBatch:
             trained=self.trained,
             counts=[len(self)],
             with_logprobs=self.logprobs is not None,
+            with_images=self.images is not None,
         )
 
     def sequences(self) -> list[np.ndarray]:
@@ -199,6 +211,8 @@ def collate_plan(
         micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
         packs = [replace(pack, rows=[place_of[row] for row in pack.rows]) for pack in planned.packs[rank]]
         micro_batch |= lay_out(packs, sequences, scored_lengths, config.pad_token_id, config.pad_to_multiple_of)
+        if rows.with_images:  # of the packed rows, which have one sequence each
+            micro_batch["images"] = [list(batch.images_of_rows[row]) for row in local_rows]
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(
             config.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan)

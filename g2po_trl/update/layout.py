@@ -41,6 +41,7 @@ class Layout:
         max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
+        image_inputs: of a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
 
     Attributes:
         fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
@@ -59,7 +60,9 @@ class Layout:
         pad_to_multiple_of: int | None = None,
         others: Sequence[torch.nn.Module] = (),
         temperature: float = 1.0,
+        image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
     ):
+        self.image_inputs = image_inputs
         self.fused, self.temperature = True, temperature
         self.kind, self.accelerator, self.max_tokens = kind, accelerator, max_tokens
         self.checked_length = 0  # the longest sequence at which the layout was found to be exact
@@ -112,6 +115,14 @@ class Layout:
         if state["found_for"] == self._found_for:
             self.kind, self.checked_length = state["kind"], state["checked_length"]
 
+    def pad_images(self, has_images: bool) -> None:
+        """Take `padded` from now on if any rank's rows have images. All ranks of a model that reads them call it."""
+        if self.kind == "padded":
+            return
+        flag = torch.tensor(int(has_images), device=self.accelerator.device)
+        if self.accelerator.reduce(flag, reduction="sum"):
+            self._fall_back("rows have images, whose tokens see each other and have positions of their own")
+
     def _fall_back(self, reason: str) -> None:
         logger.warning(f"token_layout is {self.kind!r} and 'padded' is used: {reason}.")
         self.kind = "padded"
@@ -132,10 +143,11 @@ class Layout:
         if self._micro_batch is None:
             return None
         body = self.language_model(model).base_model
+        own_head_at, images = None if self.fused else self.temperature, self._micro_batch.get("images")
+        # Made here and not with the micro-batch: pixels take many times the memory of the files.
+        more = self.image_inputs(self._micro_batch["packed_ids"], images) if images is not None else None
         with self.accelerator.autocast():
-            log_probs, entropies = packed_log_probs(
-                model, body, self._micro_batch, completion_mask, None if self.fused else self.temperature
-            )
+            log_probs, entropies = packed_log_probs(model, body, self._micro_batch, completion_mask, own_head_at, more)
         return log_probs, entropies if compute_entropy else None
 
     def verify(

@@ -181,6 +181,7 @@ def packed_log_probs(
     layout: dict[str, torch.Tensor],
     mask: torch.Tensor,
     own_head_at: float | None = None,
+    more: dict[str, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probabilities and entropies of the scored tokens at their places in padded rows.
 
@@ -192,8 +193,9 @@ def packed_log_probs(
         layout: tensors of `lay_out`.
         mask: (rows, C) of completion tokens; the number of ones is that of scored tokens.
         own_head_at: a temperature, to use the model's own LM head in place of TRL's.
+        more: the model's further inputs, e.g. of images.
     """
-    scored = _rows(body, layout), layout["scored_from"], layout["scored_ids"]
+    scored = {**_rows(body, layout), **(more or {})}, layout["scored_from"], layout["scored_ids"]
     if own_head_at is None:
         log_probs, entropies = fused_log_probs(model, body, *scored)
     else:

@@ -59,6 +59,8 @@ class Update:
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
     ) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, in a verified layout, and `update/*` metrics."""
+        if self.layout.image_inputs is not None:
+            self.layout.pad_images(local.images is not None)
         mini_batches, metrics = self.split(local, step)
         if not self.verify_layout(model, mini_batches):
             mini_batches, metrics = self.split(local, step)
@@ -91,6 +93,7 @@ class Update:
         packs = cut_into_packs(rows, list(map(len, sequences)), overlaps, row_tokens)
         multiple, completions = config.pad_to_multiple_of, list(map(len, batch.completion_ids))
         micro_batch = batch.collate(rows, len(batch), config.pad_token_id, multiple)
+        micro_batch |= {} if batch.images is None else {"images": batch.images}
         return micro_batch | lay_out(packs, sequences, completions, config.pad_token_id, multiple)
 
     def batching_config(self) -> BatchingConfig:

@@ -1,20 +1,50 @@
-"""Adapters of PEFT: load one on its base, and check that it can be trained, saved and loaded again."""
+"""Adapters of PEFT: find one, load it on its base, and check that it can be trained, saved and loaded again."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .adapter_files import find_adapter
 from .errors import G2POError
 
 if TYPE_CHECKING:
     import torch
     from trl import GRPOConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+# Modules of vision-language models that read images and pass them on, by their paths.
+_READS_IMAGES = r"(.*\.)?(visual|vision_\w+|image_\w+|multi_modal_projector|connector|embed_vision)(\..*)?"
+
+
+def adapters_below(folder: str | Path) -> list[Path]:
+    """Return the subfolders that hold an adapter; of a run, without its checkpoints."""
+    found = (path.parent for path in sorted(Path(folder).glob(f"[!.]*/{ADAPTER_CONFIG}")))
+    return [path for path in found if not (path / "trainer_state.json").is_file()]
+
+
+def find_adapter(folder: str | Path) -> Path | None:
+    """Return the folder that holds the adapter of a model's folder; `None` if there is none.
+
+    PEFT saves the adapter "default" in the folder itself, and one of another name in a subfolder of that name.
+
+    Raises:
+        G2POError: if several subfolders hold one.
+    """
+    folder = Path(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return folder
+    found = [] if (folder / "config.json").is_file() else adapters_below(folder)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise G2POError(f"{folder} holds several adapters ({names}): pass the folder of one of them")
+    return found[0] if found else None
 
 
 def adapter_of(model: str, revision: str | None = None) -> str | None:
@@ -79,6 +109,8 @@ def load_adapter_to_train(
     revision = settings.pop("revision", None)
     adapter = adapter_of(model, revision) if isinstance(model, str) else None
     if adapter is None:
+        if options.get("peft_config") is not None:
+            options["peft_config"] = on_language_part(options["peft_config"], model, revision)
         return model, processing_class
     if options.get("peft_config") is not None:
         raise G2POError(
@@ -94,6 +126,27 @@ def load_adapter_to_train(
         sides = {"truncation_side": "left", "padding_side": "left"}
         processing_class = AutoProcessor.from_pretrained(model, trust_remote_code=args.trust_remote_code, **sides)
     return loaded, processing_class
+
+
+def on_language_part(config: Any, model: Any, revision: str | None = None) -> Any:
+    """Return an adapter's configuration that leaves out the parts of a vision-language model that read images.
+
+    One that says what it excludes (`exclude_modules`, also `[]`), or which modules it targets by their paths, stays.
+    `model` is a model or its name.
+    """
+    if getattr(config, "exclude_modules", ...) is not None:
+        return config
+    targets = getattr(config, "target_modules", None)
+    targets = [targets] if isinstance(targets, str) else list(targets or ())
+    if targets != ["all-linear"] and any(not target.isidentifier() for target in targets):
+        return config
+    if isinstance(model, str):
+        from transformers import AutoConfig
+
+        of_model = AutoConfig.from_pretrained(model, revision=revision)
+    else:
+        of_model = model.config
+    return replace(config, exclude_modules=_READS_IMAGES) if hasattr(of_model, "vision_config") else config
 
 
 def check_adapter_config(config: Any) -> None:

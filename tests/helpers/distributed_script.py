@@ -3,17 +3,35 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 
 import sharding
 import torch
+import vision_models
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
 
-from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
+from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.engines import transformers as generation
 from g2po_trl.environments.agents.agent import AgentEnvironment
+
+
+class DrawnRoomsEnvironment(LetterEnvironment):
+    """An episode of `seed` steps, which draws its rooms, except those of task 1."""
+
+    def reset(self, seed):
+        self.seed = self.left = seed
+        return replace(super().reset(seed), images=self.drawn())
+
+    def drawn(self):
+        return [vision_models.drawing(self.left, 16 + 8 * self.left)] * (self.seed != 1)
+
+    def step(self, action):
+        self.left -= 1
+        seen = Observation(f"room {self.left}", images=self.drawn())
+        return StepResult(seen, reward=float(self.left), terminated=self.left == 0)
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -56,6 +74,7 @@ SCENARIOS = {
     "agents": (partial(AgentEnvironment, agent=speaker, max_turns=6), [3, 0, 4, 2], 8, 16),
     "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
+    "images": (DrawnRoomsEnvironment, [3, 1, 2, 1], 8, 16),
     "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
 }
 

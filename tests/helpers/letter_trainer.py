@@ -71,7 +71,12 @@ def flat_gradient(trainer, micro_batches):
     trainer.model.train()
     for micro_batch in micro_batches:
         trainer.compute_loss(trainer.model, micro_batch).backward()
-    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
+    return gradient_of(trainer)
+
+
+def gradient_of(trainer):
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten().clone() for p in trained])
 
 
 def play_batch(trainer):

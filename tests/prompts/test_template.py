@@ -175,6 +175,6 @@ def test_prompts_show_what_the_template_shows_of_an_observation():
     template = PromptTemplate("{observation}", "{history} | {observation}", show_observation=last_line)
     (first,) = template.messages("map\nhall")
     (later,) = template.messages("map\nattic", history=[("map\nhall", "up")], steps_taken=1)
-    assert first["content"] == template.first_message("map\nhall") == "hall"
+    assert first["content"] == template.first_message("map\nhall")["content"] == "hall"
     assert later["content"] == "[Observation 1: 'hall', Action 1: 'up'] | attic"
-    assert template.turn_message("map\ncellar") == "cellar"
+    assert template.turn_message("map\ncellar")["content"] == "cellar"

@@ -118,6 +118,8 @@ def _play(
 
 def _print(observation: Observation, steps: int) -> None:
     print(f"\n[{steps + 1}] {printable(observation.text)}")
+    for image in observation.images:
+        print(f"  an image of {image.size[0]} x {image.size[1]} pixels")
     for number, action in enumerate(observation.admissible_actions or (), 1):
         print(f"  {number:2} {printable(action)}")
 

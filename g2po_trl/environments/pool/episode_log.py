@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...utils.images import Picture
 from .limits import PoolLimits
 from .worker_process import Job, WorkerProcess
 
@@ -37,6 +38,7 @@ class PooledEpisode:
     action: str | None = None  # `None`: the reset is pending, or nothing
     actions: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)  # of the answers, starting with the reset's
+    pictures: dict[str, Picture] = field(default_factory=dict)  # that it has shown, by their hashes
     seconds: float = 0.0  # of its reset and steps, without replays
     reassignments: int = 0  # workers lost since the last answer, while running no job
     timeouts: int = 0  # and by a time limit
@@ -45,12 +47,14 @@ class PooledEpisode:
     def replay_jobs(self, limits: PoolLimits) -> list[Job]:
         """Return the jobs that replay the episode, with the expected digests."""
         first = self.digests[0] if self.digests else None
-        reset = Job(self.number, self.slot, "reset", self.pickled, first, limits.environment_reset_timeout)
+        timeout = limits.environment_reset_timeout
+        reset = Job(self.number, self.slot, "reset", self.pickled, first, timeout, self.pictures)
         played = zip(self.actions, self.digests[1:])
         return [reset, *(self.step(action, limits, digest) for action, digest in played)]
 
     def step(self, action: str, limits: PoolLimits, expected: str | None = None) -> Job:
-        return Job(self.number, self.slot, "step", action, expected, limits.environment_step_timeout)
+        timeout = limits.environment_step_timeout
+        return Job(self.number, self.slot, "step", action, expected, timeout, self.pictures)
 
     def reassign(self, why: str) -> None:
         """Mark the episode for reassignment."""

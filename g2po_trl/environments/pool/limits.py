@@ -47,6 +47,14 @@ class PoolLimits(Options):
     max_observation_characters: int | None = option(
         "A longer observation is an `invalid` failure. `None`: no limit.", 1_000_000, within="[1, inf)"
     )
+    max_observation_images: int | None = option(
+        "More images of an observation are an `invalid` failure.", 8, within="[0, inf)"
+    )
+    max_image_pixels: int | None = option(
+        "A larger image is an `invalid` failure.",
+        2048 * 2048,
+        within="[1, inf)",
+    )
     environment_variables: list[str] | None = option(
         "Names of variables to pass to workers even if the name looks like a secret's, such as `HF_TOKEN`.", None
     )
@@ -55,6 +63,11 @@ class PoolLimits(Options):
     def of(cls, args: Any) -> PoolLimits:
         """Return the limits among the attributes of `args`; missing ones have their defaults."""
         return cls(**{one.name: getattr(args, one.name) for one in fields(cls) if hasattr(args, one.name)})
+
+    @property
+    def of_observations(self) -> tuple[int | None, int | None, int | None]:
+        """Characters, images, and pixels of an image."""
+        return self.max_observation_characters, self.max_observation_images, self.max_image_pixels
 
     @property
     def workers(self) -> int:

@@ -24,6 +24,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -39,7 +40,7 @@ from ..validation import (
     validate_observation,
     validate_step,
 )
-from .answers import Answer, encode
+from .answers import Answer, encode, pictures_in
 from .channel import Channel, WorkerChannel
 from .scratch import clear
 
@@ -54,14 +55,16 @@ class LoadError(RuntimeError):
 class WorkerLoop:
     """The environments of one worker. Instances are reused, since constructing one may be costly."""
 
-    def __init__(self, environment_factory, max_observation_characters: int | None):
+    def __init__(self, environment_factory, limits: Sequence[int | None]):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
-        self.max_characters = max_observation_characters
+        self.limits = limits
         self.idle: list[Any] = []
         self.running: dict[int, Any] = {}
+        self.shown: dict[int, set[str]] = {}  # images that an episode's answers have sent to the pool
 
     def end(self, episode: int) -> None:
         """Return an episode's environment to the idle ones."""
+        self.shown.pop(episode, None)
         if episode in self.running:
             environment = self.running.pop(episode)
             if (end := getattr(environment, "_end_episode", None)) is not None:  # of an agent, which may go on
@@ -73,7 +76,7 @@ class WorkerLoop:
         arguments = pickle.loads(task)
         environment = self.idle.pop() if self.idle else self._construct()
         with self._closed_on_failure(environment):
-            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", self.max_characters)
+            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", *self.limits)
         self.running[episode] = environment
         return seen
 
@@ -89,7 +92,7 @@ class WorkerLoop:
     def step(self, episode: int, action: str):
         environment = self.running.pop(episode)
         with self._closed_on_failure(environment):
-            result = validate_step(environment.step(action), f"{self.name}.step", self.max_characters)
+            result = validate_step(environment.step(action), f"{self.name}.step", *self.limits)
         self.running[episode] = environment
         return result
 
@@ -128,7 +131,7 @@ def digest(answer: Observation | StepResult) -> str:
     seen, facts = answer, ()
     if isinstance(answer, StepResult):
         seen, facts = answer.observation, (answer.reward, answer.terminated, answer.truncated)
-    text = repr((seen.text, seen.state_key, seen.admissible_actions, seen.task, facts))
+    text = repr((seen.text, seen.state_key, seen.admissible_actions, seen.task, facts, *seen.images))
     if seen.request is not None:
         request = seen.request
         text += repr((prefix_digests(request.messages, request.tools)[-1], request.stop, request.max_tokens))
@@ -158,6 +161,7 @@ def run_job(
     if expected is None:
         return digest(answer), answer
     if digest(answer) == expected:
+        loop.shown.setdefault(episode, set()).update(pictures_in(answer))  # the pool has them
         return expected, None
     loop.end(episode)
     text = (answer.observation if isinstance(answer, StepResult) else answer).text
@@ -170,10 +174,13 @@ def _traceback(error: Exception) -> str:
     return text if text.rstrip().rpartition("\n")[2].endswith(last) else f"{text}{last}\n"
 
 
-def encode_answer(number: int, digest: str | None, result: Any, seconds: float) -> bytes:
-    """Return the message that answers a job, or an `"invalid"` failure if the result cannot be encoded."""
+def encode_answer(number: int, digest: str | None, result: Any, seconds: float, shown: set[str]) -> bytes:
+    """Return the message that answers a job, or an `"invalid"` failure if the result cannot be encoded.
+
+    `shown`: images that the pool has; those of this answer are added.
+    """
     try:
-        return encode(Answer(number, digest, result, seconds))
+        return encode(Answer(number, digest, result, seconds), shown)
     except (ValueError, RecursionError) as error:
         return encode(Answer(number, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
 
@@ -188,7 +195,7 @@ def load_environments(setup: bytes) -> WorkerLoop:
     def factory():
         raise LoadError(message)
 
-    return WorkerLoop(factory, None)
+    return WorkerLoop(factory, ())
 
 
 def serve(pool: Channel) -> bool:
@@ -228,7 +235,8 @@ def serve(pool: Channel) -> bool:
             if playable and episode not in ended:
                 made = run_job(loop, command, episode, argument, expected)
             _exit_if_forked()
-            pool.send(encode_answer(number, *made, time.perf_counter() - started))
+            shown = loop.shown.setdefault(episode, set()) if episode in loop.running else set()
+            pool.send(encode_answer(number, *made, time.perf_counter() - started, shown))
     if loop is not None:
         loop.close()
     return False

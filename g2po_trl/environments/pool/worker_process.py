@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from ...utils.errors import G2POError
+from ...utils.images import Picture
 from .answers import Answer, InvalidAnswerError, decode
 from .channel import CHUNK_BYTES, Channel
 from .scratch import clear
@@ -43,6 +44,8 @@ class Job:
     argument: Any  # the pickled task of a reset, or the action of a step
     expected: str | None  # the digest of its answer if it is a replay
     limit: float  # seconds
+    # Images that the episode has shown, by their hashes; its worker sends each once.
+    pictures: dict[str, Picture] = field(compare=False, repr=False)
     number: int = field(default_factory=lambda: secrets.randbits(62))  # in the answer; so none can be forged
 
 
@@ -154,7 +157,7 @@ class WorkerProcess:
         """
         delivered = None
         if message:
-            answer = decode(message)
+            answer = decode(message, self.pending_jobs[0].pictures if self.job_started else {})
             if not self.job_started or answer.job != self.pending_jobs[0].number:
                 raise InvalidAnswerError("an answer to no pending job")
             delivered = self.pending_jobs.popleft(), answer

@@ -20,12 +20,14 @@ from transformers import TrainerCallback
 from ...trajectory import Trajectory
 from ...utils.errors import G2POError
 from ...utils.forward_pass import evaluation_mode, without_cudnn_attention
+from ...utils.images import Picture
 from ...utils.trl_compat import name_or_path_of
 from ..batch import StepBatch
 from ..update import Update
 
 logger = logging.getLogger(__name__)
-Sample = tuple[Sequence[int], Sequence[int], Sequence[float]]  # prompt, completion, log-probabilities of the latter
+# Prompt, completion, log-probabilities of the latter, images of the former.
+Sample = tuple[Sequence[int], Sequence[int], Sequence[float], Sequence[Picture]]
 
 # Mean difference in nats that two computations of the same log-probabilities may have: the dtype's rounding of each
 # token's largest logit, and so much besides. TRL's fused LM head sums the exponentials of 262,144 logits in tiles, in
@@ -169,7 +171,7 @@ class StartCheck(TrainerCallback):
         samples, dtype = self._watched_samples, torch.float32
         if samples is None:  # an engine that computes in a precision of its own, and may report
             reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
-            samples = [(step.prompt_ids, step.completion_ids, step.logprobs) for step in reported]
+            samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
         batch = _some_samples(samples, self.layout.max_tokens) if samples and self.comparable else None
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
@@ -230,7 +232,8 @@ class StartCheck(TrainerCallback):
         device = self.accelerator.device
         ids = torch.from_numpy(np.stack(self.sample.sequences())).long().to(device)
         length = len(self.sample.completion_ids[0])
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        more = {} if self.sample.images is None else self.layout.image_inputs(ids, self.sample.images)
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits
         logits = logits[:, -length - 1 : -1].float() / self.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
         self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
@@ -256,14 +259,15 @@ class StartCheck(TrainerCallback):
 
 def _some_samples(samples: Sequence[Sample], max_tokens: int) -> StepBatch:
     """Return the longest sample and others spread over the rollout, as step samples that fit a micro-batch."""
-    lengths = [len(prompt) + len(completion) for prompt, completion, _ in samples]
+    lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
     spread = np.linspace(0, len(samples) - 1, _ROWS - 1).round().astype(int).tolist()
     places = list(dict.fromkeys([int(np.argmax(lengths)), *spread]))
     chosen = [samples[place] for place in places[: max(1, max_tokens // lengths[places[0]])]]
     prompts, completions = ([np.array(sample[part], dtype=np.int32) for sample in chosen] for part in (0, 1))
     logprobs = [np.array(sample[2], dtype=np.float32) for sample in chosen]
     ones = np.ones(len(chosen))
-    return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs)
+    images = [sample[3] for sample in chosen] if any(sample[3] for sample in chosen) else None
+    return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs, images)
 
 
 def _watched(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, int]]:

@@ -1,0 +1,133 @@
+"""Images in prompts: the token ids that stand for them, and what a model reads beside its token ids.
+
+A processor writes as many tokens for an image as the model has features of it. No family is named here: a processor
+is asked with one image what it returns, and a model by its signature what it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..utils.errors import G2POError
+from ..utils.images import PLACE, Picture
+
+if TYPE_CHECKING:
+    import torch
+
+_PROBE = (64, 64)  # pixels
+
+
+def reads_images(processing_class) -> bool:
+    """Return whether it is a processor of images and text."""
+    return all(getattr(processing_class, name, None) is not None for name in ("image_processor", "image_token"))
+
+
+def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a message's content as chat templates take it with images: a block for each text and each image."""
+    if not message.get("images"):
+        return [{"type": "text", "text": message["content"]}]
+    first, *others = ({"type": "text", "text": text} for text in message["content"].split(PLACE))
+    blocks = [first]
+    for text in others:
+        blocks += [{"type": "image"}, text]
+    return [block for block in blocks if block.get("text") != ""]
+
+
+class ImageEncoder:
+    """Token ids of prompts with images.
+
+    Args:
+        processor: of images and text.
+
+    Attributes:
+        token: the text that the chat template writes for an image.
+        token_ids: tokens of features, which must not be sampled.
+        reserved: texts of these tokens and of `token`.
+    """
+
+    def __init__(self, processor):
+        self.processor, tokenizer = processor, processor.tokenizer
+        self.token: str = processor.image_token
+        known = [*processor.image_token_ids, *processor.video_token_ids]
+        self.token_ids: list[int] = [number for number in known if number is not None]
+        self.reserved = list(dict.fromkeys([self.token, *tokenizer.convert_ids_to_tokens(self.token_ids)]))
+
+    def ids(self, parts: Sequence[str], images: Sequence[Picture]) -> list[int]:
+        """Return the token ids of a text with images, given in parts that are encoded apart.
+
+        Raises:
+            G2POError: if the text does not have the token of an image for each.
+        """
+        if (written := sum(part.count(self.token) for part in parts)) != len(images):
+            raise G2POError(
+                f"the chat template writes {self.token!r} {written} times for {len(images)} images: set the template "
+                "of a vision-language model, and {observation} in each text of the prompt template"
+            )
+        ids, left = [], list(images)
+        for part in parts:
+            number = part.count(self.token)
+            shown, left = left[:number], left[number:]
+            encode = self._with_images if shown else self.processor.tokenizer
+            ids += encode(part, shown) if shown else encode(part, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _with_images(self, part: str, images: Sequence[Picture]) -> list[int]:
+        opened = [[image.open() for image in images]]
+        return list(self.processor(text=[part], images=opened, add_special_tokens=False)["input_ids"][0])
+
+
+class ImageInputs:
+    """A model's inputs beside token ids: pixels, their grids, and which tokens are of images.
+
+    Args:
+        processor: of images and text.
+        accepted: names of the inputs that the model takes.
+    """
+
+    def __init__(self, processor, accepted: Collection[str]):
+        self.encoder = ImageEncoder(processor)
+        self.processor, self.accepted = processor, accepted
+
+    @classmethod
+    def of(cls, processing_class, model) -> ImageInputs | None:
+        """Return the inputs of a model; `None` for one that reads text alone, or whose tokenizer is given alone."""
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        accepted = inspect.signature(model.forward).parameters
+        return (
+            cls(processing_class, accepted) if reads_images(processing_class) and "pixel_values" in accepted else None
+        )
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of features, which must not be sampled."""
+        return self.encoder.token_ids
+
+    @cached_property
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Names of the inputs, and of those that have a number for each token."""
+        from PIL import Image
+
+        found = self._processed([[Image.new("RGB", _PROBE)]])
+        names = [name for name in found if name in self.accepted and name not in ("input_ids", "attention_mask")]
+        types = [name for name in names if name.endswith("token_type_ids")]
+        return [name for name in names if name not in types], types * self.processor.return_mm_token_type_ids
+
+    def __call__(self, ids: torch.Tensor, images: Sequence[Sequence[Picture]]) -> dict[str, torch.Tensor]:
+        """Return the inputs of rows of token ids (R, L), given the images of each in the order of their tokens."""
+        import torch
+
+        inputs, (names, types) = {}, self._names
+        if types:
+            of_tokens = torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()), device=ids.device)
+            inputs = dict.fromkeys(types, of_tokens)
+        if opened := [[image.open() for image in row] for row in images if row]:
+            found = self._processed(opened)
+            inputs |= {name: found[name].to(ids.device) for name in names}
+        return inputs
+
+    def _processed(self, opened: list[list[Any]]) -> dict[str, Any]:
+        texts = [self.encoder.token * len(row) for row in opened]
+        return self.processor(text=texts, images=opened, padding=True, return_tensors="pt", add_special_tokens=False)

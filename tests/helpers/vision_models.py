@@ -1,0 +1,167 @@
+"""Tiny vision-language models with random weights, their processors, and a letter game that is drawn.
+
+Processors are those of transformers with image processors of Pillow alone: torchvision, which Qwen's video processors
+need, is not installed. A Qwen processor here has no part for videos.
+"""
+
+import numpy as np
+import torch
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast, ProcessorMixin
+
+from g2po_trl import Observation, StepResult
+
+_VOCABULARY = 320
+_TEXT = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": True,
+}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "spatial_patch_size": 4,
+}
+_SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+_TURNS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
+{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def make_tokenizer(*special, **named):
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*_TURNS, *special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        extra_special_tokens=named or None,
+    )
+
+
+class QwenProcessor(ProcessorMixin):
+    """Qwen2.5-VL's processor without videos."""
+
+    return_mm_token_type_ids = True
+    image_token, video_token = "<|image_pad|>", None
+
+    def __init__(self, image_processor=None, tokenizer=None, chat_template=None, **kwargs):
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    def replace_image_token(self, image_inputs, image_idx, **kwargs):
+        merged = self.image_processor.merge_size**2
+        return self.image_token * int(image_inputs["image_grid_thw"][image_idx].prod() // merged)
+
+
+def qwen(kind="qwen2_5_vl"):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    tokenizer = make_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=1024)
+    template = _TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    named = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in named.items()}
+    vision = {**_QWEN_VISION, **({} if kind == "qwen2_5_vl" else {"deepstack_visual_indexes": [0]})}
+    return QwenProcessor(images, tokenizer, template), {"model_type": kind, "vision_config": vision, **ids}, _ROPE
+
+
+def gemma3():
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+    tokenizer = make_tokenizer(*names.values(), **{f"{name}_token": token for name, token in names.items()})
+    size = {"height": 28, "width": 28}
+    template = _TEMPLATE.replace("IMAGE", "<start_of_image>")
+    processor = Gemma3Processor(Gemma3ImageProcessorPil(size=size), tokenizer, template, image_seq_length=4)
+    ids = {f"{name}_token_index": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    config = {"model_type": "gemma3", "vision_config": _SIGLIP, "mm_tokens_per_image": 4, **ids}
+    return processor, config, {"query_pre_attn_scalar": 16, "sliding_window": 16}
+
+
+def idefics3(kind="idefics3"):
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    tokenizer = make_tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    processor = Idefics3Processor(images, tokenizer, 4, _TEMPLATE.replace("IMAGE", "<image>"))
+    config = {"model_type": kind, "vision_config": _SIGLIP, "scale_factor": 2}
+    return processor, {**config, "image_token_id": tokenizer.convert_tokens_to_ids("<image>")}, {}
+
+
+FAMILIES = {
+    "Qwen2.5-VL": qwen,
+    "Qwen3-VL": lambda: qwen("qwen3_vl"),
+    "Gemma 3": gemma3,
+    "Idefics3": idefics3,
+    "SmolVLM": lambda: idefics3("smolvlm"),
+}
+
+
+def build(family, seed=0):
+    """Return a model and its processor."""
+    processor, options, text = FAMILIES[family]()
+    kind = AutoConfig.for_model(options["model_type"]).get_text_config().model_type
+    turn = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
+    options["text_config"] = {"model_type": kind, **_TEXT, **turn, **text}
+    config = AutoConfig.for_model(options.pop("model_type"), tie_word_embeddings=True, **turn, **options)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2 or "position" in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+            elif "visual" in name or "vision" in name or "projector" in name or "connector" in name:
+                parameter.normal_(0, 0.15)  # what is seen must matter
+    return model.eval(), processor
+
+
+def drawing(seed, width=24, height=16):
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+class DrawnLetterEnvironment(LetterEnvironment):
+    """The letter game, whose rooms are drawings: those of the second turn are larger."""
+
+    prompt_template = LETTER_PROMPT
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        return Observation("a hall", task=seen.task, images=[drawing(seed)])
+
+    def step(self, action):
+        result = super().step(action)
+        room = len(result.observation)
+        images = [drawing(room, 32, 24)] * (not result.terminated)
+        return StepResult(Observation("a room", images=images), result.reward, result.terminated)

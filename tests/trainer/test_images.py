@@ -1,0 +1,176 @@
+"""Images, from an environment's observation to the gradient: a tiny vision-language model of each family."""
+
+import base64
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import vision_models
+from letter_trainer import flat_gradient, flat_weights, gradient_of, make_letter_trainer
+from peft import LoraConfig
+from vision_models import DrawnLetterEnvironment, drawing
+
+from g2po_trl import G2POError, Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decode, encode
+from g2po_trl.environments.pool.pool import EnvironmentPool
+from g2po_trl.environments.validation import EnvironmentContractError, validate_observation
+from g2po_trl.trajectory import image_file, read_jsonl
+from g2po_trl.update.batch import StepBatch
+from g2po_trl.utils.images import as_picture
+
+OTHERS = [one for one in vision_models.FAMILIES if one != "Qwen2.5-VL"]
+FAMILIES = ["Qwen2.5-VL", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
+
+
+def make_trainer(family, output, **options):
+    model, processor = vision_models.build(family)
+    environment = options.pop("environment", DrawnLetterEnvironment)
+    options = {"max_turns": 3, "disable_tqdm": True, **options}
+    return make_letter_trainer(model, output, environment, processing_class=processor, **options)
+
+
+def play_batch(trainer, episodes=4):
+    trajectories, _ = trainer.play([{"seed": seed // 2} for seed in range(episodes)])
+    number = sum(len(one.steps) for one in trajectories)
+    return trajectories, StepBatch.from_trajectories(trajectories, np.random.default_rng(0).normal(size=number))
+
+
+def by_hand(trainer, step):
+    """Log-probabilities of a step's completion by the model's own forward pass of this row alone.
+
+    Pixels are made by the image processor, as TRL makes those of tools' images.
+    """
+    processor, model = trainer.processing_class, trainer.model
+    shown = [[image.open() for image in step.shown_images]]
+    inputs = processor.image_processor(images=shown, return_tensors="pt")
+    taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+    inputs = {name: inputs[name] for name in taken if name in inputs}
+    completion = torch.tensor([step.completion_ids])
+    ids = torch.cat([torch.tensor([step.prompt_ids]), completion], 1)
+    if processor.return_mm_token_type_ids:
+        name = "token_type_ids" if model.config.model_type == "gemma3" else "mm_token_type_ids"
+        inputs[name] = torch.isin(ids, torch.tensor(processor.image_token_ids)).long()
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
+    logits = logits[0, -completion.shape[1] - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, completion[0, :, None])[:, 0]
+
+
+@pytest.mark.parametrize("history", ["window", "conversation"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_and_gradient_are_those_of_rows_alone(tmp_path, family, history):
+    trainer = make_trainer(family, tmp_path, history=history, beta=0.0, loss_type="dapo")
+    trajectories, batch = play_batch(trainer)
+    steps = [step for one in trajectories for step in one.steps]
+    assert {len(step.shown_images) for step in steps} == ({1, 2} if history == "conversation" else {1})
+    trainer.update.layout.pad_images(True)
+    (whole,), _ = trainer.update.split(batch)
+    trainer.model.eval()
+    with torch.no_grad():
+        scored = trainer.update.score(trainer.model, trainer.update.micro_batch(batch))
+    trainer.model.zero_grad()
+    loss = 0.0
+    for row, step in enumerate(steps):
+        alone = by_hand(trainer, step)
+        assert (scored[row, : len(alone)] - alone).abs().max() < 1e-5
+        loss = loss - batch.advantages[row] * alone.sum() / sum(len(one.completion_ids) for one in steps)
+    loss.backward()
+    wanted = gradient_of(trainer)
+    found = flat_gradient(trainer, whole)
+    assert (found - wanted).norm() / wanted.norm() < 1e-5
+    trainer.update.config.max_tokens = 150  # several micro-batches
+    (parts,), _ = trainer.update.split(batch)
+    assert len(parts) > 2
+    assert (flat_gradient(trainer, parts) - wanted).norm() / wanted.norm() < 1e-5
+    batch.images = [images[:-1] + [inverted(images[-1])] for images in batch.images]
+    with torch.no_grad():
+        other = trainer.update.score(trainer.model, trainer.update.micro_batch(batch))
+    assert (other - scored).abs().max() > 1e-3, "what is seen matters"
+    trainer.close()
+
+
+def inverted(picture):
+    return as_picture(255 - np.array(picture.open()))
+
+
+def test_lora_checkpointing_and_resume_in_the_middle_of_an_iteration(tmp_path):
+    options = {"peft_config": LoraConfig(target_modules="all-linear", r=2), "max_steps": 4, "steps_per_generation": 2}
+    options |= {"per_device_train_batch_size": 4, "gradient_checkpointing": True, "beta": 0.1}
+    whole = make_trainer("Qwen2.5-VL", tmp_path / "whole", save_strategy="steps", save_steps=1, **options)
+    trained = [name for name, one in whole.model.named_parameters() if one.requires_grad]
+    assert trained and not any("visual" in name for name in trained), "LoRA is on the language part"
+    whole.train()
+    whole.close()
+    again = make_trainer("Qwen2.5-VL", tmp_path / "again", **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    again.close()
+    assert torch.equal(flat_weights(again), flat_weights(whole))
+    file = tmp_path / "whole" / "trajectories" / "train-000001.jsonl"
+    for step in (step for played in read_jsonl(file) for step in played.steps):
+        assert image_file(file, step.images[0]).is_file()
+        assert step.key == f"{step.observation}\n{step.images[0]}"
+
+
+def test_what_reads_text_alone_is_refused_before_any_work(tmp_path, tiny_model_dir):
+    with pytest.raises(G2POError, match="the observation has 1 images, and the model reads text alone"):
+        make_letter_trainer(tiny_model_dir, tmp_path, DrawnLetterEnvironment)
+    model, processor = vision_models.build("Qwen2.5-VL")
+    processor.chat_template = processor.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(G2POError, match="the chat template writes .* 0 times for 1 images"):
+        make_letter_trainer(model, tmp_path, DrawnLetterEnvironment, processing_class=processor)
+
+
+class Gallery(TextEnvironment):
+    """Shows what a task names, and the same again."""
+
+    def reset(self, images, size=8):
+        self.images = [np.full((size, size, 3), image, np.uint8) for image in images]
+        return Observation("look", images=self.images)
+
+    def step(self, action):
+        return StepResult(Observation(action, images=self.images))
+
+
+def test_an_image_is_sent_once_and_is_the_same_after_a_replay():
+    with EnvironmentPool(Gallery, num_environment_workers=1, max_observation_images=2, max_image_pixels=64) as pool:
+        tasks = [{"images": [1, 2]}, {"images": [2]}, {"images": [1, 2, 3]}, {"images": [1], "size": 9}]
+        seen = pool.reset(tasks)
+        assert [image.size for image in seen[0].images] == [(8, 8)] * 2 and seen[0].images[1] is seen[1].images[0]
+        assert "3 images, more than max_observation_images=2" in seen[2].message
+        assert "9 x 9 pixels, more than max_image_pixels=64" in seen[3].message
+        assert np.array(seen[0].images[0].open()).tolist() == np.full((8, 8, 3), 1).tolist()
+        again = pool.step({0: "on"})[0].observation
+        assert again.images == seen[0].images and again.state_key == "on\n" + "\n".join(again.images)
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        last = pool.step({0: "on"})[0].observation
+        assert pool.replayed == 1 and last.images[0] is seen[0].images[0]
+
+
+def test_a_worker_sends_bytes_once_and_names_no_file(tmp_path):
+    picture, shown, known = as_picture(drawing(1)), set(), {}
+    answer = Answer(1, "d", validate_observation(Observation("a", images=[picture]), "it"))
+    first, second = encode(answer, shown), encode(answer, shown)
+    assert len(first) > 1000 > len(second)
+    with pytest.raises(InvalidAnswerError):
+        decode(second, known)
+    assert decode(first, known) == decode(second, known) == answer
+    Path(tmp_path / "secret.png").write_bytes(picture.png)
+    forged = json.loads(second)
+    forged[2]["images"] = [[str(tmp_path / "secret.png")], {}]
+    with pytest.raises(InvalidAnswerError):
+        decode(json.dumps(forged).encode(), known)
+    forged[2]["images"] = [[picture], {picture: base64.b64encode(picture.png[:-20]).decode()}]
+    with pytest.raises(InvalidAnswerError):
+        decode(json.dumps(forged).encode(), {})
+
+
+NO_IMAGES = ["https://a.b/c.png", "/no/file.png", "data:image/png;base64,?", 3, np.zeros((4, 4))]
+
+
+@pytest.mark.parametrize("given", NO_IMAGES)
+def test_what_is_no_image_is_refused_by_name(given):
+    with pytest.raises(EnvironmentContractError, match="reset: an image is .*: (give|workers|.*encode)"):
+        validate_observation(Observation("a", images=[given]), "reset")
