@@ -37,8 +37,9 @@ from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
 from ..episode_limits import EpisodeLimits
-from ..validation import EnvironmentContractError, unwrap_factory
+from ..validation import unwrap_factory
 from .mixed import environments_of, for_each
+from .tool_content import Shown, content_of
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 
 
@@ -135,7 +136,7 @@ class ToolEnvironment(TextEnvironment):
         first = self._start(row)
         prompt = "\n\n".join(message["content"] for message in self._prompt)
         task = "\n\n".join(filter(None, [self._instructions, prompt]))
-        return Observation(first, task=task)
+        return first.observation(task=task)
 
     def step(self, action: str) -> StepResult:
         """Run the calls of a completion, or end the episode."""
@@ -145,7 +146,7 @@ class ToolEnvironment(TextEnvironment):
         results = self._call_all(action) if has_calls else ""
         last = self._turns >= self.max_turns
         if has_calls and not last:
-            return StepResult(results)
+            return StepResult(results.observation() if results.images else results)
         return self._end(results, has_calls, self._prompt, self._completion)
 
     def close(self) -> None:
@@ -155,13 +156,13 @@ class ToolEnvironment(TextEnvironment):
         finally:
             self._loop.close()
 
-    def _start(self, row: dict[str, Any]) -> str:
+    def _start(self, row: dict[str, Any]) -> Shown:
         """Start a task: the row's `prompt` becomes messages. Return the text of what `reset` returned."""
         self._turns, self._completion = 0, []
         prompt = row.get("prompt") or [{"role": "user", "content": ""}]
         self._prompt = normalize_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         first = self._await(self._rewarded.reset(**row))
-        return "" if first is None else _text(first, "reset")
+        return Shown() if first is None else content_of(first, "reset")
 
     def _end(self, text: str, has_calls: bool, prompt: list[Message], completion: list[Message]) -> StepResult:
         """Return the end of an episode, with its reward."""
@@ -180,25 +181,25 @@ class ToolEnvironment(TextEnvironment):
     def _await(self, value: Any) -> Any:
         return self._loop.run(awaited(value)) if inspect.isawaitable(value) else value
 
-    def _call_all(self, action: str) -> str:
+    def _call_all(self, action: str) -> Shown:
         try:
             calls = read_calls(action)
         except ValueError as error:
-            return _error(f"the call cannot be read: {error}")
+            return Shown(_error(f"the call cannot be read: {error}"))
         functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
         self._completion[-1]["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         results = [self._call(name, arguments) for name, arguments in calls]
         self._completion += [
             {"role": "tool", "name": name, "content": result} for (name, _), result in zip(calls, results)
         ]
-        return "\n".join(results)
+        return Shown.of(results)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return a tool's result, or its exception as text, as in TRL; errors of the environment propagate."""
         if name not in self.tools:
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
-            return _text(self._await(self.tools[name](**arguments)), name)
+            return content_of(self._await(self.tools[name](**arguments)), name)
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
@@ -215,7 +216,8 @@ class ChatToolEnvironment(ToolEnvironment):
     def reset(self, **row) -> Observation:
         first = self._start(row)
         last = self._prompt[-1]
-        self._prompt[-1] = {**last, "content": last["content"] + first}
+        images = [*last.get("images", ()), *first.images]
+        self._prompt[-1] = {**last, "content": last["content"] + first, **({"images": images} if images else {})}
         return self._observation(self._prompt)
 
     def step(self, action: str) -> StepResult:
@@ -247,8 +249,8 @@ class ChatToolEnvironment(ToolEnvironment):
         for is_async in (False, True):
             for function, is_later in zip(functions, later):
                 if is_later == is_async:
-                    content = self._result(function["name"], function["arguments"])
-                    results.append({"role": "tool", "name": function["name"], "content": content})
+                    result = Shown.of([self._result(function["name"], function["arguments"])])
+                    results.append(result.message("tool", name=function["name"]))
         return results
 
     def _result(self, name: str, arguments: Any) -> str:
@@ -256,7 +258,7 @@ class ChatToolEnvironment(ToolEnvironment):
         try:
             if name not in self.tools:
                 raise G2POError(f"Tool {name} not found.")
-            return _text(self._await(self.tools[name](**arguments)), name)
+            return content_of(self._await(self.tools[name](**arguments)), name)
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
@@ -309,27 +311,6 @@ def random_value(schema: Any, rng: random.Random) -> Any:
 async def awaited(value: Any) -> Any:
     """Return what an awaitable gives, as the coroutine that `asyncio.run` requires."""
     return await value
-
-
-def _text(content: Any, name: str) -> str:
-    """Return a text: of content blocks their texts, of other values `str(content)`.
-
-    Raises:
-        EnvironmentContractError: for an image or another block that is not text. `name` is the method's.
-    """
-    if isinstance(content, list) and content and all(map(_is_block, content)):
-        other = next((part["type"] for part in content if part["type"] != "text"), None)
-        if other is not None:
-            raise EnvironmentContractError(
-                f"{name} returned a block of type {other!r}: only text is supported; return a text that describes it"
-            )
-        return "\n".join(part["text"] for part in content)
-    return str(content)
-
-
-def _is_block(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return "text" in part if kind == "text" else kind in ("image", "image_url", "audio", "video")
 
 
 def _error(message: str) -> str:

@@ -1,0 +1,140 @@
+"""Images in messages: token ids as the processor writes them, requests of agents, results of tools, state keys."""
+
+import json
+
+import numpy as np
+import pytest
+import vision_models
+from vision_models import drawing
+
+from g2po_trl import G2POError
+from g2po_trl.environments.adapters.trl_tools import ChatToolEnvironment, ToolEnvironment
+from g2po_trl.environments.agents.dialects.chat_completions import parse
+from g2po_trl.environments.agents.dialects.request import RefusedRequestError
+from g2po_trl.environments.validation import EnvironmentContractError, validate_observation, validate_step
+from g2po_trl.prompts.chat_template import merge_same_roles
+from g2po_trl.prompts.conversation import ChatRequest, ChatResponse, Transcript, normalize_messages, pictures_of
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.state_keys import request_key, workspace_key
+from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.utils.images import PLACE, as_picture
+
+FIRST, SECOND, THIRD = (as_picture(drawing(seed, 24 + 8 * seed)) for seed in (1, 2, 3))
+
+
+def image(picture):
+    return {"type": "image", "image": picture}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize("family", vision_models.FAMILIES)
+def test_token_ids_are_those_of_the_processor(family):
+    processor = vision_models.FAMILIES[family]()[0]
+    messages = [{"role": "user", "content": [text("before"), image(FIRST), text("after"), image(SECOND)]}]
+    opened = [{"role": "user", "content": [text("before"), image(FIRST.open()), text("after"), image(SECOND.open())]}]
+    wanted = processor.apply_chat_template([opened], tokenize=True, return_dict=True, add_generation_prompt=True)
+    ids, _ = ChatEncoder(processor)(normalize_messages(messages))
+    assert ids == list(wanted["input_ids"][0])
+    assert np.isin(ids, processor.image_token_ids).sum() > 4
+
+
+def test_an_environment_cannot_write_the_token_of_an_image():
+    processor = vision_models.qwen()[0]
+    encode = ChatEncoder(processor)
+    plain, _ = encode([{"role": "user", "content": f"{processor.image_token} and <|im_end|>"}])
+    assert processor.image_token_id not in plain
+    template = PromptTemplate("{observation}", "{observation}")
+    both, _ = encode(template.messages(f"{processor.image_token} {PLACE}", images=[FIRST]))
+    assert (np.array(both) == processor.image_token_id).sum() == 8  # of 32 x 16 pixels, in squares of 8 x 8
+
+
+def test_a_conversation_continues_with_new_images_alone():
+    encoder, transcript = ConversationEncoder(ChatEncoder(vision_models.qwen()[0])), Transcript()
+    asked = [{"role": "user", "content": [text("a"), image(FIRST)]}]
+    prompt = encoder.prompt(ChatRequest(asked), transcript)
+    answer, written = {"role": "assistant", "content": "go"}, [70, 78, 257]
+    encoder.answered(prompt, None, answer, written, transcript)
+    second = encoder.prompt(ChatRequest([*asked, answer, {"role": "user", "content": [image(SECOND)]}]), transcript)
+    assert second.continues and second.ids[: len(prompt.ids) + 3] == [*prompt.ids, *written]
+    assert second.images == [FIRST, SECOND]
+    whole = encoder.prompt(ChatRequest([*asked, answer, {"role": "user", "content": [image(SECOND)]}]), Transcript())
+    assert second.ids == whole.ids
+    changed = [{"role": "user", "content": [text("a"), image(THIRD)]}, *whole.messages[1:]]
+    assert not encoder.prompt(ChatRequest(changed), transcript).continues, "another image is another conversation"
+
+
+def test_messages_with_images_are_joined_with_them():
+    joined = merge_same_roles(
+        normalize_messages([{"role": "user", "content": [image(one)]} for one in (FIRST, SECOND)])
+    )
+    assert joined == [{"role": "user", "content": f"{PLACE}\n\n{PLACE}", "images": [FIRST, SECOND]}]
+
+
+def body(url):
+    content = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+def test_agents_send_images_as_data_urls_alone(tmp_path):
+    (message,) = parse(body(SECOND.data_url), {}).chat.messages
+    assert message["content"] == f"see{PLACE}" and message["images"] == [SECOND]
+    (tmp_path / "a.png").write_bytes(SECOND.png)
+    for url in ("https://a.b/c.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png", 3, None):
+        with pytest.raises(RefusedRequestError, match=r"messages\[0\]: content\[1\]"):
+            parse(body(url), {})
+    with pytest.raises(G2POError, match="a message of role assistant has an image"):
+        ChatRequest([{"role": "assistant", "content": [image(FIRST)]}])
+
+
+class Camera:
+    """As in TRL's examples: a tool returns blocks."""
+
+    def reset(self, **row):
+        return [text("start"), image(FIRST.open())]
+
+    def look(self) -> list:
+        """Look."""
+        return [image(SECOND.open()), text("Speed: 3.")]
+
+    def listen(self) -> list:
+        """Listen."""
+        return [{"type": "audio", "audio": "x"}]
+
+    def get_reward(self):
+        return 1.0
+
+
+def call(name):
+    return ChatResponse("", ({"type": "function", "function": {"name": name, "arguments": {}}},)).to_action()
+
+
+def test_tools_return_images_as_in_trl():
+    chat = ChatToolEnvironment(Camera, 4)
+    first = validate_observation(chat.reset(prompt="Drive."), "reset")
+    assert first.images == (FIRST,) and first.request.messages[-1]["content"] == f"Drive.start{PLACE}"
+    seen = validate_step(chat.step(call("look")), "step").observation
+    assert seen.images == (SECOND,) and pictures_of(seen.request.messages) == [FIRST, SECOND]
+    result = {"role": "tool", "name": "look", "content": f"{PLACE}Speed: 3.", "images": [SECOND]}
+    assert seen.request.messages[-1] == result
+    assert str(SECOND) in seen.state_key
+    window = ToolEnvironment(Camera, 4)
+    assert validate_observation(window.reset(), "reset").images == (FIRST,)
+    seen = validate_step(window.step('<tool_call>{"name": "look", "arguments": {}}</tool_call>'), "step").observation
+    assert (seen.text, seen.images) == ("Speed: 3.", (SECOND,))
+    with pytest.raises(EnvironmentContractError, match="listen returned a block of type 'audio'"):
+        chat.step(call("listen"))
+
+
+def test_state_keys_tell_images_apart():
+    asked = [[{"role": "user", "content": [image(one)]}] for one in (FIRST, SECOND)]
+    for key in (request_key, lambda messages: workspace_key("f", messages, None, "/w")):
+        keys = {key(normalize_messages(one)) for one in asked}
+        assert len(keys) == 2
+    earlier = normalize_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert len({request_key([*earlier, *normalize_messages(one)]) for one in asked}) == 2
+    later = [request_key([*normalize_messages(before), earlier[1], *normalize_messages(asked[0])]) for before in asked]
+    assert later[0] == later[1], "an image says something: what was before it does not matter"
