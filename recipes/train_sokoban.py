@@ -2,6 +2,7 @@
 
     g2po train sokoban                                 # a tiny model, levels of one box, CPU
     g2po train sokoban --config qwen2.5-1.5b           # one GPU of 80 GB
+    g2po train sokoban --config qwen2.5-vl-3b          # the grid as an image, one GPU of 80 GB
 
 Levels are made by number, so that nothing is downloaded. The grid is the whole state: plays of a level often meet.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
@@ -19,6 +20,7 @@ from pathlib import Path
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT, SokobanEnvironment, level_rows
+from g2po_envs.sokoban.environment import RENDER
 from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
@@ -41,6 +43,7 @@ class ScriptArguments(Options):
     )
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     positions: bool = option("Add a line with the positions of boxes and goals relative to the player.", False)
+    render: str = option("How the grid is shown.", "text", choices=RENDER)
     end_when_lost: bool = option("End an episode as soon as it cannot be solved any more.", False)
     exact_distances: bool = option("Compute values from exact distances instead of mean returns.", False)
 
@@ -65,7 +68,8 @@ def main() -> None:
         if reported:
             print(f"reported: {len(reported)} levels", flush=True)
 
-    factory = partial(SokobanEnvironment, end_when_lost=script_args.end_when_lost, positions=script_args.positions)
+    shown = {name: getattr(script_args, name) for name in ("positions", "end_when_lost", "render")}
+    factory = partial(SokobanEnvironment, **shown)
 
     trainer = G2POTrainer(
         model=model_args.model_name_or_path or str(tiny_model_path()),
@@ -85,7 +89,7 @@ def main() -> None:
         "panel": size,
         "panel_options": {
             **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
-            **{"positions": script_args.positions, "end_when_lost": script_args.end_when_lost},
+            **shown,
         },
     }
     report_dataset = tasks_dataset(reported) if reported else None

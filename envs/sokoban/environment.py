@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl import G2POError, Observation, StepResult, TextEnvironment
 
+from .drawing import LEGEND as COLOURS
+from .drawing import picture
 from .games import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL, Level, make_level
 from .solver import MOVES, distances, move, possible_moves
 
@@ -14,7 +16,10 @@ LEGEND = (
     f"{PLAYER_ON_GOAL} you on a goal"
 )
 POSITIONS = "you"  # begins the line that `positions` adds
-TASK = f"Push every box onto a goal. You can push one box at a time, and pull none. {LEGEND}."
+_GOAL = "Push every box onto a goal. You can push one box at a time, and pull none."
+TASK = f"{_GOAL} {LEGEND}."
+IMAGE_TASK = f"{_GOAL} In the picture {COLOURS}."
+RENDER = ("text", "image")
 
 
 class SokobanEnvironment(TextEnvironment):
@@ -26,13 +31,19 @@ class SokobanEnvironment(TextEnvironment):
     Args:
         end_when_lost: end an episode as a failure as soon as no solution is left, by exact search. `False`: it goes
             on to the last turn, as a player would who does not notice.
+        render: `"text"`: the grid as characters. `"image"`: as a picture, for vision-language models; the state key
+            is the grid.
         positions: add a line that says the same in words: the player's row and column, and how many rows below and
             columns to the right of it inner walls, boxes and goals are, as "you+1+1 wall+0+2 box+1+0 goal+2+1".
             Tiny models cannot read a grid.
     """
 
-    def __init__(self, end_when_lost: bool = False, positions: bool = False):
-        self.end_when_lost, self.positions = end_when_lost, positions
+    def __init__(self, end_when_lost: bool = False, positions: bool = False, render: str = "text"):
+        if render not in RENDER:
+            raise G2POError(f"render is {render!r}: set it to {' or '.join(RENDER)}")
+        if render == "image" and positions:
+            raise G2POError("positions is True and render is 'image': the line would say what the picture shows")
+        self.end_when_lost, self.positions, self.render = end_when_lost, positions, render
 
     def reset(self, size: str = "small", number: int = 0, level: str | None = None, **columns: object) -> Observation:
         """Return the start of a level.
@@ -54,6 +65,8 @@ class SokobanEnvironment(TextEnvironment):
         """Return what is seen in the current state."""
         moves = possible_moves(self.level.floor, self.state)
         text = self.level.draw(self.state)
+        if self.render == "image":
+            return Observation("", text, moves, IMAGE_TASK, images=[picture(text)])
         if self.positions:
             text += f"\n{self._in_words()}"
         return Observation(text, admissible_actions=moves, task=TASK)

@@ -43,7 +43,8 @@ class ExactAdvantage:
             environment.reset(**row)
             for state, moves in distances(environment.level.floor, environment.level.goals).items():
                 environment.state = state
-                self.distance[hash_key(environment.observe().text)] = moves
+                seen = environment.observe()
+                self.distance[hash_key(seen.text if seen.state_key is None else seen.state_key)] = moves
 
     def __call__(self, graph: StateGraph) -> np.ndarray:
         """Return one advantage per step.

@@ -22,6 +22,7 @@ def load_panel(
     compact: bool = False,
     positions: bool | None = None,
     end_when_lost: bool = False,
+    render: str = "text",
 ) -> Panel:
     """Return held-out levels of a size.
 
@@ -32,6 +33,7 @@ def load_panel(
         compact: use the tiny model's setting.
         positions: see `SokobanEnvironment`. `None`: as `compact`.
         end_when_lost: see `SokobanEnvironment`.
+        render: see `SokobanEnvironment`.
 
     Raises:
         G2POError: if there is no such size, or it has too few levels.
@@ -42,7 +44,10 @@ def load_panel(
         name=f"Sokoban {name}",
         rows=rows,
         environment_factory=partial(
-            SokobanEnvironment, end_when_lost=end_when_lost, positions=compact if positions is None else positions
+            SokobanEnvironment,
+            end_when_lost=end_when_lost,
+            positions=compact if positions is None else positions,
+            render=render,
         ),
         prompt_template=SOKOBAN_COMPACT_PROMPT if compact else SOKOBAN_PROMPT,
         max_turns=MAX_TURNS if compact else SIZES[name].most + 6,
