@@ -103,7 +103,7 @@ class Run:
         read = load_iteration(self.folder, number)
         settings = self.settings
         value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
-        texts = Texts()
+        texts = Texts(self.folder)
         decode = self._prompts if prompts else None
         shown = [group_data(group, texts, settings, value_lambda, decode) for group in read.groups]
         return {

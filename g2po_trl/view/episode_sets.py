@@ -46,7 +46,7 @@ class EpisodeSet:
 
     def data(self, prompts: bool = True) -> dict[str, Any]:
         """Return the episodes by task, in the panel's order. `unfinished`: incomplete lines, which are skipped."""
-        texts, kinds = Texts(), _task_types(self.folder)
+        texts, kinds = Texts(self.folder), _task_types(self.folder)
         decode = self.prompts if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
         order: dict[str, int] = {}

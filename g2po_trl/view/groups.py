@@ -70,6 +70,7 @@ def group_data(
         ]
         turns = turning_points(trajectory, graph, len(trajectories))
         trajectories.append({**episode_data(trajectory, texts), "turns": turns, "steps": read})
+    images = [one.get("img") for played in trajectories for one in played["steps"]]
     nodes: list[dict[str, Any]] = [
         {"o": None, "key": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
@@ -78,6 +79,7 @@ def group_data(
         if graph.node[i] >= 0 and nodes[graph.node[i]]["o"] is None:
             nodes[graph.node[i]] |= {
                 **conversation_data(step, texts),
+                **({"img": images[i]} if images[i] else {}),
                 "o": texts.number(state_text(step)),
                 "key": None if step.key == state_text(step) else texts.number(step.key),
                 "actions": texts.number("\n".join(step.admissible_actions or ())),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..rollout.words import action_text, new_messages, state_text
-from ..trajectory import Step, Trajectory
+from ..trajectory import Step, Trajectory, image_file
+from ..utils.images import PLACE, Picture
 
 ONE_LINE = 60  # characters of arguments in a line
+_NAME = re.compile("[0-9a-f]{32}")  # of an image
+_IMAGE_BYTES, _PAGE_BYTES = 2**18, 2**24  # of an image that is shown as it is; of all images of an iteration or a set
+_THUMBNAIL = (512, 512)  # pixels of a larger one
 BYTES = 4  # of a character, at most, each perhaps a token
 _FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback", "program")
 _TEXTS = ("diff", "verify")  # of a workspace
@@ -20,11 +27,17 @@ _SHOWN += ("reflections",)  # elsewhere on the page
 
 
 class Texts:
-    """Deduplicated texts; observations recur in every group."""
+    """Deduplicated texts, and images as data URLs; observations recur in every group.
 
-    def __init__(self):
+    Args:
+        folder: of the trajectories' run or evaluation.
+    """
+
+    def __init__(self, folder: Path = Path()):
         self.all: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._images: dict[str, int | None] = {}
+        self._files, self._room = folder / "trajectories" / "of", _PAGE_BYTES
 
     def number(self, text: str | None) -> int | None:
         """Return the position of a text in `all`; `None` for `None`."""
@@ -34,6 +47,29 @@ class Texts:
             self._numbers[text] = len(self.all)
             self.all.append(text)
         return self._numbers[text]
+
+    def images(self, names: Sequence[str]) -> list[int]:
+        """Return the positions of images in `all`, each a data URL, or a text that says why it is not shown."""
+        for name in names:
+            if name not in self._images:
+                shown = _image_url(image_file(self._files, name), self._room)
+                self._room -= len(shown)
+                self._images[name] = self.number(shown)
+        return [self._images[name] for name in names]
+
+
+def _image_url(file: Path, room: int) -> str:
+    """Return an image as a data URL, a large one smaller; or why there is none."""
+    if not _NAME.fullmatch(file.stem) or not file.is_file():
+        return f"an image whose file {file.name} is not there"
+    data, kind = file.read_bytes(), "png"
+    if len(data) > _IMAGE_BYTES:
+        image, smaller = Picture(data).open(), io.BytesIO()
+        image.thumbnail(_THUMBNAIL)
+        image.save(smaller, "JPEG", quality=80)
+        data, kind = smaller.getvalue(), "jpeg"
+    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return url if len(url) <= room else f"an image that would make the page too large: {file.name}"
 
 
 class Prompts:
@@ -88,10 +124,10 @@ class Prompts:
 def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, Any]:
     """Return a step as plain data, texts by number.
 
-    Keys: "o" observation, "a" action, "r" completion, "p" prompt, "ok" whether the completion is valid, "in" whether
-    the action is admissible (`None` if none were listed). With prompts, and log-probabilities that the run recorded:
-    "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request has those of
-    `conversation_data` too; "o" and "a" are then in words.
+    Keys: "o" observation, "img" its images, "a" action, "r" completion, "p" prompt, "ok" whether the completion is
+    valid, "in" whether the action is admissible (`None` if none were listed). With prompts, and log-probabilities that
+    the run recorded: "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request has
+    those of `conversation_data` too; "o" and "a" are then in words.
     """
     return {
         "o": texts.number(state_text(step)),
@@ -100,6 +136,7 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
         "p": texts.number(prompts.decode(step)) if prompts else None,
         "ok": bool(step.valid),
         "in": step.admissible,
+        **_shown_images(step.images if step.messages is None else None, texts),
         **(prompts.tokens(step) if prompts else {}),
         **conversation_data(step, texts),
     }
@@ -134,12 +171,19 @@ def conversation_data(step: Step, texts: Texts) -> dict[str, Any]:
     }
 
 
+def _shown_images(images: Sequence[str] | None, texts: Texts) -> dict[str, list[int]]:
+    """Return images as "img"; nothing without any."""
+    return {"img": texts.images(images)} if images else {}
+
+
 def _message_data(message: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
     functions = [call["function"] for call in message.get("tool_calls", ())]
+    images = message.get("images")
     return {
         "role": message["role"],
         "name": message.get("name"),
-        "c": texts.number(message["content"]),
+        "c": texts.number(message["content"].replace(PLACE, "") if images else message["content"]),
+        **_shown_images(images, texts),
         "calls": [[function["name"], texts.number(_as_json(function["arguments"]))] for function in functions],
     }
 

@@ -59,16 +59,21 @@ function completionOf(step, texts) {
 
 const nonempty = (text) => (text === "" ? "(nothing)" : text);
 
-function messageCard({ role, name, c, calls }, texts) {
+// Images, and texts that say why one is not shown.
+const pictures = ({ img = [] }, texts) => img.map((n) => (texts[n].startsWith("data:image/")
+  ? make("img", { class: "seen", src: texts[n], alt: "what was seen" }) : make("p", { class: "note" }, texts[n])));
+
+function messageCard({ role, name, c, calls, img }, texts) {
   const called = calls.map(([function_, given]) => make("div", { class: "call" }, make("b", {}, function_),
     texts[given] === "{}" ? null : make("pre", {}, texts[given])));
   return make("div", { class: `message ${role}` }, make("div", { class: "role" }, name ? `${role} ${name}` : role),
-    texts[c] === "" && called.length ? null : make("pre", {}, nonempty(texts[c])), ...called);
+    ...pictures({ img }, texts),
+    texts[c] === "" && (called.length || img) ? null : make("pre", {}, nonempty(texts[c])), ...called);
 }
 
 // What a step or a state was asked: its messages, those that the model had read before folded; or its observation.
 function asked(one, texts) {
-  if (!one.m) return [observed(texts[one.o])];
+  if (!one.m) return [...pictures(one, texts), one.img && texts[one.o] === "" ? null : observed(texts[one.o])].filter(Boolean);
   const cards = one.m.map((message) => messageCard(message, texts));
   if (!cards.length) return [make("p", { class: "note" }, "no new message")];
   return [one.old ? make("details", {}, make("summary", {}, `${one.old} earlier message${one.old === 1 ? "" : "s"}, rendered again`),

@@ -1,0 +1,104 @@
+"""Images of steps in the viewer: as data URLs in the page, bounded in size, with names that are only hashes."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from viewing import opened, until
+
+from g2po_envs.sokoban import SokobanEnvironment, expert, make_level
+from g2po_envs.sokoban.drawing import SQUARE, picture
+from g2po_envs.sokoban.environment import RENDER
+from g2po_trl import G2POError, Step, Trajectory, write_jsonl
+from g2po_trl.environments.validation import validate_observation, validate_step
+from g2po_trl.rollout.episode import Episode
+from g2po_trl.trajectory import image_file, read_jsonl
+from g2po_trl.utils.images import PLACE, as_picture
+from g2po_trl.view import Run, write_page
+from g2po_trl.view import texts as of_texts
+from g2po_trl.view.texts import Texts, step_data
+
+pytest.importorskip("pyvis")
+
+
+def solved(render, turns=20):
+    """An episode that an expert plays."""
+    environment, episode = SokobanEnvironment(render=render), Episode("level 3")
+    episode.open(validate_observation(environment.reset("tiny", 3), "reset"))
+    while episode.outcome is None and episode.turns < turns:
+        action = expert(environment)
+        episode.steps.append(episode.step(action, f"<think>so</think><action>{action}</action>"))
+        episode.advance(validate_step(environment.step(action), "step"))
+    return episode.trajectory()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = tmp_path / "drawn"
+    group = [solved("image"), solved("image"), solved("image", turns=2)]
+    write_jsonl(run / "trajectories" / "train-000001.jsonl", group)
+    (run / "log.jsonl").write_text('{"step": 1, "episode/success_rate": 0.5}\n')
+    (run / "run.json").write_text(json.dumps({"trainer": {"gamma": 0.5, "advantage_estimator": "g2po"}}))
+    return run
+
+
+def test_drawn_levels_have_the_states_of_written_ones(folder):
+    drawn, written = solved("image"), solved("text")
+    assert [step.key for step in drawn.steps] == [step.observation for step in written.steps]
+    assert {step.observation for step in drawn.steps} == {""} and len(drawn.steps) > 2
+    grid = make_level("tiny", 3).draw()
+    shown = np.array(drawn.steps[0].images[0].open())
+    assert shown.shape == (5 * SQUARE, 5 * SQUARE, 3) and (shown == picture(grid)).all()
+    row, column = divmod(grid.replace("\n", " ").split(" ").index("p"), 5)
+    assert shown[int((row + 0.5) * SQUARE), int((column + 0.5) * SQUARE)].tolist() == [40, 90, 220]
+    (file,) = (folder / "trajectories").glob("*.jsonl")
+    read = list(read_jsonl(file))
+    assert read[0].steps[0].images == drawn.steps[0].images
+    assert image_file(file, read[0].steps[0].images[0]).read_bytes() == drawn.steps[0].images[0].png
+    for options in ({"render": "picture"}, {"render": "image", "positions": True}):
+        with pytest.raises(G2POError, match="render is"):
+            SokobanEnvironment(**options)
+    assert RENDER == ("text", "image")
+
+
+def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
+    data = Run(folder).iteration(1)
+    steps = data["groups"][0]["trajectories"][0]["steps"]
+    shown = [data["texts"][step["img"][0]] for step in steps]
+    first = solved("image").steps[0].images[0]
+    assert shown[0] == first.data_url and all(one.startswith("data:image/png;base64,") for one in shown)
+    assert [data["texts"][node["img"][0]] for node in data["groups"][0]["nodes"] if "img" in node]
+    texts = Texts(folder)
+    for name in ("../../run", "0" * 32, "<b>"):
+        (number,) = texts.images([name])
+        assert texts.all[number].startswith("an image whose file")
+    large = as_picture(np.random.default_rng(0).integers(0, 255, (700, 900, 3), dtype=np.uint8))
+    write_jsonl(
+        folder / "trajectories" / "train-000001.jsonl",
+        [Trajectory("a", [Step("", "b", images=[large])], 0.0, "failure")],
+    )
+    url = texts.all[texts.images([large])[0]]
+    assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (512, 398)
+    monkeypatch.setattr(of_texts, "_PAGE_BYTES", 100)
+    assert "too large" in (bounded := Texts(folder)).all[bounded.images([first])[0]]
+
+
+def test_messages_show_their_images(folder):
+    seen = solved("image").steps[0].images[0]
+    step = Step("o", "{}", messages=[{"role": "tool", "name": "look", "content": f"{PLACE}fast", "images": [seen]}])
+    texts = Texts(folder)
+    (message,) = step_data(step, texts, None)["m"]
+    assert texts.all[message["c"]] == "fast" and texts.all[message["img"][0]] == seen.data_url
+
+
+def test_the_page_draws_them(folder, browser, tmp_path):
+    page = write_page(Run(folder), tmp_path / "page.html")
+    opened(browser, page.as_uri())
+    browser.execute_script("showTrajectory(0, 0)")
+    until(browser, lambda b: b.execute_script("return document.querySelectorAll('img.seen').length"))
+    widths = browser.execute_script("return [...document.querySelectorAll('img.seen')].map((one) => one.naturalWidth)")
+    assert set(widths) == {5 * SQUARE}
+    browser.save_screenshot(str(tmp_path / "page.png"))
