@@ -121,6 +121,7 @@ def compare_critics(two, one):
     torch.testing.assert_close(first, alone, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_train_on_images_as_one(tmp_path):
     """A rank plays the tasks of drawings, the other also those without any."""
     model, processor = vision_models.build("Gemma 3")

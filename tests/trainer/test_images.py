@@ -59,7 +59,7 @@ def by_hand(trainer, step):
     return logits.log_softmax(-1).gather(1, completion[0, :, None])[:, 0]
 
 
-@pytest.mark.parametrize("history", ["window", "conversation"])
+@pytest.mark.parametrize("history", [pytest.param("window", marks=pytest.mark.slow), "conversation"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_and_gradient_are_those_of_rows_alone(tmp_path, family, history):
     trainer = make_trainer(family, tmp_path, history=history, beta=0.0, loss_type="dapo")
