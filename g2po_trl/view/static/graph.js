@@ -86,7 +86,7 @@ function places(one, edges, room) {
 
 // -- SVG --------------------------------------------------------------------------------------------------------------
 
-const wordsIn = (text, attributes = {}) => drawn("text", { "aria-hidden": true, ...attributes }, document.createTextNode(text));
+const wordsIn = (text, attributes = {}) => drawn("text", attributes, document.createTextNode(text));
 // A label in lines of a few letters, since states stand beside each other; "drawer 1" is not broken.
 const wrapped = (label) => label.replace(/ (\d)/g, "\u00a0$1").match(/[^ ].{0,11}[^ ](?= |$)|[^ ]+/g) || [];
 const radius = (node) => 9 + 3.2 * Math.sqrt(Math.min(node.visits, 36));
@@ -102,7 +102,7 @@ function drawNode(node, { x, y }, colour, text) {
     parts.push(board);
   }
   const lines = [...(grid ? [] : wrapped(node.label)), node.v.toFixed(1)];
-  lines.forEach((line, i) => parts.push(wordsIn(line, { x, y: y + r + (grid ? 20 : 13) + 12 * i, class: i === lines.length - 1 ? "value" : "" })));
+  lines.forEach((line, i) => parts.push(wordsIn(`${line} `, { x, y: y + r + (grid ? 20 : 13) + 12 * i, class: i === lines.length - 1 ? "value" : "" })));
   return parts;
 }
 
@@ -153,9 +153,10 @@ function drawGraph(into, one, { colourOf, onnode, onedge, onnothing }) {
   }
   for (const [id, place] of at) {
     const isState = typeof id === "number", node = one.nodes[id];
-    const name = isState ? `state ${id + 1}: ${node.label}, value ${node.v.toFixed(1)}, ${amountOf(node.visits, "visit")}` : `end: ${ENDS[id] || id}`;
+    const name = isState ? `state ${id + 1}: ${node.label} ${node.v.toFixed(1)}, ${amountOf(node.visits, "visit")}\n` +
+      shown.texts[node.o].slice(0, 300) : `end: ${ENDS[id] || id}`;
     const part = drawn("g", { class: `node ${isState ? "" : `end ${id}`}`, ...(isState ? { role: "button", tabindex: nodes.size ? -1 : 0 } : { role: "img" }),
-      "aria-label": name }, ...(isState ? [drawn("title", {}, `${name}\n${shown.texts[node.o].slice(0, 500)}`),
+      "aria-label": name }, ...(isState ? [drawn("title", {}, name),
       ...drawNode(node, place, colourOf(node, id), shown.texts[node.o])]
       : [wordsIn(id === "success" ? "★" : "■", { x: place.x, y: place.y + 9, class: "mark" }), wordsIn(ENDS[id] || id, { x: place.x, y: place.y + 26 })]));
     if (isState) part.addEventListener("click", (event) => { event.stopPropagation(); onnode(id); });

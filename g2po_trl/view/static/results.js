@@ -139,7 +139,7 @@ function showNumbers() {
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...[null, ...columns.map((one) => one.title)].map((title) =>
     make("th", { scope: "col" }, title === null ? unseen("evaluation") : title.replaceAll("_", "_\u200b"))))), make("tbody", {}, ...lines.map((line) =>
     make("tr", {}, ...line.map((cell) => make("td", {}, cell))))));
-  $("numbers").replaceChildren(...(columns.length ? [make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "success" }, table)] : []),
+  $("numbers").replaceChildren(...(columns.length ? [make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table of success" }, table)] : []),
     make("p", { class: "note" }, notes.filter(Boolean).join(" ")));
 }
 
