@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
     """Return a label for each state: the first words of its text without those that many texts of the group have.
 
     A text without other words is labelled by its first words that are not small, one without any word by "". States
-    that would read alike are told apart by the first part of their keys that differs, or else by numbers.
+    that would read alike are told apart, each by the first word of its key that no other of them has, or else by numbers.
 
     Args:
         texts: what a reader sees of each state.
@@ -29,9 +28,10 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
     often = max(1, len(set(map(tuple, words))) / 3)
 
     def tells(word: str) -> bool:
-        return word[-1].isdigit() or (word.lower() not in _SMALL and counts[word.lower()] <= often)
+        names_a_thing = word[-1].isdigit() and not word.isdigit()  # "drawer 1"
+        return names_a_thing or (word.lower() not in _SMALL and counts[word.lower()] <= often)
 
-    large = [[word for word in one if word.lower() not in _SMALL] for one in words]
+    large = [[word for word in one if word.lower() not in _SMALL and not word.isdigit()] for one in words]
     labels = [_cut(list(filter(tells, one)) or some or one) for one, some in zip(words, large)]
     alike: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
@@ -44,15 +44,11 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
 
 
 def _marks(keys: Sequence[str]) -> list[str]:
-    """Return what tells keys apart: in each, the word where the keys first differ; numbers if that does not."""
-    start = len(os.path.commonprefix(list(keys)))
-    while start and keys[0][start - 1].isalnum():  # a whole word
-        start -= 1
-    found = [re.search(r"\w+", key[start:]) for key in keys]
-    marks = [one[0][:MARK] if one else "" for one in found]
-    return (
-        [f"({mark})" for mark in marks] if len({*marks, ""}) > len(keys) else [f"#{n + 1}" for n in range(len(keys))]
-    )
+    """Return what tells keys apart: the first word of each that no other has, or else its number."""
+    words = [re.findall(r"\w+", key) for key in keys]
+    holders = Counter(word for one in words for word in set(one))
+    own = [next((word for word in one if holders[word] == 1), None) for one in words]
+    return [f"#{n}" if word is None else f"({word[:MARK]})" for n, word in enumerate(own, 1)]
 
 
 def _words_of(text: str) -> list[str]:

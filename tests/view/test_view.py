@@ -198,6 +198,8 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
     labels = state_labels([*arrivals, "You take the pen 1.", "", "⬛⬜", "Extraordinarilylongishword"])
     assert labels[:5] == ["drawer 1 nothing", "shelf 2 pen 1", "desk 1 desklamp 1", "drawer 2 pen 2", "take pen 1"]
     assert labels[5:] == ["", "", "Extraordinarilylong…"]
+    listings = ["1 def:\n2 go\n3 stop", "1 def:\n2 run\n3 stop", "1 def:\n2 go\n3 halt"]
+    assert state_labels(listings) == ["def go stop", "run", "halt"], "numbers of lines tell nothing"
     assert state_labels(["user: You hold a pen."]) == ["hold pen"], "no roles of messages, no small words"
 
 

@@ -176,7 +176,8 @@ function showTrajectory(t, at) {
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
     make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`, ...faults(step),
-      ...(turn && turn.step === s ? [" ", make("span", { class: "tag turn" }, "turning point")] : []),
+      ...trajectory.turns.flatMap((one, i) => (one.step === s ? [" ", make("span", { class: "tag turn" },
+        i ? "largest fall before the turn limit" : "turning point")] : [])),
       ...(isCutOff(trajectory, s) ? [" ", make("span", { class: "tag" }, "turn limit")] : [])),
     ...asked(step, shown.texts), answered(step, shown.texts),
     hasAdvantages() ? make("div", { class: "adv" },
