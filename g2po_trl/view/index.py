@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from ..trajectory import OUTCOMES, Step
 from .texts import Texts, task_data
 
 LONGEST = 160  # characters of a state or an action that can be searched
-_NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*"([^"]*)"')
 
 
 class EpisodeIndex:
@@ -90,7 +89,7 @@ def _calls(step: Step) -> list[tuple[str | None, str | None]]:
     """
     kind = getattr(step, "call", None)
     if step.messages is None:
-        names = [json.loads(name) for name in _NAME.findall(step.action)]
+        names = _NAME.findall(step.action)
     else:
         names = [call["function"]["name"] for call in step.response.get("tool_calls", ())]
     if names or kind is None:

@@ -17,7 +17,8 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
     """Return a label for each state: the first words of its text without those that many texts of the group have.
 
     A text without other words is labelled by its first words that are not small, one without any word by "". States
-    that would read alike are told apart, each by the first word of its key that no other of them has, or else by numbers.
+    that would read alike are told apart, each by the first word of its key that no other of them has, or else by
+    numbers.
 
     Args:
         texts: what a reader sees of each state.

@@ -13,6 +13,7 @@ from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.summary import success_error
 from g2po_trl.utils.json import write_json
 from g2po_trl.view import Run, open_folder, page
+from g2po_trl.view import index as index_module
 from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
 
@@ -100,6 +101,8 @@ def test_the_index_of_a_run(tmp_path):
     assert outcomes == ["success", "truncated"] and iteration["error"] is None
     assert [data["states"][i] for i in group["episodes"][0][1]] == ["room h", "room a"]
     assert [data["actions"][i] for i in group["episodes"][1][2]] == ["look({})", "lok({})", "look({})", "hm"]
+    spoken = Step("o", '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>', call="readable")
+    assert index_module._calls(spoken) == [("a\\q", "readable")], "a call in words, whose name is no JSON"
     assert iteration["tools"] == [["look", 2, 1, 0], ["lok", 1, 0, 1], [None, 1, 0, 0]]
     write_jsonl(path, [trajectory("two", "h", 10.0)])
     again = index.data()
@@ -160,6 +163,7 @@ def run(tmp_path):
         steps = [
             Step(text, text, completion=text, state_key=text[::-1], admissible_actions=[text]) for text in ATTACKS
         ]
+        steps[2].admissible_actions = ["other"]
         two = [
             Trajectory("two", steps, 0.0, "failure", ATTACKS[0], task=ATTACKS[1], row={"x": ATTACKS[1]})
             for _ in range(2)
@@ -198,10 +202,9 @@ def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
     click(at_run, ".heat tbody td:nth-child(4) button")
     until(at_run, lambda b: "taught nothing: all episodes lost" in text_of(b, "#panel"))
-    at_run.execute_script("showGroup(0)")
     click(at_run, "#panel .turn")
     here = text_of(at_run, "#panel .here")
-    assert here.startswith("2. V 0.00") and "turning point" in here
+    assert here.startswith("3. V 0.00") and "not admissible" in here and "turning point" in here
 
 
 def test_an_open_episode_is_a_path_and_colours_stay(at_run):

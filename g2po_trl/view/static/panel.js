@@ -77,8 +77,8 @@ const turnButtons = (t) => group.trajectories[t].turns.map((turn) => make("butto
 function playCommand(episode = 1) {
   if (group.row === null || run.log) return null;
   const command = `g2po play --from ${run.folder} ${groupNumber()}.${episode} --iteration ${shown.n}`;
-  const button = make("button", { type: "button", onclick: () => navigator.clipboard.writeText(command)
-    .then(() => { button.textContent = "copied"; }, () => getSelection().selectAllChildren(button.nextSibling)) }, "copy");
+  const button = make("button", { type: "button", onclick: () => Promise.resolve(navigator.clipboard)
+    .then((board) => board.writeText(command)).then(() => { button.textContent = "copied"; }, () => getSelection().selectAllChildren(button.nextSibling)) }, "copy");
   return make("p", { class: "command" }, button, make("code", {}, command));
 }
 
