@@ -281,18 +281,19 @@ class RowLength:
 
 
 def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], length: RowLength) -> list[Pack]:
-    """Return `cut_into_packs` at the row length with the least work, among `most` tokens and its halves.
+    """Return `cut_into_packs` at the row length with the least work, among `most`, `longest` and their halves.
 
     Shorter rows repeat more of what sequences have in common, and cost less attention, which is over the whole row.
     """
-    tried = [length.most]
-    while length.even is not None and tried[-1] >= 2 * _SHORTEST:
-        tried.append(tried[-1] // 2)
+
+    def halves(tokens: int, least: int) -> list[int]:
+        return [tokens >> n for n in range(tokens.bit_length()) if tokens >> n >= least]
 
     def work(packs: list[Pack]) -> float:
         return sum(length.work(pack.num_tokens) for pack in packs)
 
+    tried = [length.most] if length.even is None else halves(length.most, min(length.most, _SHORTEST))
     found = [cut_into_packs(rows, lengths, overlaps, tokens) for tokens in tried]
-    if length.longest > length.most:
-        found.append(cut_into_packs(rows, lengths, overlaps, length.most, length.longest))
+    for longest in halves(length.longest, length.most + 1):
+        found.append(cut_into_packs(rows, lengths, overlaps, length.most, longest))
     return min(found, key=work)

@@ -142,6 +142,15 @@ def test_long_sequences_share_what_most_of_them_is():
         assert len(best_packs(rows, lengths, [0] + [8900] * 4, RowLength(4096, even))) == 5
 
 
+def test_long_conversations_have_rows_of_the_length_with_the_least_work():
+    """Eight episodes that begin with the same 15,000 tokens, of ten turns: one row has a mask of 111,400 squared."""
+    lengths = [18_050 + 1_000 * turn for _ in range(8) for turn in range(10)]
+    overlaps = [lengths[row - 1] if row % 10 else 15_000 * (row > 0) for row in range(80)]
+    given = range(80), lengths, overlaps
+    assert [pack.num_tokens for pack in cut_into_packs(*given, 4096, 131_072)] == [111_400]
+    assert [pack.num_tokens for pack in best_packs(*given, RowLength(4096, 4544.0, 131_072))] == [63_200, 63_200]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("layout", ["shared", "packed"])
 def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
