@@ -7,7 +7,7 @@ A folder has a function with a wrong operator, and a test. A script in place of 
 shell, twice, then has sub-agents ask in parallel, hangs the shell, kills the agent, and leaves processes. Then a model
 of two layers with random weights plays four episodes of up to three turns, of which the script plays the first two,
 and trains on them. The update is made again from the same episodes in each layout, in a process of its own: positions,
-seconds, memory, and how much the gradient differs from that of one step sample after the other, by the model's own
+CPU seconds, memory, and how much the gradient differs from that of one step sample after the other, by the model's own
 forward pass. Prints and writes the command, the machine and every value.
 """
 
@@ -28,7 +28,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from benchmarks.common import facts, write_results
-from g2po_trl import AgentCommand, AgentEnvironment, G2POConfig, G2POTrainer
+from g2po_trl import AgentCommand, AgentEnvironment, G2POConfig, G2POTrainer, Observation, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.rollout.strategy import Rollout
@@ -125,7 +125,17 @@ def left(temporary: Path, programs: Path) -> list[str]:
     return processes + [path.name for path in temporary.glob("episode-*")]
 
 
-def make_trainer(tokenizer: Path, layout: str, output: Path, agent: Any) -> G2POTrainer:
+class Recorded(TextEnvironment):
+    """Stands for episodes that are already played."""
+
+    def reset(self, **task):
+        return Observation("nothing")
+
+    def step(self, action):
+        return StepResult("nothing", terminated=True)
+
+
+def make_trainer(tokenizer: Path, layout: str, output: Path, **played_by: Any) -> G2POTrainer:
     """Return a trainer of a small random model, whose advantages do not depend on rewards."""
     words = AutoTokenizer.from_pretrained(tokenizer)
     torch.manual_seed(0)
@@ -149,6 +159,7 @@ def make_trainer(tokenizer: Path, layout: str, output: Path, agent: Any) -> G2PO
         environment_reset_timeout=1200,
         report_to="none",
         use_cpu=True,
+        bf16=False,  # of a CPU, slow and inexact
         seed=0,
         beta=0.0,
         save_strategy="no",
@@ -158,15 +169,15 @@ def make_trainer(tokenizer: Path, layout: str, output: Path, agent: Any) -> G2PO
         Qwen2ForCausalLM(config),
         args,
         Dataset.from_list([{"task": "Fix the test"}] * 2),
-        agent=agent,
         processing_class=words,
         advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),
+        **played_by,
     )
 
 
 def play_by_model(agent: AgentCommand, tokenizer: Path, output: Path) -> tuple[Rollout, dict[str, float]]:
     """Play four episodes, whose first turns are written in place of the model, and train on them."""
-    trainer = make_trainer(tokenizer, "shared", output, agent)
+    trainer = make_trainer(tokenizer, "shared", output, agent=agent)
     engine, words, played = trainer.player.actor.engine, trainer.processing_class, []
     generate, collect, number = engine.generate, trainer.strategy.collect, itertools.count()
 
@@ -199,41 +210,49 @@ def train(trainer: G2POTrainer) -> dict[str, float]:
 
 
 class Gradient(TrainerCallback):
-    """Keeps the gradient of the last optimizer step."""
+    """Keeps the gradient of the last optimizer step, and when it was ready, in seconds of CPU time."""
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.ready = time.process_time()
         self.found = {name: p.grad.clone().numpy() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def update(layout: str | None, rollout: Rollout, tokenizer: Path, output: Path) -> dict[str, Any]:
-    """Train on recorded episodes; return positions, seconds, memory in MiB and the gradient.
+    """Train on recorded episodes; return positions, seconds of CPU time, memory in MiB and the gradient.
 
     Without a layout, each step sample passes by itself through the model's own `forward`, and the loss is written out.
     """
-    trainer = make_trainer(tokenizer, layout or "padded", output, agent=lambda task, client: 0.0)
-    gradient = Gradient()
-    trainer.add_callback(gradient)
-    trainer.strategy.collect = lambda *given: rollout
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = memory("VmRSS")
-    if layout is not None:
-        logged = train(trainer)
-        positions = int(logged["update/forwarded_tokens"])
-        seconds = {name: logged[f"time/{name}"] for name in ("batch", "update")}
-    else:
-        started, model = time.perf_counter(), trainer.model
-        steps = [step for played in rollout.trajectories for step in played.steps if played.counted]
-        tokens, positions = sum(len(step.completion_ids) for step in steps), 0
-        for step in (step for step in steps if step.advantage):
-            ids, length = torch.tensor([[*step.prompt_ids, *step.completion_ids]]), len(step.completion_ids)
-            logits = model(input_ids=ids, logits_to_keep=length + 1).logits[0, :-1].float()
-            (-step.advantage / tokens * logits.log_softmax(-1)[range(length), ids[0, -length:]].sum()).backward()
-            positions += ids.shape[1]
-        gradient.on_pre_optimizer_step(None, None, None, model=model)
-        seconds = {"update": time.perf_counter() - started}
+    trainer = make_trainer(tokenizer, layout or "padded", output, environment_factory=Recorded)
+    gradient, begun = Gradient(), []
+
+    def collect(*given: Any) -> Rollout:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        begun.extend([time.process_time(), memory("VmRSS")])
+        return rollout
+
+    if layout is None:
+        positions = one_by_one(trainer.model, collect())
+        gradient.on_pre_optimizer_step(None, None, None, model=trainer.model)
         trainer.close()
-    found = {"positions": positions, "seconds": seconds, "memory": memory("VmHWM") - before}
-    return {**found, "gradient": gradient.found}
+    else:
+        trainer.add_callback(gradient)
+        trainer.strategy.collect = collect
+        positions = int(train(trainer)["update/forwarded_tokens"])
+    seconds = gradient.ready - begun[0]
+    peak = memory("VmHWM") - begun[1]
+    return {"positions": positions, "seconds": seconds, "memory": peak, "gradient": gradient.found}
+
+
+def one_by_one(model: torch.nn.Module, rollout: Rollout) -> int:
+    """Add the gradient of the token mean of GRPO's loss by plain forward passes; return the tokens passed."""
+    steps = [step for played in rollout.trajectories for step in played.steps if played.counted]
+    tokens, positions = sum(len(step.completion_ids) for step in steps), 0
+    for step in (step for step in steps if step.advantage):
+        ids, length = torch.tensor([[*step.prompt_ids, *step.completion_ids]]), len(step.completion_ids)
+        logits = model(input_ids=ids, logits_to_keep=length + 1).logits[0, :-1].float()
+        (-step.advantage / tokens * logits.log_softmax(-1)[range(length), ids[0, -length:]].sum()).backward()
+        positions += ids.shape[1]
+    return positions
 
 
 def memory(name: str) -> float:
@@ -243,18 +262,16 @@ def memory(name: str) -> float:
 
 
 def compare(rollout: Rollout, tokenizer: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Make the update in each layout, in a process of its own, and compare the gradients."""
-    found: dict[str, dict[str, Any]] = {}
-    for layout in (None, "padded", "packed", "shared"):
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            one = process.submit(update, layout, rollout, tokenizer, folder / f"{layout}").result()
-        found[layout or "one by one"] = one
-        wanted = found["one by one"]["gradient"]
-        largest = max(abs(of).max() for of in wanted.values())
-        off = max(abs(one["gradient"][name] - of).max() for name, of in wanted.items())
-        one |= {"largest gradient": float(largest), "largest difference": float(off)}
+    """Make the update in each layout, each in a process of its own, and compare the gradients."""
+    layouts = {"one by one": None, "padded": "padded", "packed": "packed", "shared": "shared"}
+    with ProcessPoolExecutor(len(layouts), get_context("spawn"), max_tasks_per_child=1) as processes:
+        made = {n: processes.submit(update, of, rollout, tokenizer, folder / n) for n, of in layouts.items()}
+        found = {name: one.result() for name, one in made.items()}
+    wanted = found["one by one"]["gradient"]
     for one in found.values():
-        del one["gradient"]
+        own = one.pop("gradient")
+        one["largest gradient"] = float(max(abs(of).max() for of in own.values()))
+        one["largest difference"] = float(max(abs(own[name] - of).max() for name, of in wanted.items()))
     return found
 
 
