@@ -296,11 +296,14 @@ def test_nothing_that_was_recorded_runs(at_run):
 
 
 def test_exams_of_a_taught_model_open(tmp_path, browser):
-    write_jsonl(tmp_path / "exams" / "exam-000020.jsonl", [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)])
+    write_jsonl(
+        tmp_path / "exams" / "exam-000020.jsonl",
+        [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0, row={"seed": 7})],
+    )
     (tmp_path / "exams" / "results.json").write_text(json.dumps([{"step": 20, "success_rate": 0.5}]))
     (one,) = open_folder(tmp_path).sets()
     assert (one.panel, one.step, one.success) == ("exam", 20, 0.5)
     main([str(tmp_path), "--no-open"])
     opened(browser, (tmp_path / "view.html").as_uri())
-    assert len(browser.find_elements("css selector", "#tasks .task")) == 2
+    assert [one.text for one in browser.find_elements("css selector", "#tasks .what")] == ["Task one", "seed 7"]
     assert browser.find_elements("css selector", "#runs circle"), "success by step"

@@ -17,7 +17,11 @@ const oneLine = (text, longest = 120) => {
   return line.length > longest ? `${line.slice(0, longest - 1)}…` : line;
 };
 // Of a task: its goal in words, or its row, or its id.
-const inWords = (row) => Object.entries(JSON.parse(row)).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+function inWords(row) {
+  try {
+    return Object.entries(JSON.parse(row)).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+  } catch { return row; }  // a secret was masked in it
+}
 const taskName = (task, row = null) => task.task || (row ? oneLine(inWords(row)) : `Task ${task.id}`);
 
 function make(tag, attributes = {}, ...children) {

@@ -114,10 +114,11 @@ function showEpisodes() {
   all.forEach(({ one, texts }) => cells.push(make("div", { class: "last" }, ...(one && one.final !== null
     ? [make("div", { class: "adv" }, "the last observation"), observed(texts[one.final])] : []))));
   const several = sides.length === 1 && current.tasks[0].episodes.length > 1;
-  $("episodes").replaceChildren(make("h2", {}, taskName(current)),
-    make("p", { class: "note" }, [current.task ? `Task ${current.id}` : "", current.kind || ""].filter(Boolean).join(", "), " ", linkTo(place)),
+  $("episodes").replaceChildren(make("h2", {}, taskName(current, current.row)),
+    make("p", { class: "note" }, [current.task || current.row ? `Task ${current.id}` : "", current.kind || ""].filter(Boolean).join(", "), " ", linkTo(place)),
     several ? make("button", { type: "button", id: "apart", "aria-pressed": apart, onclick: toggleApart },
       "two episodes side by side (s)") : "",
+    folded("row", current.row) || "",
     make("div", { class: all.length === 2 ? "columns two" : "columns" }, ...cells));
   $("episodes").scrollTop = 0;
 }

@@ -39,7 +39,8 @@ async function compare(left, right) {
   rows = names.map((id) => {
     const tasks = sides.map((side) => side.of.get(id));
     const first = (what) => tasks.map((task) => task && task[what]).find(Boolean) || null;
-    return { id, tasks, task: first("task"), kind: first("kind"), is: judge(tasks) };
+    const row = tasks.map((task, i) => task && loaded[i].texts[task.row]).find(Boolean) || null;
+    return { id, tasks, row, task: first("task"), kind: first("kind"), is: judge(tasks) };
   });
   wanted = "all";
   $("search").value = "";
@@ -162,9 +163,9 @@ function listTasks() {
   showFilters();
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   listed = rows.filter((row) => (wanted === "all" ? !uncompared(row) : row.is === wanted) &&
-    words.every((word) => `${row.task || ""} ${row.kind || ""} ${row.id}`.toLowerCase().includes(word)));
+    words.every((word) => `${row.task || ""} ${row.row || ""} ${row.kind || ""} ${row.id}`.toLowerCase().includes(word)));
   $("tasks").replaceChildren(...listed.map((row, i) => make("div", { role: "option", id: `task-${i}`, class: "task",
-    title: row.id, onclick: () => pick(i) }, make("div", { class: "what" }, taskName(row)),
+    title: row.id, onclick: () => pick(i) }, make("div", { class: "what" }, taskName(row, row.row)),
     make("div", { class: "who" }, row.kind ? make("span", { class: "kind" }, row.kind) : null,
       ...row.tasks.map((task, at) => verdict(task, at))))));
   if (!listed.length) $("tasks").append(make("p", { class: "note" }, "No such task."));
