@@ -173,8 +173,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     token_layout: str = option(
         'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
         'that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`: end to end, '
-        'without padding. `"padded"`: one sample per row. If the model or its attention implementation does not '
-        'support the others, `"padded"` is used.',
+        'without padding. `"padded"`: one sample per row. What the model does not support is replaced '
+        "(docs/speed.md).",
         "shared",
         choices=LAYOUTS,
     )

@@ -93,11 +93,11 @@ from .trainer_validation import (
 )
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
-from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Iteration, Timer
 from .update.update import MiniBatches, set_optimizer_mode
 from .utils.adapters import find_adapter, load_adapter_to_train, only_active_adapter
 from .utils.errors import G2POError
+from .utils.forward_pass import keep_outputs_exact
 from .utils.json import atomic_write
 from .utils.options import require
 from .utils.ranks import on_main

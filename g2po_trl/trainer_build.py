@@ -191,6 +191,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         others=[] if trainer.ref_model is None else [trainer.ref_model],
         temperature=trainer.temperature,
         image_inputs=ImageInputs.of(trainer.processing_class, trainer.model),
+        checkpointing=args.gradient_checkpointing,
     )
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:

@@ -69,12 +69,9 @@ def why_padded(model: torch.nn.Module) -> str | None:
     """Return why the causal language model takes only one sequence per row; `None` if it takes packed rows."""
     config = model.config.get_text_config()
     attention = attention_of(model.config)
-    if is_stateful(model):
-        return "the model carries a recurrent state from token to token"
-    try:
-        reaches(config)
-    except ValueError as error:
-        return str(error)
+    reason = _not_masked(model)
+    if reason is not None:
+        return reason
     if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.base_model.forward).parameters:
         return "the model takes no position ids: positions follow from the place in the row"
     if takes_packed(attention) and most_places(config):
@@ -84,9 +81,36 @@ def why_padded(model: torch.nn.Module) -> str | None:
     return None
 
 
+def attends_by_masks(model: torch.nn.Module) -> bool:
+    """Return whether masks keep sequences apart in all layers, which are then attention."""
+    return _not_masked(model) is None
+
+
+def _not_masked(model: torch.nn.Module) -> str | None:
+    if is_stateful(model):
+        return "the model carries a recurrent state from token to token"
+    try:
+        reaches(model.config.get_text_config())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def takes_packed(attention: str) -> bool:
     """Return whether the implementation separates sequences of a row by positions alone, as flash attention does."""
     return "flash" in attention
+
+
+def boundaries(positions: torch.Tensor) -> dict[str, Any]:
+    """Return where the sequences of one row (1, N) begin, by their positions, under the names that layers take."""
+    begins = positions[0] == 0
+    starts = torch.cat([begins.nonzero().flatten(), begins.new_tensor([len(begins)], dtype=torch.long)]).int()
+    longest = int(starts.diff().max())
+    return {
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), starts),
+        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
+        "seq_idx": (begins.cumsum(0) - 1).int()[None],
+    }
 
 
 def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Reach | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .packing import Pack, RowLength, best_packs, cut_into_packs, most_tokens, row_width, split_packs
+from .packing import SHARING, Pack, RowLength, most_tokens, pack_rows, row_width, split_packs
 from .prefix_order import Ordering
 
 _PACKS_A_RANK = (8, 4, 2, 1)  # numbers to try: more balance better, fewer share more
@@ -145,10 +145,7 @@ class BatchingConfig:
         order = ordering.sort(range(len(rows)))
         for part in split_into_mini_batches(order, number, rng, _NEIGHBOURS, _continues(order, lengths, ordering)):
             part = part[kept[part]]
-            if self.layout == "padded":
-                packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
-            else:
-                packs = _plan_packs(part, lengths, ordering, self.layout, row_length, num_ranks)
+            packs = _plan_packs(part, lengths, ordering, self.layout, row_length, num_ranks)
             tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
             ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
             widths = [[row_width(packs[pack].num_tokens, multiple) for pack in dealt] for dealt in ranks]
@@ -158,7 +155,8 @@ class BatchingConfig:
                     for start, stop in plan_micro_batches(widths, self.max_tokens)
                 ]
             )
-        return mini_batches, _metrics(rows, lengths, kept, mini_batches, multiple)
+        flat = self.layout == "forked"
+        return mini_batches, _metrics(rows, lengths, kept, mini_batches, multiple, flat)
 
 
 def _metrics(
@@ -167,13 +165,17 @@ def _metrics(
     kept: np.ndarray,
     mini_batches: Sequence[Sequence[MicroBatchPlan]],
     row_multiple: int | None,
+    flat: bool,
 ) -> dict[str, float]:
-    """Return the `update/*` metrics of a plan, whose rows are padded as `row_width` says."""
+    """Return the `update/*` metrics of a plan, whose rows are padded as `row_width` says, or `flat` as they are."""
     tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
     for planned in (planned for part in mini_batches for planned in part):
         widths = [[pack.num_tokens for pack in own] for own in planned.packs]
         tokens += [sum(own) for own in widths]
-        forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
+        if flat:
+            forwarded += sum(sum(own) or 1 for own in widths)
+        else:
+            forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
     first, kept_tokens = rows.first, int(lengths[kept].sum())
     return {
         "update/step_samples": len(rows),
@@ -188,22 +190,28 @@ def _metrics(
 
 
 def _plan_packs(
-    part: np.ndarray, lengths: np.ndarray, ordering: Ordering, layout: str, row_length: RowLength, num_ranks: int
+    part: np.ndarray,
+    lengths: np.ndarray,
+    ordering: Ordering,
+    layout: str,
+    row_length: RowLength | None,
+    num_ranks: int,
 ) -> list[Pack]:
     """Return the packed rows of a mini-batch."""
-    if layout == "shared":
+    if layout in SHARING:
         order = ordering.sort(part)
         overlaps = ordering.neighbours(order, lengths)
     else:
-        order = part[np.argsort(-lengths[part], kind="stable")]
+        order = part if layout == "padded" else part[np.argsort(-lengths[part], kind="stable")]
         overlaps = np.zeros(len(order), dtype=np.int64)
     order, sizes, overlaps = order.tolist(), lengths[order].tolist(), overlaps.tolist()
-    packs = best_packs(order, sizes, overlaps, row_length)
-    if num_ranks == 1:
+    packs = pack_rows(order, sizes, overlaps, layout, row_length)
+    if num_ranks == 1 or layout == "padded":
         return packs
     largest = max((pack.num_tokens for pack in packs), default=0)
     evens = (sum(pack.num_tokens for pack in packs) // (number * num_ranks) for number in _PACKS_A_RANK)
-    finer = [cut_into_packs(order, sizes, overlaps, max(1, even)) for even in evens if even < largest]
+    tried = [RowLength(max(1, even), fork_cost=row_length.fork_cost) for even in evens if even < largest]
+    finer = [pack_rows(order, sizes, overlaps, layout, length) for length in tried]
 
     def busiest(packs: list[Pack]) -> float:
         tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
@@ -211,7 +219,7 @@ def _plan_packs(
         return max(sum(row_length.work(int(tokens[pack])) for pack in dealt) for dealt in ranks)
 
     # The slowest rank sets the pace. Without equal numbers of packs a rank would have nothing to do.
-    return min((split_packs(some, lengths, num_ranks) for some in [packs, *finer]), key=busiest)
+    return min((split_packs(some, lengths, num_ranks, row_length.fork_cost) for some in [packs, *finer]), key=busiest)
 
 
 def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:

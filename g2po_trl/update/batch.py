@@ -208,9 +208,10 @@ def collate_plan(
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         local_rows = [place_of[row] for row in planned.rows[rank]]
-        micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        padding = config.pad_token_id, config.pad_to_multiple_of
+        micro_batch = batch.collate(local_rows, planned.num_rows, *padding)
         packs = [replace(pack, rows=[place_of[row] for row in pack.rows]) for pack in planned.packs[rank]]
-        micro_batch |= lay_out(packs, sequences, scored_lengths, config.pad_token_id, config.pad_to_multiple_of)
+        micro_batch |= lay_out(packs, sequences, scored_lengths, *padding)
         if rows.with_images:  # of the packed rows, which have one sequence each
             micro_batch["images"] = [list(batch.images_of_rows[row]) for row in local_rows]
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)

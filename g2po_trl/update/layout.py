@@ -12,12 +12,15 @@ import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from ..utils.errors import G2POError
 from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import attention_of, expose_body
-from .attention import arithmetic, limits, most_places, takes_packed, why_padded
-from .packing import Pack, RowLength, lay_out, packed_log_probs
+from .attention import arithmetic, attends_by_masks, limits, most_places, takes_packed, why_padded
+from .forks import fork_cost
+from .packing import SHARING, Pack, RowLength, lay_out, packed_log_probs
+from .policy.probe import why_not_bounded, why_not_forked
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
 
 
 class Layout:
-    """Layout of a micro-batch's sequences in the model: shared, packed or padded.
+    """Layout of a micro-batch's sequences in the model: shared (or forked, or chained), packed or padded.
 
     Args:
         kind: the configured layout. The attribute `kind` falls back to what the model takes, see `verify`.
@@ -42,6 +45,7 @@ class Layout:
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
         image_inputs: of a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
+        checkpointing: gradient checkpointing recomputes layers, and so keeps no cache.
 
     Attributes:
         fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
@@ -61,6 +65,7 @@ class Layout:
         others: Sequence[torch.nn.Module] = (),
         temperature: float = 1.0,
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
+        checkpointing: bool = False,
     ):
         self.image_inputs = image_inputs
         self.fused, self.temperature = True, temperature
@@ -80,20 +85,31 @@ class Layout:
         length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
         places = most_places(config)
         self.row_length = replace(length, most=min(length.most, places), longest=0) if places else length
+        self._takes_masks = True  # or positions, in place of masks
         self.pad_to_multiple_of = pad_to_multiple_of
         self._found_for = [kind, attention, accelerator.device.type, str(self.arithmetic(model))]
         self._found_for += [torch.__version__, transformers.__version__]
         if self.kind == "padded":
             return
         reason = why_padded(model)
-        if reason is not None:
-            self._fall_back(reason)
+        if reason is not None and self.kind == "shared":
+            self.kind, self._takes_masks = "forked", False
+            self._fork_cost = fork_cost(weights_of_a_layer(model), accelerator.device.type)
+            against = self._why_not_forked(model, checkpointing)
+            if against is not None:
+                self._fall_back(f"{reason}, and {against}")
+        elif reason is not None:
+            against = "" if attends_by_masks(model) else self._why_not_bounded(model)
+            if against is not None:
+                self._fall_back(", and ".join(filter(None, (reason, against))))
         elif self.kind == "shared" and takes_packed(attention):
-            logger.warning(
-                f"token_layout is 'shared' and 'packed' is used: attn_implementation is {attention!r}, which "
-                "separates the sequences of a row but does not let them share tokens."
+            self._fall_back(
+                f"attn_implementation is {attention!r}, which separates the sequences of a row but does not let them "
+                "share tokens",
+                "chained",
             )
-            self.kind = "packed"
+        if self.kind != kind:  # with checkpointing or shards, another run of the same arithmetic may take another
+            self._found_for.append(self.kind)
 
     @property
     def row_multiple(self) -> int | None:
@@ -105,6 +121,13 @@ class Layout:
         if self.pad_to_multiple_of or self.accelerator.device.type != "cuda":
             return self.pad_to_multiple_of
         return 16 if self.kind == "padded" else 128
+
+    @property
+    def pack_length(self) -> RowLength:
+        """Length of packed rows in the current layout."""
+        if self.kind == "forked":
+            return RowLength(self.max_tokens, fork_cost=self._fork_cost)
+        return self.row_length if self._takes_masks else RowLength(1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the verified layout and the arithmetic it was verified for, as plain data for a checkpoint."""
@@ -121,11 +144,25 @@ class Layout:
             return
         flag = torch.tensor(int(has_images), device=self.accelerator.device)
         if self.accelerator.reduce(flag, reduction="sum"):
-            self._fall_back("rows have images, whose tokens see each other and have positions of their own")
+            self._fall_back("rows have images, whose tokens see each other and have positions of their own", "padded")
 
-    def _fall_back(self, reason: str) -> None:
-        logger.warning(f"token_layout is {self.kind!r} and 'padded' is used: {reason}.")
-        self.kind = "padded"
+    def _fall_back(self, reason: str, kind: str | None = None) -> None:
+        before, self.checked_length = "shared" if self.kind in SHARING else self.kind, 0
+        kind = kind or ("chained" if self.kind == "forked" else "padded")
+        logger.warning(f"token_layout is {before!r} and {kind!r} is used: {reason}.")
+        self.kind = kind
+
+    def _why_not_forked(self, model: torch.nn.Module, checkpointing: bool) -> str | None:
+        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            return "with sharded weights, all processes make the same number of forward passes"
+        if checkpointing or getattr(model, "is_gradient_checkpointing", False):
+            return "gradient checkpointing keeps no cache"
+        with self.accelerator.autocast():
+            return why_not_forked(model, self.arithmetic(model))
+
+    def _why_not_bounded(self, model: torch.nn.Module) -> str | None:
+        with self.accelerator.autocast():
+            return why_not_bounded(model, self.arithmetic(model))
 
     @contextmanager
     def of(self, micro_batch: dict[str, Any]) -> Iterator[None]:
@@ -226,6 +263,12 @@ class Layout:
         """Return the dtype that the model computes in."""
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return mixed.get(self.accelerator.mixed_precision, arithmetic(self.language_model(model).base_model))
+
+
+def weights_of_a_layer(model: torch.nn.Module) -> float:
+    """Return the mean number of weights of a layer."""
+    weights = sum(p.numel() for p in model.base_model.parameters()) - model.get_input_embeddings().weight.numel()
+    return max(weights, 1) / max(model.config.get_text_config().num_hidden_layers, 1)
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:

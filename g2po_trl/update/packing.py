@@ -11,6 +11,9 @@ laid out again. A packed row holds a run of such sequences, one after the other:
 Token i sees token j when j <= i < end[j], where end[j] is the place after the last sequence that runs through j: the
 sequence's own tokens, and nothing else of the row. So every token's hidden state is what it would be in a row of its
 own, and so are the loss and its gradient, up to the order of floating-point sums.
+
+Layers that no mask separates share in two other ways: `forked` (see `forks`), and `chained`, in rows whose sequences
+each begin with the whole one before, as the turns of a conversation do. Such a row is a plain text: it needs no mask.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ import numpy as np
 import torch
 
 from ..utils.trl_compat import attention_of, fused_log_probs, own_log_probs
-from .attention import masks, takes_packed
+from .attention import attends_by_masks, boundaries, masks, takes_packed
+from .forks import Call, calls, forked_passes, lay_out_calls
 
 LAYOUTS = ("shared", "packed", "padded")
+SHARING = ("shared", "forked", "chained")  # layouts that process common tokens once
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,80 @@ class Pack:
     Args:
         rows: numbers of the sequences, in the order of the layout.
         shared: for each, how many of its first tokens its predecessor has laid out.
-        num_tokens: number of tokens laid out.
+        num_tokens: number of tokens laid out; of a forked row, with its padding.
+        calls: forward passes of a forked row.
     """
 
     rows: list[int]
     shared: list[int]
     num_tokens: int
+    calls: list[Call] | None = None
+
+    @classmethod
+    def from_lengths(
+        cls, rows: list[int], shared: list[int], lengths: Sequence[int] | dict[int, int], fork_cost: int | None
+    ) -> Pack:
+        """Return the packed row of sequences that have `lengths[row]` tokens, forked if there is a `fork_cost`."""
+        sizes = [int(lengths[row]) for row in rows]
+        if fork_cost is None:
+            return cls(rows, shared, sum(sizes) - sum(shared))
+        made = calls(sizes, shared, fork_cost)
+        return cls(rows, shared, sum(call.positions for call in made), made)
+
+
+def pack_rows(
+    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], layout: str, length: RowLength
+) -> list[Pack]:
+    """Return the packed rows of a layout, from lengths alone; see `cut_into_packs`."""
+    if layout == "padded":
+        return [Pack([row], [0], size) for row, size in zip(rows, lengths)]
+    if layout == "chained":
+        return _chained_packs(rows, lengths, overlaps, length.most)
+    if layout == "packed":
+        overlaps = [0] * len(rows)
+    packs = best_packs(rows, lengths, overlaps, length)
+    if layout == "shared":  # a conversation is a plain row, however long: no mask, and nothing of it is repeated
+        chains = _chained_packs(rows, lengths, overlaps, 1)
+        packs = min(packs, chains, key=lambda some: sum(pack.num_tokens for pack in some))
+    return packs if layout != "forked" else _forked_packs(packs, dict(zip(rows, lengths)), length)
+
+
+def _chained_packs(
+    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
+) -> list[Pack]:
+    """Return packed rows of whole chains: sequences that each begin with the whole one before."""
+    first = [i for i in range(len(rows)) if not i or overlaps[i] != lengths[i - 1]]
+    chains = list(zip(first, [*first[1:], len(rows)]))
+    sizes = [lengths[stop - 1] for _, stop in chains]
+    packs = []
+    for pack in cut_into_packs(range(len(chains)), sizes, [0] * len(chains), max_tokens):
+        places = [(i, i > start) for start, stop in (chains[chain] for chain in pack.rows) for i in range(start, stop)]
+        shared = [overlaps[i] * continues for i, continues in places]
+        packs.append(Pack([rows[i] for i, _ in places], shared, pack.num_tokens))
+    return packs
+
+
+def _forked_packs(packs: Sequence[Pack], lengths: dict[int, int], length: RowLength) -> list[Pack]:
+    """Return forked rows of at most `length.most` tokens with their padding, if they have several sequences."""
+    found, left = [], list(reversed(packs))
+    while left:
+        pack = left.pop()
+        if len(pack.rows) > _MOST_ROWS:
+            left += reversed(_halves(pack, lengths, None))
+            continue
+        forked = Pack.from_lengths(pack.rows, pack.shared, lengths, length.fork_cost)
+        if forked.num_tokens > length.most and len(pack.rows) > 1:
+            left += reversed(_halves(pack, lengths, None))
+        else:
+            found.append(forked)
+    return found
+
+
+def _halves(pack: Pack, lengths: Sequence[int] | dict[int, int], fork_cost: int | None) -> list[Pack]:
+    """Return a packed row's sequences in two rows."""
+    half, rows, shared = len(pack.rows) // 2, pack.rows, pack.shared
+    parts = ((rows[:half], shared[:half]), (rows[half:], [0, *shared[half + 1 :]]))
+    return [Pack.from_lengths(*part, lengths, fork_cost) for part in parts]
 
 
 def cut_into_packs(
@@ -78,19 +151,16 @@ def sort_key(sequence: np.ndarray) -> bytes:
     return sequence.astype(">u4").tobytes()
 
 
-def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -> list[Pack]:
+def split_packs(
+    packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int, fork_cost: int | None = None
+) -> list[Pack]:
     """Halve the packs of most rows until the number of ranks divides that of packs, if there are enough rows."""
     packs = list(packs)
     while len(packs) % num_ranks:
         largest = max(range(len(packs)), key=lambda i: len(packs[i].rows))
-        rows, shared = packs[largest].rows, packs[largest].shared
-        if len(rows) < 2:
+        if len(packs[largest].rows) < 2:
             break
-        half = len(rows) // 2
-        parts = ((rows[:half], shared[:half]), (rows[half:], [0, *shared[half + 1 :]]))
-        packs[largest : largest + 1] = [
-            Pack(part, common, sum(int(lengths[row]) for row in part) - sum(common)) for part, common in parts
-        ]
+        packs[largest : largest + 1] = _halves(packs[largest], lengths, fork_cost)
     return packs
 
 
@@ -127,7 +197,7 @@ def lay_out(
     completion_lengths: Sequence[int],
     pad_token_id: int,
     pad_to_multiple_of: int | None = None,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Return the tensors of a micro-batch of packed rows.
 
     Args:
@@ -139,40 +209,63 @@ def lay_out(
 
     Returns:
         `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row holds
-        several sequences; `scored_from` (M,), the place in the flattened rows of the hidden state that predicts each
-        scored token, and `scored_ids` (M,), the token: over packs, their rows, completion tokens. Without any, one
-        that is not scored (-100).
+        sequences that do not begin with the one before; `scored_from` (M,), the place in the flattened rows of the
+        hidden state that predicts each scored token, and `scored_ids` (M,), the token: over packs, their rows,
+        completion tokens. Without any, one that is not scored (-100). Forked: `packed_ids` (1, N), of all forward
+        passes, and `forks`, their shapes and parents, see `forks.hidden_states`.
     """
+    if packs and packs[0].calls is not None:
+        return _lay_out_forked(packs, sequences, completion_lengths, pad_token_id)
     length = max((pack.num_tokens for pack in packs), default=1)
     length = row_width(length, pad_to_multiple_of)
     shape = (max(len(packs), 1), length)
     ids = np.full(shape, pad_token_id, dtype=np.int64)
     positions = np.zeros(shape, dtype=np.int64)
     ends = np.tile(np.arange(1, length + 1), (shape[0], 1))  # padding sees itself: attention over nothing is undefined
-    scored_from, scored_ids = [], []
+    scored, plain = [], True
     for r, pack in enumerate(packs):
         path = np.zeros(0, dtype=np.int64)  # where the tokens of the sequence are in the row
         stop = 0
         for row, common in zip(pack.rows, pack.shared):
             sequence = sequences[row]
+            plain &= common == len(path)
             start, stop = stop, stop + len(sequence) - common
             path = np.concatenate([path[:common], np.arange(start, stop)])
             ids[r, start:stop] = sequence[common:]
             positions[r, start:stop] = np.arange(common, len(sequence))
             ends[r, path] = stop
-            first = len(sequence) - completion_lengths[row]
-            scored_from.append(r * length + path[first - 1 : len(sequence) - 1])
-            scored_ids.append(sequence[first:])
-    if not sum(map(len, scored_ids)):
-        scored_from, scored_ids = [np.zeros(1)], [np.full(1, -100)]
-    arrays = {
-        "packed_ids": ids,
-        "scored_from": np.concatenate(scored_from).astype(np.int64),
-        "scored_ids": np.concatenate(scored_ids).astype(np.int64),
-    }
-    if any(len(pack.rows) > 1 for pack in packs):
+            scored.append((r * length + path, sequence, completion_lengths[row]))
+    arrays = {"packed_ids": ids, **_scored(scored)}
+    if not plain:
         arrays |= {"packed_positions": positions, "packed_ends": ends}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _lay_out_forked(
+    packs: Sequence[Pack], sequences: Sequence[np.ndarray], completion_lengths: Sequence[int], pad_token_id: int
+) -> dict[str, Any]:
+    ids, forks, scored, first = [], [], [], 0
+    for pack in packs:
+        own = [sequences[row] for row in pack.rows]
+        tokens, paths = lay_out_calls(pack.calls, own, pad_token_id)
+        scored += [
+            (first + path, *rest) for path, *rest in zip(paths, own, (completion_lengths[r] for r in pack.rows))
+        ]
+        before = len(forks)
+        forks += [(*call.shape, None if call.parent is None else before + call.parent) for call in pack.calls]
+        ids.append(tokens)
+        first += len(tokens)
+    arrays = {"packed_ids": np.concatenate(ids)[None], **_scored(scored)}
+    return {"forks": forks, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
+
+
+def _scored(sequences: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> dict[str, np.ndarray]:
+    """Return `scored_from` and `scored_ids`, given each sequence's places, its tokens, and how many are scored."""
+    places = [path[len(tokens) - number - 1 : len(tokens) - 1] for path, tokens, number in sequences]
+    ids = [tokens[len(tokens) - number :] for _, tokens, number in sequences]
+    if not sum(map(len, ids)):
+        places, ids = [np.zeros(1)], [np.full(1, -100)]
+    return {name: np.concatenate(of).astype(np.int64) for name, of in (("scored_from", places), ("scored_ids", ids))}
 
 
 def packed_log_probs(
@@ -196,25 +289,28 @@ def packed_log_probs(
         more: the model's further inputs, e.g. of images.
     """
     scored = {**_rows(body, layout), **(more or {})}, layout["scored_from"], layout["scored_ids"]
-    if own_head_at is None:
-        log_probs, entropies = fused_log_probs(model, body, *scored)
-    else:
-        log_probs, entropies = own_log_probs(model, body, *scored, own_head_at)
+    with forked_passes(body, layout.get("forks")):
+        if own_head_at is None:
+            log_probs, entropies = fused_log_probs(model, body, *scored)
+        else:
+            log_probs, entropies = own_log_probs(model, body, *scored, own_head_at)
     return _in_rows(log_probs, mask), None if entropies is None else _in_rows(entropies, mask)
 
 
 def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return the model's inputs.
 
-    Rows of one sequence each begin at their first place, and padding comes last, where no token sees it: causal as the
-    model is it needs neither mask nor positions, and makes the fastest of what it has. That is right for absolute
+    Rows that are one text each begin at their first place, and padding comes last, where no token sees it: causal as
+    the model is it needs neither mask nor positions, and makes the fastest of what it has. That is right for absolute
     positions and recurrent states too, which tokens of padding before the sequence would move.
     """
     ids, positions = layout["packed_ids"], layout.get("packed_positions")
     if positions is None:
         return {"input_ids": ids, "attention_mask": None}
-    if takes_packed(attention_of(body.config)):  # one row; where positions begin anew, so does a sequence
-        return {"input_ids": ids.view(1, -1), "attention_mask": None, "position_ids": positions.view(1, -1)}
+    by_mask = attends_by_masks(body)
+    if not by_mask or takes_packed(attention_of(body.config)):  # one row; a sequence begins where positions do
+        row = {"input_ids": ids.view(1, -1), "attention_mask": None, "position_ids": positions.view(1, -1)}
+        return row if by_mask else row | boundaries(row["position_ids"])
     return {
         "input_ids": ids,
         "attention_mask": masks(body, layout["packed_ends"], positions),
@@ -229,6 +325,7 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 _SHORTEST, _LONGEST = 256, 4096
+_MOST_ROWS = 128  # sequences of a forked row, in which forks may be as many, one inside the other
 _MOST = 0.75  # of a long sequence's tokens, which it shares with the row that it joins
 _EAGER_SCORES = 2**28  # attention scores of a layer that eager attention may hold: 1 GiB of float32
 # Seconds an operation of attention under a mask, over those of a matrix product: measured on a CPU,
@@ -246,11 +343,13 @@ class RowLength:
             their tokens with it. 0: it has none but its own.
         even: tokens of a row at which attention takes as long as the rest of the model. `None`: rows are as long as
             `most`; otherwise of the length that costs least, see `best_packs`.
+        fork_cost: of forked rows, see `forks.fork_cost`.
     """
 
     most: int
     even: float | None = None
     longest: int = 0
+    fork_cost: int | None = None
 
     def work(self, tokens: int) -> float:
         """Return the work of a row of so many tokens, in tokens without attention."""

@@ -18,7 +18,7 @@ from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
-from .packing import common_prefix, cut_into_packs, lay_out
+from .packing import common_prefix, lay_out, pack_rows
 from .redistribute import make_mini_batches_over_ranks
 
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
@@ -62,7 +62,7 @@ class Update:
         if self.layout.image_inputs is not None:
             self.layout.pad_images(local.images is not None)
         mini_batches, metrics = self.split(local, step)
-        if not self.verify_layout(model, mini_batches):
+        while not self.verify_layout(model, mini_batches):
             mini_batches, metrics = self.split(local, step)
         return mini_batches, metrics
 
@@ -86,15 +86,12 @@ class Update:
     def micro_batch(self, batch: StepBatch) -> dict[str, torch.Tensor]:
         """Return all rows of a batch, in order, as one micro-batch in the current layout, to be scored."""
         config, rows, sequences = self.batching_config(), range(len(batch)), batch.sequences()
-        overlaps = [0] * len(batch)
-        if config.layout == "shared":
-            overlaps[1:] = map(common_prefix, sequences, sequences[1:])
-        row_tokens = 1 if config.layout == "padded" else config.row_length.most  # a longer sequence has its own row
-        packs = cut_into_packs(rows, list(map(len, sequences)), overlaps, row_tokens)
-        multiple, completions = config.pad_to_multiple_of, list(map(len, batch.completion_ids))
-        micro_batch = batch.collate(rows, len(batch), config.pad_token_id, multiple)
+        overlaps = [0, *map(common_prefix, sequences, sequences[1:])]
+        packs = pack_rows(rows, list(map(len, sequences)), overlaps, config.layout, config.row_length)
+        padding, completions = (config.pad_token_id, config.pad_to_multiple_of), list(map(len, batch.completion_ids))
+        micro_batch = batch.collate(rows, len(batch), *padding)
         micro_batch |= {} if batch.images is None else {"images": batch.images}
-        return micro_batch | lay_out(packs, sequences, completions, config.pad_token_id, multiple)
+        return micro_batch | lay_out(packs, sequences, completions, *padding)
 
     def batching_config(self) -> BatchingConfig:
         """Return the options of batching for the current layout."""
@@ -103,7 +100,7 @@ class Update:
             self.config,
             pad_to_multiple_of=layout.row_multiple,
             layout=layout.kind,
-            row_length=layout.row_length,
+            row_length=layout.pack_length,
             kl=self.log_probs.beta != 0.0,
         )
 

@@ -46,12 +46,15 @@ def ignore_deprecations() -> None:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of a module or object inside."""
-    original = getattr(owner, name)
+    original, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 # -- TRL -----------------------------------------------------------------------------------------------------------

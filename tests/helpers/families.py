@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.packs import make_packs
-from g2po_trl.update.packing import Pack, lay_out, packed_log_probs
+from g2po_trl.update.packing import SHARING, Pack, lay_out, packed_log_probs
 
 WINDOW = 16
 VOCABULARY = 384
@@ -58,6 +59,9 @@ _VISION = {
 }
 
 _QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+
+
+LAYOUTS = {"shared": ("padded", "packed", "shared"), "forked": ("padded", "chained", "forked")}  # to be compared
 
 
 @dataclass(frozen=True)
@@ -104,19 +108,19 @@ FAMILIES = {
     "Qwen3": Family("qwen3"),
     "Qwen3 MoE": Family("qwen3_moe", {**_EXPERTS, "num_experts": 4}),
     "Qwen3-Next": Family(
-        "qwen3_next", {**_EXPERTS, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 32}, layout="padded"
+        "qwen3_next", {**_EXPERTS, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 32}, layout="forked"
     ),
-    "Qwen3.5": Family("qwen3_5_text", _LINEAR, layout="padded"),
+    "Qwen3.5": Family("qwen3_5_text", _LINEAR, layout="forked"),
     "Qwen3.5 MoE": Family(
         "qwen3_5_moe_text",
         {**_EXPERTS, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 32},
-        layout="padded",
+        layout="forked",
     ),
     "Qwen3.5, images": Family(
         "qwen3_5",
         {"vision_config": _QWEN_VISION},
         text=_LINEAR,
-        layout="padded",
+        layout="forked",
     ),
     "Qwen2.5-VL": Family(
         "qwen2_5_vl",
@@ -185,7 +189,7 @@ FAMILIES = {
             "shared_intermediate_size": 32,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
-        layout="padded",
+        layout="forked",
     ),
     "GLM-4": Family("glm4"),
     "GLM-4.5 MoE": Family(
@@ -214,9 +218,9 @@ FAMILIES = {
         },
     ),
     "LFM2": Family(
-        "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}, layout="padded"
+        "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}, layout="forked"
     ),
-    "Falcon-H1": Family("falcon_h1", {**_MAMBA, "mamba_d_ssm": 128}, layout="padded"),
+    "Falcon-H1": Family("falcon_h1", {**_MAMBA, "mamba_d_ssm": 128}, layout="forked"),
     "Nemotron-H": Family(
         "nemotron_h",
         {
@@ -227,10 +231,10 @@ FAMILIES = {
             "n_groups": 1,
             "chunk_size": 16,
         },
-        layout="padded",
+        layout="forked",
     ),
     "Mamba-2": Family(
-        "mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16}, layout="padded"
+        "mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16}, layout="forked"
     ),
     "EXAONE 4": Family("exaone4", _SLIDING),
     "Ernie 4.5": Family("ernie4_5"),
@@ -239,11 +243,11 @@ FAMILIES = {
     "GPT-2": Family("gpt2", {"n_positions": 512, "n_embd": 64, "n_layer": 3, "n_head": 4}),
     "GPT-NeoX": Family("gpt_neox"),
     "OPT": Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "Bloom": Family("bloom", {"n_layer": 3, "n_head": 4}, layout="padded"),
+    "Bloom": Family("bloom", {"n_layer": 3, "n_head": 4}, layout="forked"),
     "Falcon": Family(
         "falcon", {"head_dim": _OMITTED, "new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}
     ),
-    "Falcon with ALiBi": Family("falcon", {"head_dim": _OMITTED, "alibi": True}, layout="padded"),
+    "Falcon with ALiBi": Family("falcon", {"head_dim": _OMITTED, "alibi": True}, layout="forked"),
 }
 
 
@@ -263,6 +267,7 @@ _LENGTHS = [  # tokens, of which the first are the same as others', and of which
     (90, 40, 12),
     (120, 40, 7),
 ]
+_TURNS = {11: 9, 9: 5}  # sequences that others begin with, and how many tokens follow
 ROW_TOKENS = 200
 
 
@@ -271,7 +276,9 @@ def samples(seed: int = 0) -> tuple[list[np.ndarray], list[int]]:
     rng = np.random.default_rng(seed)
     root = rng.integers(3, 300, 40)
     sequences = [np.concatenate([root[:same], rng.integers(3, 300, length - same)]) for length, same, _ in _LENGTHS]
-    return [sequence.astype(np.int32) for sequence in sequences], [scored for _, _, scored in _LENGTHS]
+    sequences += [np.concatenate([sequences[of], rng.integers(3, 300, more)]) for of, more in _TURNS.items()]
+    scored = [scored for _, _, scored in _LENGTHS] + [4] * len(_TURNS)
+    return [sequence.astype(np.int32) for sequence in sequences], scored
 
 
 def alone(model, sequences: list[np.ndarray], scored: list[int]) -> torch.Tensor:
@@ -287,12 +294,14 @@ def alone(model, sequences: list[np.ndarray], scored: list[int]) -> torch.Tensor
 def in_layout(model, sequences: list[np.ndarray], scored: list[int], layout: str) -> torch.Tensor:
     """The same, in a layout of ours; the model has TRL's fused LM head."""
     packs = [Pack([row], [0], len(sequence)) for row, sequence in enumerate(sequences)]
-    if layout != "padded":
-        packs = make_packs(sequences, ROW_TOKENS, layout == "shared")
+    if layout in SHARING:
+        cost = 8 if layout == "forked" else None  # so that short texts fork, several times one after the other
+        packs = make_packs(sequences, 1 if layout == "chained" else ROW_TOKENS, layout=layout, fork_cost=cost)
+    elif layout == "packed":
+        packs = make_packs(sequences, ROW_TOKENS, share=False)
     order = torch.tensor([row for pack in packs for row in pack.rows])
     mask = torch.arange(max(scored)) < torch.tensor(scored)[order, None]
-    laid_out = lay_out(packs, sequences, scored, pad_token_id=0)
-    laid_out = {name: tensor.to(model.device) for name, tensor in laid_out.items()}
+    laid_out = send_to_device(lay_out(packs, sequences, scored, pad_token_id=0), model.device)
     return packed_log_probs(model, model.base_model, laid_out, mask.to(model.device))[0][order.argsort()]
 
 

@@ -196,7 +196,10 @@ class Recorded:
     def _forward(self, module, arguments, named):
         if self._batch is None or not torch.is_grad_enabled():
             return
-        tokens = sum(len(row["prompt"]) + len(row["completion"]) for row in rows_of(self._batch))
+        texts = [(*row["prompt"], *row["completion"]) for row in rows_of(self._batch)]
+        if len(self._batch["packed_ids"]) < len(texts):  # a text that begins another is in its row
+            texts = {text for text in texts if not any(text != of and text == of[: len(text)] for of in texts)}
+        tokens = sum(map(len, texts))
         if "packed_ends" in self._batch:
             ends, places = self._batch["packed_ends"], self._batch["packed_positions"]
             padding = (places == 0) & (ends == torch.arange(1, ends.shape[1] + 1))

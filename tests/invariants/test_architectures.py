@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from families import FAMILIES, WINDOW, alone, errors, in_layout, samples
+from families import FAMILIES, LAYOUTS, WINDOW, alone, errors, in_layout, samples
 from letter_environment import LongLetterEnvironment
 from packaging.version import Version
 from peft import LoraConfig
@@ -19,6 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_trl.update import attention, packing
 from g2po_trl.update.attention import why_padded
+from g2po_trl.update.policy.probe import why_not_forked
 
 # Between them: a mask for all layers, by layer, chunks, absolute positions, no positions, convolutions, a recurrence.
 FAST = ("Mistral with a window", "Gemma-3", "Llama 4", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
@@ -38,15 +39,15 @@ def by_family(names=FAMILIES, fast=FAST):
 @by_family()
 def test_layouts_are_exact_below_at_and_beyond_the_window(name):
     family = FAMILIES[name]
-    layouts = ("padded",) if family.layout == "padded" else ("padded", "packed", "shared")
-    for layout, (nats, by_gradient) in errors(family, layouts).items():
+    for layout, (nats, by_gradient) in errors(family, LAYOUTS[family.layout]).items():
         assert nats < EXACT and by_gradient < EXACT, layout
 
 
 @by_family()
 def test_the_configuration_tells_the_layout(name):
-    family = FAMILIES[name]
-    assert (why_padded(family.build()) is None) == (family.layout == "shared")
+    family, model = FAMILIES[name], FAMILIES[name].build()
+    assert (why_padded(model) is None) == (family.layout == "shared")
+    assert family.layout == "shared" or why_not_forked(model) is None
 
 
 @by_family([name for name, family in FAMILIES.items() if family.layout == "shared"], FAST[:2])
@@ -152,15 +153,15 @@ def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_
 
 def families() -> str:
     """Markdown: families by layout taken, why, and how exact layouts are."""
-    shared, padded, largest = [], {}, (0.0, 0.0)
+    shared, forked, largest = [], {}, (0.0, 0.0)
     for name, family in FAMILIES.items():
-        found = errors(family, ("padded",) if family.layout == "padded" else ("padded", "packed", "shared"))
+        found = errors(family, LAYOUTS[family.layout])
         largest = [max(values) for values in zip(largest, *found.values())]
-        of = shared if family.layout == "shared" else padded.setdefault(why_padded(family.build()), [])
+        of = shared if family.layout == "shared" else forked.setdefault(why_padded(family.build()), [])
         of.append(entry(name))
     nats, of_gradient = largest
     exact = f"Largest differences between layouts: {nats:.0e} nats, and {of_gradient:.0e} of the gradient's norm."
-    because = [f"- **`padded`**, because {reason}: {', '.join(names)}." for reason, names in padded.items()]
+    because = [f"- **`forked`**, because {reason}: {', '.join(names)}." for reason, names in forked.items()]
     return "\n".join([f"- **`shared`**: {', '.join(shared)}.", *because, "", exact])
 
 
@@ -170,7 +171,7 @@ def entry(name: str) -> str:
 
 def test_the_docs_have_every_family_at_its_layout():
     text = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
-    lines = {"shared": "", "padded": ""}
+    lines = dict.fromkeys(LAYOUTS, "")
     for line in text.partition(MARK)[2].splitlines():
         for layout in lines:
             lines[layout] += line if line.startswith(f"- **`{layout}`**") else ""

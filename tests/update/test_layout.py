@@ -173,10 +173,10 @@ def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
 @pytest.mark.parametrize("name", ["Bloom", "LFM2"])
 def test_what_the_configuration_tells_is_not_tried(make_family_trainer, caplog, name):
     with caplog.at_level(logging.WARNING):
-        trainer = make_family_trainer(name, max_steps=1)
+        trainer = make_family_trainer(name, max_steps=1, token_layout="packed")
         assert trainer.update.layout.kind == "padded"
     reason = attention.why_padded(trainer.model)
-    assert f"token_layout is 'shared' and 'padded' is used: {reason}." in caplog.text
+    assert f"token_layout is 'packed' and 'padded' is used: {reason}." in caplog.text
     trainer.train()
 
 
@@ -193,7 +193,7 @@ def test_padding_moves_no_position(make_family_trainer):
             assert torch.allclose(found[row], wanted.gather(1, ids[0, prompt:, None])[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize(("attention", "kind"), [("flash_attention_2", "packed"), ("paged|mine", "padded")])
+@pytest.mark.parametrize(("attention", "kind"), [("flash_attention_2", "chained"), ("paged|mine", "chained")])
 def test_attention_without_masks_has_another_layout(make_trainer, caplog, monkeypatch, attention, kind):
     """Flash attention: in one row; `tests/invariants/test_architectures.py` looks at the numbers. Not run on a GPU."""
     trainer = make_trainer(LongLetterEnvironment)

@@ -1,0 +1,247 @@
+"""Prefixes that are processed once without a mask: their cache starts each continuation.
+
+A mask separates sequences for attention alone. A recurrent state or a convolution reads all that comes before it in
+the row. Its layers share a prefix in another way: the prefix is a row of its own, and each continuation begins with
+the model's cache after it (keys and values, recurrent and convolution states), as in generation. Gradients flow back
+through the cache. A packed row of `packing`, seen as a tree, is processed in calls of the model:
+
+    sequences   A B c d     A B c e f     A g         call 0   A         the root
+                                                      call 1   B c       continues call 0: two sequences fork after it
+                                                      call 2   g         continues call 0
+                                                      call 3   d -       continues call 1: ends of sequences are rows
+                                                               e f       of one call, padded behind
+
+A fork costs calls, so it is left out where it saves few tokens: then each branch repeats them. Sequences that begin
+one another (turns of a conversation) need no fork: they are scored in the row of the longest.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from ..utils.trl_compat import replaced
+
+# Weights times tokens of a layer that take as long as the calls of a fork take besides: about a millisecond a layer on
+# a CPU core, half of one in kernel launches on CUDA. Estimates.
+_CALL_WORK = {"cpu": 4e6, "cuda": 1e11}
+_LEAST = 2  # tokens of a call: for a single one some layers take kernels of generation, without a gradient
+
+
+@dataclass
+class Segment:
+    """Tokens `start` to `stop` of the sequences that run through it.
+
+    Args:
+        of: place of one of these sequences among those of the tree.
+        ending: places of sequences whose last token is in it.
+        branches: the segments after it; none, or at least two.
+    """
+
+    start: int
+    stop: int
+    of: int
+    ending: list[int]
+    branches: list[Segment] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One forward pass: segments that are its rows, all of which continue the one row of call `parent`."""
+
+    segments: list[Segment]
+    parent: int | None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        longest = max(segment.stop - segment.start for segment in self.segments)
+        return longest if self.parent is None else max(longest, _LEAST)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and tokens of each."""
+        return len(self.segments), self.length
+
+    @property
+    def positions(self) -> int:
+        """Tokens with padding."""
+        return len(self.segments) * self.length
+
+
+def fork_cost(weights: float, device: str) -> int:
+    """Return how many tokens take as long as a fork in a model of so many weights a layer."""
+    return int(_CALL_WORK.get(device, _CALL_WORK["cuda"]) / weights)
+
+
+def segments(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list[Segment]:
+    """Return the trees of sequences in lexicographic order.
+
+    Args:
+        lengths: tokens of each.
+        overlaps: tokens that each has in common with its predecessor.
+        cost: tokens that a fork must save.
+    """
+
+    def grow(first: int, last: int, start: int) -> list[Segment]:
+        """Return the segments of sequences `first` up to `last`, whose tokens before `start` are known."""
+        ending: list[int] = []
+        while True:
+            stop = min(overlaps[first + 1 : last], default=lengths[first])
+            bounds = [first, *(i for i in range(first + 1, last) if overlaps[i] == stop), last]
+            groups = list(zip(bounds, bounds[1:]))
+            # In this order, a sequence that ends where others go on comes before them.
+            while groups and lengths[groups[0][0]] == stop and groups[0][1] - groups[0][0] == 1:
+                ending.append(groups.pop(0)[0])
+            if len(groups) != 1:
+                break
+            ((first, last),) = groups
+        if not groups:
+            return [Segment(start, stop, ending[-1], ending)]
+        saved = (len(groups) - 1) * (stop - start)
+        if saved >= max(cost, 1) and stop - start >= _LEAST:
+            branches = [branch for group in groups for branch in grow(*group, stop)]
+            return [Segment(start, stop, groups[0][0], ending, branches)]
+        branches = [branch for group in groups for branch in grow(*group, start)]
+        branches[0].ending += ending
+        return branches
+
+    return grow(0, len(lengths), 0) if lengths else []
+
+
+def calls(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list[Call]:
+    """Return the forward passes of sequences, a parent before what continues it; arguments as of `segments`."""
+    made: list[Call] = []
+
+    def visit(branches: Sequence[Segment], parent: int | None) -> None:
+        ends = sorted((s for s in branches if not s.branches), key=lambda s: s.start - s.stop)
+        while ends:  # longest first; a call for shorter ones costs half a fork
+            longest = ends[0].stop - ends[0].start
+            padding = np.cumsum([longest - (s.stop - s.start) for s in ends])
+            number = max(1, int((padding <= cost // 2).sum()))
+            made.append(Call(ends[:number], parent))
+            ends = ends[number:]
+        for segment in branches:
+            if segment.branches:
+                made.append(Call([segment], parent))
+                visit(segment.branches, len(made) - 1)
+
+    visit(segments(lengths, overlaps, cost), None)
+    return made
+
+
+def lay_out_calls(
+    made: Sequence[Call], sequences: Sequence[np.ndarray], pad_token_id: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the token ids (N,) of forward passes, flat, and the places of each sequence's tokens in them."""
+    ids, paths, before, first = [], {}, {}, 0
+    for call in made:
+        rows, length = call.shape
+        tokens = np.full((rows, length), pad_token_id, dtype=np.int64)
+        for row, segment in enumerate(call.segments):
+            size, start = segment.stop - segment.start, first + row * length
+            tokens[row, :size] = sequences[segment.of][segment.start : segment.stop]
+            path = np.concatenate(
+                [before.get(id(segment), np.zeros(0, dtype=np.int64)), np.arange(start, start + size)]
+            )
+            paths |= {one: path[: len(sequences[one])] for one in segment.ending}
+            before |= {id(branch): path for branch in segment.branches}
+        ids.append(tokens.ravel())
+        first += tokens.size
+    return np.concatenate(ids), [paths[place] for place in range(len(sequences))]
+
+
+# -- the model's forward passes ---------------------------------------------------------------------------------------
+
+
+class ForkedCache(DynamicCache):
+    """A cache that keeps the graph of what it holds, and of which each continuation takes a copy."""
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ):
+        # transformers copies into the old state, which the backward pass of this call still needs.
+        layer = self.layers[layer_idx]
+        layer.recurrent_states[state_idx] = recurrent_states
+        layer.is_recurrent_states_initialized[state_idx] = True
+        return recurrent_states
+
+    def fork(self, rows: int) -> ForkedCache:
+        """Return a cache for so many continuations of the one row of this cache."""
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: copied(of_key) for key, of_key in value.items()}
+            if isinstance(value, torch.Tensor) and value.ndim > 1:
+                return value.expand(rows, *value.shape[1:]).clone()
+            return value
+
+        forked = copy.copy(self)
+        forked.layers = [copy.copy(layer) for layer in self.layers]
+        for layer in forked.layers:
+            vars(layer).update({name: copied(value) for name, value in vars(layer).items()})
+        return forked
+
+
+@contextmanager
+def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | None]] | None) -> Iterator[None]:
+    """Process the flat tokens of forked rows inside as `forks` says, see `hidden_states`; `None`: nothing changes."""
+    if forks is None:
+        yield
+        return
+    forward = body.forward
+
+    def passes(*, input_ids: torch.Tensor, **unused: Any) -> Any:
+        return hidden_states(body, forward, input_ids, forks)
+
+    with replaced(body, "forward", passes):
+        yield
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """Return the name under which a forward pass takes a cache, `None` if it takes none."""
+    taken = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in taken), None)
+
+
+def hidden_states(
+    body: torch.nn.Module, forward: Callable[..., Any], ids: torch.Tensor, forks: Sequence[tuple[int, int, int | None]]
+) -> Any:
+    """Return the model's output with `last_hidden_state` (1, N, H) of all forward passes.
+
+    Args:
+        body: the model without its LM head.
+        forward: its forward pass.
+        ids: (1, N) of all passes, flat.
+        forks: rows, tokens of each, and the parent pass of each pass.
+    """
+    name, places = cache_argument(forward), "position_ids" in inspect.signature(forward).parameters
+    parents = {parent for *_, parent in forks}
+    caches: dict[int, tuple[ForkedCache, int]] = {}  # with the number of tokens in them
+    hidden, first = [], 0
+    for number, (rows, length, parent) in enumerate(forks):
+        tokens = ids[0, first : first + rows * length].view(rows, length)
+        first += rows * length
+        past, cache = 0, None
+        if parent is not None:
+            before, past = caches[parent]
+            cache = before.fork(rows)
+        elif number in parents:
+            cache = ForkedCache(config=body.config)
+        taken = {name: cache, "use_cache": True} if cache is not None else {"use_cache": False}
+        if places:
+            taken["position_ids"] = torch.arange(past, past + length, device=ids.device).expand(rows, length)
+        output = forward(input_ids=tokens, attention_mask=None, **taken)
+        if number in parents:
+            caches[number] = cache, past + length
+        hidden.append(output.last_hidden_state.flatten(0, 1))
+    output.last_hidden_state = torch.cat(hidden)[None]
+    return output

@@ -1,0 +1,209 @@
+"""Prefixes whose cache starts each continuation: what is processed when, and that nothing else changes."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from letter_environment import LongLetterEnvironment
+from letter_trainer import flat_gradient, move_weights, play_batch
+from transformers import AutoTokenizer, DynamicCache
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from benchmarks.packs import make_packs
+from g2po_trl.update.forks import ForkedCache, calls, lay_out_calls
+from g2po_trl.update.packing import lay_out
+from g2po_trl.update.policy.probe import why_not_forked
+
+
+@pytest.fixture
+def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
+    def make(name, **options):
+        FAMILIES[name].build().save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(tmp_path / name)
+        return make_trainer(LongLetterEnvironment, model=tmp_path / name, max_completion_length=4, **options)
+
+    return make
+
+
+def arrays(*sequences):
+    return [np.array(sequence, dtype=np.int32) for sequence in sequences]
+
+
+def test_the_example_of_the_module():
+    """Letters are pairs of tokens here: single tokens are not forked."""
+    words = {letter: [2 * number + 3, 2 * number + 4] for number, letter in enumerate("ABcdefg")}
+    sequences = arrays(*(sum(map(words.get, text), []) for text in ("ABcd", "ABcef", "Ag")))
+    (pack,) = make_packs(sequences, 100, layout="forked", fork_cost=1)
+    layout = lay_out([pack], sequences, [2, 2, 2], pad_token_id=0)
+    assert pack.num_tokens == layout["packed_ids"].numel() == 2 + 2 + 4 + 2 + 4
+    assert layout["forks"] == [(1, 2, None), (1, 2, 0), (1, 4, 0), (1, 4, 2), (1, 2, 2)]
+    flat = layout["packed_ids"][0].tolist()
+    assert flat == sum(map(words.get, "AgBcefd"), [])
+    scored = [(words["c"][1], words["d"][0]), (words["e"][1], words["f"][0]), (words["A"][1], words["g"][0])]
+    assert [flat[place] for place in layout["scored_from"]] == [token for pair in scored for token in pair]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=20),
+    st.integers(1, 12),
+    st.integers(6, 60),
+)
+def test_every_sequence_is_read_from_its_beginning(sequences, cost, max_tokens):
+    sequences = arrays(*sequences)
+    packs = make_packs(sequences, max_tokens, layout="forked", fork_cost=cost)
+    layouts = [lay_out([pack], sequences, [1] * len(sequences), 9) for pack in packs]
+    assert [pack.num_tokens for pack in packs] == [layout["packed_ids"].numel() for layout in layouts]
+    together = lay_out(packs, sequences, [1] * len(sequences), 9)
+    assert torch.equal(together["packed_ids"][0], torch.cat([layout["packed_ids"][0] for layout in layouts]))
+    assert together["packed_ids"][0, together["scored_from"]].tolist() == [
+        int(sequences[row][-2]) for pack in packs for row in pack.rows
+    ]
+    assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
+    for pack, layout in zip(packs, layouts):
+        assert pack.num_tokens <= max_tokens or len(pack.rows) == 1
+        read, places, first = [], {}, 0  # what each pass knows at its end; each place's text so far
+        for number, (rows, length, parent) in enumerate(layout["forks"]):
+            assert parent is None or (parent < number and layout["forks"][parent][0] == 1 and length > 1)
+            before = [] if parent is None else read[parent]
+            for row in layout["packed_ids"][0, first : first + rows * length].view(rows, length).tolist():
+                places |= {first + i: before + row[: i + 1] for i in range(length)}
+                first += length
+            read.append(before + row)
+        for row, place in zip(pack.rows, layout["scored_from"].tolist()):
+            assert places[place] == sequences[row][:-1].tolist()
+
+
+def test_a_fork_that_saves_little_is_left_out():
+    sequences = arrays(*([1] * 60 + [2] * 20 + [n] * 9 for n in range(3, 7)), [1] * 30 + [9] * 40)
+    lengths, overlaps = [89] * 4 + [70], [0, 80, 80, 80, 30]
+    for cost, positions, number in (
+        (20, 30 + 40 + 50 + 4 * 9, 4),  # the fork at 30 saves 30 tokens, that at 80 three times 50
+        (31, 80 + 4 * 9 + 70, 3),
+        (240, 80 + 4 * 9 + 70, 3),
+        (241, 4 * 89 + 70, 1),
+    ):
+        made = calls(lengths, overlaps, cost)
+        assert len(made) == number, cost
+        padded = sum(call.positions for call in made)
+        assert positions <= padded == len(lay_out_calls(made, sequences, 0)[0]) <= positions + number * cost
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Bloom"])
+@pytest.mark.parametrize("how", ["detached", "in place"])
+def test_a_cache_that_loses_the_gradient_is_found(name, how, monkeypatch):
+    model = FAMILIES[name].build()
+    assert why_not_forked(model) is None
+    if how == "detached":
+        fork = ForkedCache.fork
+
+        def without_graph(self, rows):
+            forked = fork(self, rows)
+            for layer in forked.layers:
+                for holder in (vars(layer), *(value for value in vars(layer).values() if isinstance(value, dict))):
+                    holder.update({name: of.detach() for name, of in holder.items() if isinstance(of, torch.Tensor)})
+            return forked
+
+        monkeypatch.setattr(ForkedCache, "fork", without_graph)
+    else:
+        monkeypatch.setattr(ForkedCache, "update_recurrent_state", DynamicCache.update_recurrent_state)
+    reason = why_not_forked(model)
+    if how == "detached":
+        assert "hidden states and gradients are off" in reason
+    else:
+        assert (reason is not None) == (name == "Qwen3.5"), "others have no recurrent state"
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Qwen3.5", {}), ("LFM2", {"history": "conversation"}), ("Falcon-H1", {"bf16": True})],
+    ids=["windows", "conversation", "bfloat16"],
+)
+def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, options):
+    trainer = make_family_trainer(name, beta=0.1, router_aux_loss_coef=0.0, **options)
+    assert trainer.update.layout.kind == "forked"
+    trainer.update.layout._fork_cost = 16
+    batch = play_batch(trainer)
+    move_weights(trainer)
+    gradients, forwarded, shared = {}, {}, {}
+    for kind in ("padded", "chained", "forked"):
+        trainer.update.layout.kind = kind
+        mini_batches, metrics = trainer.update.split(batch)
+        part = [micro_batch for part in mini_batches for micro_batch in part]
+        assert sum(m["packed_ids"].numel() for m in part) == metrics["update/forwarded_tokens"]
+        trainer._add_log_probs([part])
+        gradients[kind], forwarded[kind] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
+        shared[kind] = max(len(m.get("forks", [])) for m in part)
+    limit = 0.05 if options.get("bf16") else 2e-5
+    for kind in ("chained", "forked"):
+        assert 0 < (gradients[kind] - gradients["padded"]).norm() < limit * gradients["padded"].norm(), kind
+    assert forwarded["forked"] < forwarded["chained"] <= forwarded["padded"] and shared["forked"] > 1
+    assert (forwarded["chained"] < 0.7 * forwarded["padded"]) == ("history" in options)
+
+
+def test_without_a_cache_rows_are_chained(make_family_trainer, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer = make_family_trainer("LFM2", gradient_checkpointing=True, history="conversation", max_steps=1)
+    assert trainer.update.layout.kind == "chained"
+    assert "'chained' is used" in caplog.text and "gradient checkpointing keeps no cache" in caplog.text
+    trainer.train()
+    (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
+    assert trainer.update.layout.kind == "chained" and log["update/repeated_token_fraction"] > 0.3
+
+
+def test_a_fork_that_is_not_exact_is_left_out_of_training(make_family_trainer, caplog, monkeypatch):
+    """As one that only longer texts show: its state is that of another sequence."""
+    trainer = make_family_trainer("LFM2", history="conversation")
+    trainer.update.layout._fork_cost = 16
+    batch, fork = play_batch(trainer), ForkedCache.fork
+
+    def wrong(self, rows):
+        forked = fork(self, rows)
+        for layer in forked.layers:
+            vars(layer).update({name: -value for name, value in vars(layer).items() if name == "keys"})
+        return forked
+
+    monkeypatch.setattr(ForkedCache, "fork", wrong)
+    with caplog.at_level(logging.WARNING):
+        mini_batches, _ = trainer.update.make_mini_batches(trainer.model, batch)
+    assert trainer.update.layout.kind == "chained" and trainer.update.layout.checked_length > 0
+    assert "'chained' is used: on sequences of up to" in caplog.text
+    assert not any("forks" in micro_batch for part in mini_batches for micro_batch in part)
+
+
+def test_boundaries_are_used_where_layers_keep_to_them(make_family_trainer, monkeypatch, caplog):
+    """As kernels of GPUs do. Here a loop over the sequences of a row takes their place, told the same."""
+    chunked, convolved = modeling_qwen3_5.torch_chunk_gated_delta_rule, modeling_qwen3_5.causal_conv1d_fn
+
+    def delta_rule(*tensors, g, beta, cu_seqlens=None, **options):
+        options = {name: options[name] for name in ("output_final_state", "use_qk_l2norm_in_kernel")}
+        if cu_seqlens is None:
+            return chunked(*tensors, g=g, beta=beta, **options)
+        parts = zip(*(part.tensor_split(cu_seqlens[1:-1].tolist(), 1) for part in (*tensors, g, beta)))
+        return torch.cat([chunked(q, k, v, g=g, beta=beta, **options)[0] for q, k, v, g, beta in parts], 1), None
+
+    def convolution(hidden, *weights, activation, seq_idx=None, **options):
+        numbers = [len(hidden[0, 0])] if seq_idx is None else seq_idx[0].bincount().tolist()
+        return torch.cat([convolved(part, *weights, activation=activation) for part in hidden.split(numbers, -1)], -1)
+
+    with caplog.at_level(logging.WARNING):
+        assert make_family_trainer("Qwen3.5", token_layout="packed").update.layout.kind == "padded"
+    assert "in one row, told where they begin, it raises ValueError" in caplog.text
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", delta_rule)
+    monkeypatch.setattr(modeling_qwen3_5, "causal_conv1d_fn", convolution)
+    trainer = make_family_trainer("Qwen3.5", token_layout="packed", beta=0.0)
+    assert trainer.update.layout.kind == "packed"
+    batch = play_batch(trainer)
+    packed, padded = (split_gradient(trainer, batch, kind) for kind in ("packed", "padded"))
+    assert 0 < (packed - padded).norm() < 2e-5 * padded.norm()
+
+
+def split_gradient(trainer, batch, kind):
+    trainer.update.layout.kind = kind
+    (part,), _ = trainer.update.split(batch)
+    return flat_gradient(trainer, part)
