@@ -101,8 +101,9 @@ def make_trainer(
     shape: str | None = None,
     attention: str = "sdpa",
     gradient_checkpointing: bool = False,
+    **options: Any,
 ) -> tuple[G2POTrainer, list[dict[str, Any]]]:
-    """A trainer and the tasks of as many episodes; other arguments as the command's."""
+    """A trainer and the tasks of as many episodes; other arguments as the command's, or G2POConfig's."""
     from g2po_envs.alfworld import generate_games
 
     generate_games(folder / "games", "train", episodes // 8, seed=0, size="tiny")
@@ -127,6 +128,7 @@ def make_trainer(
         save_strategy="no",
         save_trajectories=False,
         disable_tqdm=True,
+        **options,
     )
     trainer = G2POTrainer(
         str(make_shape(folder / "model", shape) if shape else model or tiny_model_path()),

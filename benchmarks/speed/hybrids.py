@@ -1,0 +1,232 @@
+"""Layouts of models whose layers no mask separates: exact or not, positions, seconds.
+
+    python -m benchmarks.speed.hybrids --output benchmarks/results/hybrids [--samples benchmarks/results/positions]
+        [--step_samples 112] [--max_tokens 2048] [--repetitions 2] [--models lfm2 …]
+
+Every causal language model of transformers that takes one sequence a row is built tiny and at random, and scores and
+trains the first step samples that `benchmarks.speed.positions` has recorded, about those of a group: windows of two
+turns, and whole conversations. Layouts take turns in each repetition. Log-probabilities and gradients are compared
+with those of each sample alone, in float32; in bfloat16, the mean distance of log-probabilities to the float32 ones is
+given for each sample alone and for the layout.
+
+Writes OUTPUT/results.json, and the table of it to OUTPUT/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from trl.trainer.utils import add_fused_lm_head
+
+from benchmarks.common import ROOT, facts, interleaved, medians, write_results
+from benchmarks.speed.positions import SAMPLES, part_of, plan, recorded
+from g2po_trl.update.attention import why_padded
+from g2po_trl.update.batch import StepBatch
+from g2po_trl.update.forks import fork_cost
+from g2po_trl.update.layout import weights_of_a_layer
+from g2po_trl.update.packing import RowLength, lay_out, packed_log_probs
+from g2po_trl.update.policy.probe import why_not_forked
+from g2po_trl.utils.trl_compat import expose_body
+
+sys.path.append(str(ROOT / "tests" / "helpers"))
+
+from causal_models import MODEL_TYPES, tiny_model  # noqa: E402
+
+LAYOUTS = ("padded", "chained", "forked")
+VOCABULARY = 1024  # at least the tokens of the tiny model
+COMPARED = 8  # step samples, spread over all
+TITLES = (
+    "Model",
+    "Samples",
+    "Layout",
+    "Positions",
+    "CPU seconds",
+    "Padded, by",
+    "Nats, largest",
+    "Gradient",
+    "bf16: alone, layout",
+)
+
+
+def micro_batches(batch: StepBatch, layout: str, max_tokens: int, cost: int = 8) -> list[dict[str, Any]]:
+    """Return the rows of each forward pass, with `rows`, the step samples in them."""
+    completions, made = list(map(len, batch.completion_ids)), []
+    for packs in plan(batch, layout, RowLength(max_tokens), max_tokens, cost):
+        laid_out = lay_out(packs, batch.sequences(), completions, 0)
+        rows = [row for pack in packs for row in pack.rows]
+        mask = torch.arange(max(completions)) < torch.tensor([completions[row] for row in rows])[:, None]
+        made.append({"layout": laid_out, "rows": rows, "mask": mask})
+    return made
+
+
+def log_probs(model: torch.nn.Module, part: dict[str, Any]) -> torch.Tensor:
+    """Return log-probabilities of a micro-batch's step samples, (rows, C)."""
+    return packed_log_probs(model, model.base_model, part["layout"], part["mask"])[0]
+
+
+def train(model: torch.nn.Module, parts: Sequence[dict[str, Any]], repetition: int) -> float:
+    """Return the CPU seconds of forward and backward passes; of the first one alone, to warm up."""
+    model.zero_grad()
+    started = time.process_time()
+    for part in parts[: 1 if repetition < 0 else None]:
+        log_probs(model, part).sum().backward()
+    return round(time.process_time() - started, 4)
+
+
+def scored(model: torch.nn.Module, parts: Sequence[dict[str, Any]], weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return log-probabilities, (rows, C), and the gradient of their weighted sum."""
+    model.zero_grad()
+    found = torch.zeros_like(weights)
+    for part in parts:
+        of = log_probs(model, part)
+        (of * weights[part["rows"], : of.shape[1]]).sum().backward()
+        found[part["rows"], : of.shape[1]] = of.detach().float()
+    return found, torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def exactness(model: torch.nn.Module, batch: StepBatch, max_tokens: int) -> dict[str, dict[str, float]]:
+    """Return by layout how far log-probabilities and gradients are from those of each sample alone."""
+    weights = torch.linspace(-1, 1, len(batch) * max(map(len, batch.completion_ids))).view(len(batch), -1)
+    half = copy.deepcopy(model).bfloat16()
+    for one in (model, half):
+        add_fused_lm_head(one, outputs=("log_probs", "entropy"))
+    alone = [
+        {**part, "rows": [row]}
+        for row in range(len(batch))
+        for part in micro_batches(part_of(batch, [row]), "padded", 1)
+    ]
+    wanted, gradient = scored(model, alone, weights)
+    rounded, _ = scored(half, alone, weights)
+    found = {}
+    for layout in LAYOUTS:
+        parts = micro_batches(batch, layout, max_tokens)
+        values, of_layout = scored(model, parts, weights)
+        in_half, _ = scored(half, parts, weights)
+        found[layout] = {
+            "nats": (values - wanted).abs().max().item(),
+            "gradient": ((of_layout - gradient).norm() / gradient.norm()).item(),
+            "bf16 alone": (rounded - wanted).abs().mean().item(),
+            "bf16": (in_half - wanted).abs().mean().item(),
+        }
+    return found
+
+
+def measure(model_type: str, samples: dict[str, StepBatch], options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what is found of a model; `None` if it takes several sequences a row, or cannot be built."""
+    try:
+        model = tiny_model(model_type, VOCABULARY).eval()
+        expose_body(model)
+        reason = why_padded(model)
+    except Exception:  # of any class: docs/causal_models.json lists them
+        return None
+    if reason is None:
+        return None
+    found: dict[str, Any] = {"reason": reason, "why not forked": why_not_forked(model)}
+    if found["why not forked"] is not None:
+        return found
+    cost = fork_cost(weights_of_a_layer(model), "cpu")
+    for name, batch in samples.items():
+        rows = np.linspace(0, len(batch) - 1, COMPARED).round().astype(int).tolist()
+        exact = exactness(copy.deepcopy(model), part_of(batch, rows), options.max_tokens)
+        fused = copy.deepcopy(model)
+        add_fused_lm_head(fused, outputs=("log_probs", "entropy"))
+        parts = {layout: micro_batches(batch, layout, options.max_tokens, cost) for layout in LAYOUTS}
+        runs = {layout: partial(train, fused, part) for layout, part in parts.items()}
+        seconds = interleaved(runs, options.repetitions)
+        found[name] = {
+            layout: {
+                "positions": sum(part["layout"]["packed_ids"].numel() for part in parts[layout]),
+                "passes": sum(len(part["layout"].get("forks", [1])) for part in parts[layout]),
+                "seconds": seconds[layout],
+                **exact[layout],
+            }
+            for layout in LAYOUTS
+        }
+    return found
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return the page of a results file."""
+    lines = [f"| {' | '.join(TITLES)} |", "|" + "---|" * len(TITLES)]
+    others = []
+    for model_type, of in result["models"].items():
+        if of["why not forked"] is not None:
+            others.append(f"- `{model_type}`: {of['why not forked']}.")
+            continue
+        for name in SAMPLES:
+            middle = medians({layout: of[name][layout]["seconds"] for layout in LAYOUTS})
+            for layout in LAYOUTS:
+                row, faster = of[name][layout], middle["padded"] / middle[layout]
+                cells = [
+                    f"`{model_type}`",
+                    name,
+                    f"`{layout}`",
+                    f"{row['positions']:,}",
+                    f"{middle[layout]:.2f}",
+                    f"{faster:.2f}×",
+                ]
+                cells += [
+                    f"{row['nats']:.0e}",
+                    f"{row['gradient']:.0e}",
+                    f"{row['bf16 alone']:.1g}, {row['bf16']:.1g}",
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+    machine = result["machine"]
+    about = (
+        f"`{result['command']}`: tiny random models, {result['step samples']} step samples as windows of "
+        f"two turns and as many as whole conversations, forward and backward passes of at "
+        f"most {result['max_tokens']:,} positions, medians of {result['repetitions']} on {machine['torch threads']} "
+        f"thread. Written by the command, from [results.json](results.json).\n\n"
+        "`padded`: one sample a row. `chained`: a sample that begins another is scored in its row. `forked`: a common "
+        "prefix is a row of its own, and its cache starts each continuation. *Nats* and *gradient* are float32 "
+        "distances to each sample alone; *bf16* is the mean distance of bfloat16 log-probabilities to float32 ones, "
+        "of each sample alone and in the layout."
+    )
+    text = ["# Models that share without a mask", about, "\n".join(lines)]
+    return "\n\n".join([*text, *(["Not forked:\n\n" + "\n".join(others)] if others else [])]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--samples", type=Path, default=Path("benchmarks/results/positions"))
+    parser.add_argument("--step_samples", type=int, default=112)
+    parser.add_argument("--max_tokens", type=int, default=2048)
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--models", nargs="+", choices=MODEL_TYPES, default=list(MODEL_TYPES), metavar="TYPE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    samples = {
+        name: part_of(recorded(options.samples / f"{name}.jsonl.gz", 64, **settings), range(options.step_samples))
+        for name, settings in SAMPLES.items()
+    }
+    path = options.output / "results.json"
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"models": {}}
+    result |= facts("torch", "trl", "transformers", max_tokens=options.max_tokens, repetitions=options.repetitions)
+    result["step samples"] = options.step_samples
+    for model_type in options.models:
+        started = time.perf_counter()
+        found = measure(model_type, samples, options)
+        if found is not None:
+            result["models"] = dict(sorted((result["models"] | {model_type: found}).items()))
+            write_results(options.output, result)  # as far as it has come
+            (options.output / "README.md").write_text(page(result), encoding="utf-8")
+            print(f"{model_type}: {time.perf_counter() - started:.0f} s {json.dumps(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
