@@ -12,7 +12,7 @@ import numpy as np
 
 from ..credit.estimators.registry import ESTIMATORS
 from ..runs.iterations import Iteration
-from ..runs.summary import before_and_after
+from ..runs.summary import FEWEST, before_and_after, error_of_share, success_error
 from ..trajectory import Trajectory
 from . import losses
 from . import state_key_test as keys
@@ -20,7 +20,6 @@ from . import state_key_test as keys
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14
 CLEAR = 2.0  # standard errors
-FEWEST = 5  # groups, or episodes of an evaluation, from which a standard error is estimated
 CONTINUE = "the same command with --resume-from-checkpoint auto and more --max-steps"
 _ENDS = {
     "truncated": "ran out of turns",
@@ -109,18 +108,8 @@ def success_of(iterations: Sequence[Iteration]) -> Success:
     """Return the success of some iterations; nan if no episode has a result."""
     groups = [[t.success for t in group if t.counted] for iteration in iterations for group in iteration.groups]
     rates = [float(np.mean(group)) for group in groups if group]
-    rate, error = float(np.mean(rates)) if rates else float("nan"), float("nan")
-    if len(rates) >= FEWEST:
-        # Groups may be alike by chance: never less than of independent episodes.
-        number, won = sum(map(len, groups)), sum(map(sum, groups))
-        error = max(float(np.std(rates, ddof=1)) / len(rates) ** 0.5, _error_of_share(won, number))
-    return Success(rate, error, iterations[0].number, iterations[-1].number)
-
-
-def _error_of_share(won: float, number: float) -> float:
-    """Return the standard error of a share, by Agresti and Coull: none won, or all, do not make it 0."""
-    share = (won + 1) / (number + 2)
-    return (share * (1 - share) / (number + 2)) ** 0.5
+    rate = float(np.mean(rates)) if rates else float("nan")
+    return Success(rate, success_error(groups), iterations[0].number, iterations[-1].number)
 
 
 def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:
@@ -181,7 +170,7 @@ def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]])
     rates = [one.get("success_rate") for one in (before, after)]
     numbers = [one.get("episodes", 0) for one in (before, after)]
     if before is not after and None not in rates and min(numbers) >= FEWEST:
-        error = float(np.hypot(*(_error_of_share(rate * number, number) for rate, number in zip(rates, numbers))))
+        error = float(np.hypot(*(error_of_share(rate * number, number) for rate, number in zip(rates, numbers))))
         changes.append(Change(rates[1] - rates[0], error, "in evaluations, one standard error"))
     known = [change for change in changes if not np.isnan(change.points + change.error)]
     return min(known, key=lambda change: change.error, default=None)

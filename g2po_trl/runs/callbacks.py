@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 EARLY_VERDICT = 5  # iterations
+WIDTH = 120  # characters of a line
 _RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
 
 
@@ -73,7 +74,7 @@ class IterationProgressCallback(TrainerCallback):
             ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
             f"elapsed {duration(self.clock() - self.started)}{self._left(state)}",
         ]
-        print_line(" | ".join(parts))
+        print_line(joined(parts))
 
     def _left(self, state: TrainerState) -> str:
         """Return the time left, estimated by the mean time of an optimizer step, evaluations included."""
@@ -89,7 +90,7 @@ class IterationProgressCallback(TrainerCallback):
                 prefix = name.removesuffix("success_rate")
                 ends = [f"{metrics[f'{prefix}episodes']:.0f} episodes", f"{metrics[f'{prefix}runtime']:.0f} s"]
                 head = f"{prefix.removesuffix('_')} at step {state.global_step}"
-                print_line(" | ".join([head, *_episodes(metrics, prefix), *ends]))
+                print_line(joined([head, *_episodes(metrics, prefix), *ends]))
 
 
 class LogFile(TrainerCallback):
@@ -247,6 +248,17 @@ def print_line(text: str) -> None:
     """Print without tearing a progress bar."""
     tqdm.write(printable(text), file=sys.stdout)
     sys.stdout.flush()
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Return parts with " | " between them, in lines of at most `WIDTH` characters."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= WIDTH:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(f"    {part}")
+    return "\n".join(lines)
 
 
 def duration(seconds: float, rough: bool = False) -> str:

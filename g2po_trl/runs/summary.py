@@ -10,6 +10,7 @@ from ..environments.validation import is_score
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 
+FEWEST = 5  # groups from which a standard error is estimated
 OPTIONAL = ("admissible_action_ratio", "tool_call_ratio", "readable_call_ratio", "known_call_ratio")
 OF_ENVIRONMENTS = ("success_rate", "reward", "turns")  # what is reported of each, if there are several
 REPORT = "report"  # name of evaluations of a panel that chose nothing
@@ -25,6 +26,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     Returns:
         `success_rate`, `truncated_rate`, `failure_reason_rate`: fractions of the episodes with a result.
         `error_rate`, `lost_rate`: fractions of all episodes.
+        `success_rate_error`: standard error of `success_rate` over tasks, see `success_error`.
         `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
         `valid_action_ratio`: fraction of completions with the required format.
         `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
@@ -53,7 +55,9 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     parts = {name: _means([t for t in finished if t.environment == name]) for name in environments}
     means = _means(finished)
     return {
-        **{name: means[name] for name in ("success_rate", "reward")},
+        "success_rate": means["success_rate"],
+        "success_rate_error": success_error(by_task(finished)),
+        "reward": means["reward"],
         **scores,
         "turns": means["turns"],
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
@@ -70,6 +74,35 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "failure_reasons": dict(sorted(reasons.items())),
         **({"by_environment": parts} if parts else {}),
     }
+
+
+def by_task(finished: Sequence[Trajectory]) -> list[list[bool]]:
+    """Return the successes of each task's episodes."""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for one in finished:
+        groups[one.task_id].append(one.success)
+    return list(groups.values())
+
+
+def success_error(groups: Sequence[Sequence[bool]]) -> float:
+    """Return the standard error of success over groups of one task each; nan of fewer than `FEWEST` groups.
+
+    Episodes of a group are alike, so that groups are what is independent. Groups may be alike by chance: it is never
+    less than that of independent episodes.
+    """
+    rates = [sum(group) / len(group) for group in groups if group]
+    if len(rates) < FEWEST:
+        return float("nan")
+    number, won = sum(map(len, groups)), sum(map(sum, groups))
+    mean = sum(rates) / len(rates)
+    deviation = (sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)) ** 0.5
+    return max(deviation / len(rates) ** 0.5, error_of_share(won, number))
+
+
+def error_of_share(won: float, number: float) -> float:
+    """Return the standard error of a share, by Agresti and Coull: none won, or all, do not make it 0."""
+    share = (won + 1) / (number + 2)
+    return (share * (1 - share) / (number + 2)) ** 0.5
 
 
 def _calls(calls: Counter[str | None]) -> dict[str, float]:
@@ -182,7 +215,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
         if all(name in summary for summary in summaries):
             scale = {"reward": 1, "turns": 1, "episodes": 0}.get(name, 100)
             rows.append((label, [summary[name] for summary in summaries], scale))
-    width = max(len(label) for label, _, _ in rows)
+    width = max(len(label) for label in ["  ± standard error", *(label for label, _, _ in rows)])
     header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * (len(columns) == 2)])
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
@@ -191,6 +224,10 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
         if len(columns) == 2 and scale:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
+        if label == "success: all" and all(_number(one.get("success_rate_error")) >= 0 for one in summaries):
+            errors = [100 * one["success_rate_error"] for one in summaries]
+            errors += [(errors[0] ** 2 + errors[1] ** 2) ** 0.5] if len(errors) == 2 else []
+            lines.append(f"{'  ± standard error':<{width}}" + "".join(f"{error:10.1f}" for error in errors))
     return "\n".join(lines)
 
 

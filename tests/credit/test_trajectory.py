@@ -1,6 +1,7 @@
 """Trajectories: plain data, JSON lines out and in."""
 
 import json
+import math
 
 import pytest
 
@@ -146,6 +147,19 @@ def test_the_share_of_admissible_actions():
     silent = summarize([Trajectory("t", steps[2:], 0.0, "failure")])
     assert "admissible_action_ratio" not in silent
     assert "admissible" not in format_table({"before": silent, "after": summarize(played)})
+
+
+def test_the_error_of_success_is_over_tasks_in_the_table_too():
+    """Four of eight won in each of six tasks, or all of three tasks and none of three: the same mean."""
+    even = [Trajectory(str(n % 6), [], 0.0, "success" if n < 24 else "failure") for n in range(48)]
+    apart = [Trajectory(str(n % 6), [], 0.0, "success" if n % 6 < 3 else "failure") for n in range(48)]
+    low, high = (summarize(one)["success_rate_error"] for one in (even, apart))
+    assert low == pytest.approx((0.25 / 50) ** 0.5), "at least that of independent episodes"
+    assert high == pytest.approx((0.3 / 6) ** 0.5)
+    assert math.isnan(summarize(even[:4])["success_rate_error"])
+    table = format_table({"before": summarize(even), "after": summarize(apart)}).splitlines()
+    assert table[2].split()[-3:] == ["50.0", "50.0", "+0.0"]
+    assert table[3].split() == ["±", "standard", "error", "7.1", "22.4", "23.5"]
 
 
 def test_defaults_are_not_shared():
