@@ -9,6 +9,11 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 
+from ..engines.sampling import Sampling
+from ..environments.adapters.mixed import environments_of
+from ..environments.adapters.trl_tools import is_tool_environment
+from ..environments.agents.agent import AgentEnvironment
+from ..environments.validation import unwrap_factory
 from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported
@@ -41,7 +46,8 @@ Advantages: `{estimator}`; optimizer steps: {steps}.
 tokenizer = AutoTokenizer.from_pretrained("{where}")
 ```
 
-The model expects prompts as in its training; `g2po evaluate --model {where}` writes them.
+The model expects prompts as in its training. {program}
+`g2po play --model {where}` and `g2po evaluate --model {where}` do the same in its environment.
 
 ## Settings
 
@@ -93,6 +99,7 @@ def card_of(
         facts=table_of(facts),
         loading=loading_code(where, base if on_hub else Path(base).name, model.config.architectures, adapter),
         where=where,
+        program=program_of(trainer, where),
         settings=table_of(settings),
         versions=", ".join(f"{package} {number}" for package, number in installed_versions().items()),
     )
@@ -143,6 +150,95 @@ def loading_code(where: str, base: str, architectures: Sequence[str] | None, ada
     subfolder = "" if adapter == "default" else f', subfolder="{adapter}"'
     model = f'PeftModel.from_pretrained({kind}.from_pretrained("{base}"), "{where}"{subfolder})'
     return f"from peft import PeftModel\n{imports}\n\nmodel = {model}"
+
+
+_SHARED = """import torch
+
+from g2po_trl.engines.stop_tokens import get_stop_token_ids
+{imports}
+encode, stops = ChatEncoder(tokenizer, {template_kwargs}), get_stop_token_ids(tokenizer, model)
+"""
+_GENERATE = "model.generate(torch.tensor([{ids}], device=model.device), eos_token_id=sorted(stops), {sampling})"
+_WINDOW = (
+    _SHARED
+    + """
+prompt, history = load_prompt(read_run({folder})["prompt"]), []  # clear the history before an episode
+
+
+def act(observation, task="", actions=None):
+    shown = last_steps(history, {history_length})
+    ids, text = encode(prompt.messages(observation, task, actions, shown, len(history)))
+    written = {generate}[0, len(ids) :]
+    action, is_valid = prompt.read(encode.decode(written.tolist(), stops), text[-64:], actions)
+    history.append((observation, action))
+    return action
+"""
+)
+_CONVERSATION = (
+    _SHARED
+    + """
+encoder, transcript = ConversationEncoder(encode, stops), Transcript()  # a new transcript for each conversation
+
+
+def answer(messages, tools=None):
+    prompt = encoder.prompt(ChatRequest(messages, tools), transcript, None)
+    written = {generate}[0, len(prompt.ids) :].tolist()
+    message, is_valid = encoder.tools.parse(encoder.decode(written), written, prompt.ids, tools)
+    encoder.answered(prompt, tools, message, written, transcript)
+    return message
+"""
+)
+
+
+def program_of(trainer: Any, where: str) -> str:
+    """Return a program that asks the model as in training, without a trainer, for use after `loading_code`."""
+    args, environment = trainer.args, trainer.environment_factory
+    if environments_of(environment):
+        return ""
+    is_window = trainer.history == "window" and unwrap_factory(environment) is not AgentEnvironment
+    names = (
+        ["from g2po_trl.prompts.template import last_steps"]
+        if is_window
+        else [
+            "from g2po_trl.prompts.conversation import ChatRequest, Transcript",
+            "from g2po_trl.prompts.conversation_encoder import ConversationEncoder",
+        ]
+    )
+    names.append("from g2po_trl.prompts.tokenization import ChatEncoder")
+    names += ["from g2po_trl.runs.run_json import load_prompt, read_run"] if is_window else []
+    folder = repr(str(where))
+    if is_window and not Path(where).is_dir():  # on the Hub
+        names.append("from huggingface_hub import snapshot_download")
+        folder = f"snapshot_download({folder}, allow_patterns='run.json')"
+    generate = _GENERATE.format(
+        ids="ids" if is_window else "prompt.ids", sampling=_sampling_code(args.evaluation_sampling())
+    )
+    program = (_WINDOW if is_window else _CONVERSATION).format(
+        imports="\n".join(names) + "\n",
+        template_kwargs=args.chat_template_kwargs,
+        folder=folder,
+        history_length=args.history_length,
+        generate=generate,
+    )
+    what = "an observation" if is_window else "chat messages"
+    about = f"This program, after the lines above, answers {what}:"
+    if not is_window and unwrap_factory(environment) is not AgentEnvironment and not is_tool_environment(environment):
+        about = (
+            "This program, after the lines above, answers chat messages; `first_message` and `turn_message` of the "
+            "prompt template write an observation as one, and its `read` the action in an answer:"
+        )
+    return f"{about}\n\n```python\n{program}```\n"
+
+
+def _sampling_code(sampling: Sampling) -> str:
+    """Return how completions are sampled as arguments of `generate`."""
+    options: dict[str, Any] = {"max_new_tokens": sampling.max_completion_length, "do_sample": sampling.temperature > 0}
+    if sampling.temperature > 0:
+        options |= {"temperature": sampling.temperature, "top_k": 0, **sampling.filters()}
+    if sampling.stop_sequences:
+        options["stop_strings"] = list(sampling.stop_sequences)
+    code = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return code + (", tokenizer=tokenizer" if sampling.stop_sequences else "")
 
 
 def _describe_adapter(config: Any) -> str:

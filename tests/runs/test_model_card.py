@@ -1,6 +1,12 @@
 """The card shows what a run's evaluations found, of each panel."""
 
+import re
+
+import pytest
+from tools_by_hand import Safe
+
 from g2po_trl import Step, Trajectory
+from g2po_trl.engines.sampling import Sampling
 from g2po_trl.runs.model_card import results_of, table_of
 from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel, summarize
 
@@ -49,3 +55,27 @@ def test_only_the_same_tasks_at_the_same_temperature_are_compared():
     assert before_and_after([first, {**last, "panel": "b"}])[0]["step"] == 9
     assert before_and_after_by_panel([first, then])["eval"] == (then, then)
     assert before_and_after([first, {**first, "step": 9}])[0] is first
+
+
+@pytest.mark.parametrize("kind", ["window", "tools"])
+def test_the_program_of_the_card_answers_as_the_trainer_does(make_trainer, tmp_path, kind):
+    """Greedily, in an episode of the trained model: the same prompt, completion and action."""
+    options = {} if kind == "window" else {"environment": Safe, "history": "conversation"}
+    trainer = make_trainer(max_steps=1, eval_temperature=0.0, **options)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card()
+    ((played,), _) = trainer.player.play([{"seed": 1}], Sampling(temperature=0.0, max_completion_length=2))
+    code = "".join(re.findall("```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL))
+    assert len([line for line in code.splitlines() if line.strip()]) <= 24
+    names = {}
+    exec(compile(code, "card", "exec"), names)
+    if kind == "window":
+        acted = [names["act"](step.observation, "go") for step in played.steps]
+        assert acted == [step.action for step in played.steps] and len(acted) == 2
+    else:
+        first = played.steps[0]
+        tools = trainer.player.pool.reset([{"seed": 1}])[0].request.tools
+        trainer.player.pool.end()
+        assert names["answer"](first.messages, tools) == first.response
+        assert names["transcript"].ids, "a conversation goes on from it"
