@@ -37,7 +37,7 @@ from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .environments.adapters.mixed import environments_of, mixed, one_task_each, weighted
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
-from .environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
+from .environments.adapters.trl_tools import played_as
 from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
@@ -178,10 +178,11 @@ class G2POTrainer(GRPOTrainer):
         environment_factory = with_rewards(mixed(environment_factory), reward_funcs, args.reward_weights, tools)
         check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
-        self.history = args.history or default_history(environment_factory, prompt_template)
-        prompt_template, limits = prompt_template_of(environment_factory, prompt_template), EpisodeLimits.of(args)
+        limits = EpisodeLimits.of(args)
         limits.check_names(environments_of(environment_factory))
-        wrapped_factory = text_environment_factory(environment_factory, limits, self.history, prompt_template)
+        wrapped_factory, prompt_template, self.history = played_as(
+            environment_factory, limits, prompt_template, args.history
+        )
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         self._wrapped_factory = wrapped_factory
         check_datasets(wrapped_factory, train_dataset, eval_dataset)

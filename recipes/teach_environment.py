@@ -38,6 +38,7 @@ from g2po_recipes.cold_start.experts import (
     random_answer,
     recorded_answer,
 )
+from g2po_recipes.cold_start.limits import describe_limits
 from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
 from g2po_recipes.train_environment import OwnArguments
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
@@ -48,16 +49,14 @@ from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.adapters.mixed import environments_of
-from g2po_trl.environments.adapters.trl_tools import (
-    default_history,
-    default_prompt_template,
-    text_environment_factory,
-)
+from g2po_trl.environments.adapters.trl_tools import played_as
 from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.rollout.words import reason_kind
+from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import option
@@ -145,11 +144,11 @@ def load_game(script_args: ScriptArguments) -> Game:
         raise G2POError(
             f"{script_args.environment or agent} has several: teach them one after the other, by their names"
         )
-    history = script_args.history or default_history(made, wording)
+    factory, template, history = played_as(made, EpisodeLimits(turns), wording, script_args.history)
     prompts = {"max_prompt_length": script_args.max_prompt_length, "history": history}
     return Game(
-        text_environment_factory(made, EpisodeLimits(turns), history),
-        default_prompt_template(made) if wording is None else wording,
+        factory,
+        template,
         prompts,
         script_args.chat_template_kwargs,
         PoolLimits.of(script_args),
@@ -255,8 +254,8 @@ def demonstrate(
     with EnvironmentPool(source.factory, game.limits) as pool:
         trajectories, _ = Player(pool, actor, EpisodeLimits(script_args.max_turns)).play(source.tasks)
     successes = [t for t in trajectories if t.success]
-    reasons = Counter(t.error or t.failure_reason or t.outcome for t in trajectories if not t.success)
-    others = "; ".join(f"{number} x {why:.300}" for why, number in reasons.most_common(3))
+    reasons = Counter(reason_kind(t.error or t.failure_reason or t.outcome) for t in trajectories if not t.success)
+    others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
     if not successes:
         raise G2POError(
             f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}): only successful episodes are "
@@ -326,12 +325,21 @@ def main() -> None:
         shown = demonstrate(showing, source, game, base_model, args.seed)
         samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
         exam = make_exam(script_args, to_examine, game)
-        reached = run_teaching(script_args, args, model_args, base_model, samples, exam)
+        expert = None if source.kind != "expert" else source.expert if script_args.agent else source.factory.args[1]
+        limits = partial(
+            describe_limits,
+            exam,
+            shown=shown,
+            expert=expert,
+            needs_worker=script_args.agent is None,
+            model_name=base_model[0],
+        )
+        last = run_teaching(script_args, args, model_args, base_model, samples, exam, limits)
     name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
     target = f"--agent {name}" if script_args.agent else name
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
     following = f"g2po train {target} --model {args.output_dir}"
-    if reached:
+    if last["reached"]:
         print(f"Next: {following}")
         return
     more = f"--num-train-epochs {MORE * args.num_train_epochs:g}"
@@ -339,7 +347,9 @@ def main() -> None:
         episodes, answers = MORE * len(source.tasks), MORE * script_args.num_demonstrations
         more = f"--num-episodes {episodes} --num-demonstrations {answers}"
     print(
-        f"Next: the same command with {more} (it ends at the target). Or {following}, if the model sometimes succeeds"
+        f"Next: g2po view {args.output_dir} shows the exams. The same command with {more} takes at most about "
+        f"{duration(MORE * last['seconds'], rough=True)} here (it ends at the target). Or {following}, if the model "
+        "sometimes succeeds"
     )
 
 

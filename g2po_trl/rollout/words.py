@@ -6,12 +6,15 @@ the assistant's message as JSON instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ..prompts.conversation import Message, as_text, message_text, since_last_completion
 from ..prompts.state_keys import without_noise
 from ..trajectory import Step
 
+LONGEST_REASON = 200  # characters
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+([.,]\d+)*")
 NOTHING = "(nothing)"  # of an empty completion, and of a request without new messages
 NEWS_KEYS: dict[str, Callable[[Step], str]] = {  # state keys of a chat request that are its news alone
     "news": lambda step: step.observation,
@@ -46,3 +49,13 @@ def completion_text(step: Step) -> str:
     if answer is None:
         return step.action if step.completion is None else step.completion
     return message_text(answer) or NOTHING
+
+
+def reason_kind(reason: str) -> str:
+    """Return why an episode ended in one short line, equal for reasons that differ in numbers and addresses alone."""
+    head = reason.partition(": ")[0]
+    text = reason.strip().partition("\nslot ")[0].strip() or "unknown"
+    if "Traceback (most recent call last)" in text:  # what was raised is in its last line
+        text = f"{head}: {text.splitlines()[-1].strip()}"
+    text = " ".join(text.split())
+    return _NUMBER.sub("N", text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…")

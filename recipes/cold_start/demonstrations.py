@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from g2po_recipes.cold_start.experts import Expert
+from g2po_recipes.cold_start.experts import Expert, as_message, prose
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
-from g2po_trl.prompts.conversation import Message, normalize_messages
+from g2po_trl.prompts.conversation import Message
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
-from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
@@ -158,31 +157,6 @@ def until_stop(ids: Sequence[int], stops: Collection[int], tokenizer: PreTrained
             "of turn to eos_token_id of the model's generation_config.json"
         )
     return list(ids[: end + 1])
-
-
-def as_message(answer: Any) -> Message:
-    """Return an expert's answer as an assistant's message.
-
-    Raises:
-        G2POError: if it is neither a text nor calls nor a message.
-    """
-    if isinstance(answer, str):
-        answer = {"content": answer}
-    elif isinstance(answer, Mapping) and "name" in answer:
-        answer = {"tool_calls": [answer]}
-    elif isinstance(answer, Sequence):
-        answer = {"tool_calls": answer}
-    if not isinstance(answer, Mapping):
-        raise G2POError(
-            f"the expert returned {answer!r:.200}: return an action (a text), a call {{'name': …, 'arguments': "
-            f"{{…}}}}, a list of calls, a message, or None to give up"
-        )
-    return normalize_messages([{**answer, "role": "assistant"}])[0]
-
-
-def prose(message: Message) -> str:
-    """Return a message as text, with its calls as `<tool_call>…</tool_call>`."""
-    return ProseTools().render([message], None)[0][0]["content"]
 
 
 def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:

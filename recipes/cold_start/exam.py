@@ -21,6 +21,7 @@ from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
+from g2po_trl.runs.callbacks import joined
 from g2po_trl.runs.summary import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
@@ -64,7 +65,12 @@ class SuccessEvaluation:
         return summary["success_rate"] >= self.target and summary["valid_action_ratio"] >= self.target_valid
 
     def evaluate(
-        self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
+        self,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: EnvironmentPool,
+        seed: int,
+        make_actor: Callable[..., PromptActor] = PromptActor,
     ) -> tuple[dict[str, Any], list[Trajectory]]:
         """Play all tasks in evaluation mode with a separate random state; return the summary and the trajectories."""
         was_training, cache = model.training, model.config.use_cache
@@ -75,7 +81,7 @@ class SuccessEvaluation:
                 torch.manual_seed(derived_seed(seed, 0))
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
                 encode = ChatEncoder(tokenizer, self.chat_template_kwargs)
-                actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
+                actor = make_actor(engine, encode, self.template, self.history_length, **self.prompts)
                 trajectories, _ = Player(pool, actor, EpisodeLimits(self.max_turns)).play(self.rows, self.sampling)
         finally:
             model.config.use_cache = cache
@@ -129,15 +135,21 @@ class SuccessEvalCallback(TrainerCallback):
         self.results.append({"step": state.global_step, "samples": samples, "seconds": round(elapsed, 1), **summary})
         write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
         listed = summary.get("admissible_action_ratio")
-        listed = "" if listed is None else f"admissible {listed:.1%} | "
-        losses = [f"loss {entry['loss']:.2f} | " for entry in state.log_history if "loss" in entry]
-        print(
-            f"step {state.global_step:>4} | {samples} samples | {''.join(losses[-1:])}"
-            f"success {summary['success_rate']:.1%} of {summary['episodes']} games | "
-            f"well-formed {summary['valid_action_ratio']:.1%} | {listed}"
-            f"turns {summary['turns']:.1f} | exam {duration:.0f} s | elapsed {elapsed:.0f} s",
-            flush=True,
-        )
+        called = summary.get("tool_call_ratio")
+        losses = [f"loss {entry['loss']:.2f}" for entry in state.log_history if "loss" in entry]
+        parts = [
+            f"step {state.global_step:>4}",
+            f"{samples} samples",
+            *losses[-1:],
+            f"success {summary['success_rate']:.1%} of {summary['episodes']} games",
+            f"well-formed {summary['valid_action_ratio']:.1%}",
+            *([] if called is None else [f"calls {called:.1%}"]),
+            *([] if listed is None else [f"admissible {listed:.1%}"]),
+            f"turns {summary['turns']:.1f}",
+            f"exam {duration:.0f} s",
+            f"elapsed {elapsed:.0f} s",
+        ]
+        print(joined(parts), flush=True)
         if failed := summary["error_rate"] + summary["lost_rate"]:
             print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
         if self.exam.is_passed(summary):

@@ -18,6 +18,8 @@ from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_en
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.environments.loading import import_named, load
 from g2po_trl.environments.validation import validate_observation
+from g2po_trl.prompts.conversation import Message, normalize_messages
+from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.errors import G2POError
@@ -103,6 +105,31 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
         "random_episodes is set, and the environment lists neither admissible_actions nor tools to choose from: write "
         "an expert, or pass --demonstrations FILE"
     )
+
+
+def as_message(answer: Any) -> Message:
+    """Return an expert's answer as an assistant's message.
+
+    Raises:
+        G2POError: if it is neither a text nor calls nor a message.
+    """
+    if isinstance(answer, str):
+        answer = {"content": answer}
+    elif isinstance(answer, Mapping) and "name" in answer:
+        answer = {"tool_calls": [answer]}
+    elif isinstance(answer, Sequence):
+        answer = {"tool_calls": answer}
+    if not isinstance(answer, Mapping):
+        raise G2POError(
+            f"the expert returned {answer!r:.200}: return an action (a text), a call {{'name': …, 'arguments': "
+            f"{{…}}}}, a list of calls, a message, or None to give up"
+        )
+    return normalize_messages([{**answer, "role": "assistant"}])[0]
+
+
+def prose(message: Message) -> str:
+    """Return a message as text, with its calls as `<tool_call>…</tool_call>`."""
+    return ProseTools().render([message], None)[0][0]["content"]
 
 
 def find_expert(name: str) -> Callable[..., Answer] | None:

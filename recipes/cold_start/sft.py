@@ -216,8 +216,9 @@ def run_teaching(
     base_model: tuple[str, PreTrainedTokenizerBase],
     samples: Dataset,
     exam: SuccessEvaluation,
-) -> bool:
-    """Fine-tune, save the model and its evaluations, and return whether the last one reached the target.
+    describe_limits: Callable[..., str] | None = None,
+) -> dict[str, Any]:
+    """Fine-tune, save the model and its evaluations, and return the last one, with `reached`: whether the target was.
 
     Args:
         script_args: the recipe's arguments.
@@ -226,6 +227,8 @@ def run_teaching(
         base_model: see `load_base_model`.
         samples: of `teach`.
         exam: the evaluation.
+        describe_limits: returns what limits a model that missed the target, from the model, its tokenizer, the seed
+            and the last evaluation.
 
     Raises:
         G2POError: if the chat template does not fit.
@@ -254,7 +257,9 @@ def run_teaching(
         f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
         f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
     )
-    return reached
+    if not reached and describe_limits is not None:
+        print(describe_limits(model, tokenizer, args.seed, last), flush=True)
+    return {**last, "reached": reached}
 
 
 def _delete_checkpoints(output: Path) -> None:

@@ -10,6 +10,7 @@ from g2po_trl import PoolLimits, read_jsonl
 from g2po_trl.cli.commands.init import write_folder
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
+from g2po_trl.cli.commands.view import main as view_main
 from g2po_trl.cli.recipe_files import recipes_folder
 from g2po_trl.utils.errors import G2POError
 
@@ -72,9 +73,13 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
 def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch, capsys):
     teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
     said = capsys.readouterr().out.splitlines()
-    assert "target of 30% not reached" in said[-3], said
-    more = "--num-episodes 70 --num-demonstrations 80 (it ends at the target). Or g2po train letters"
-    assert said[-1].startswith(f"Next: the same command with {more}")
+    assert "target of 30% not reached" in said[-4], said
+    assert said[-3].startswith("The format is the limit: "), "of 8 demonstrations"
+    more = "--num-episodes 70 --num-demonstrations 80 takes at most about"
+    start = f"Next: g2po view runs/game-start shows the exams. The same command with {more} "
+    assert said[-1].startswith(start) and " here (it ends at the target). Or g2po train letters" in said[-1]
+    view_main(["runs/game-start", "--text"])
+    assert "Evaluation exam, step 1: 0.0 % of 16 episodes won" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

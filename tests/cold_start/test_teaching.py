@@ -3,24 +3,36 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from scripted_actors import ScriptedEngine
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.exam import SuccessEvaluation
+from g2po_recipes.cold_start.limits import completion_scores, describe_limits
 from g2po_recipes.cold_start.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
-from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, read_jsonl
+from g2po_trl import (
+    EnvironmentPool,
+    Observation,
+    PoolLimits,
+    PromptTemplate,
+    Step,
+    StepResult,
+    TextEnvironment,
+    Trajectory,
+    read_jsonl,
+)
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.prompts.template import DEFAULT_PROMPT
+from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
@@ -251,3 +263,40 @@ def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, o
     setattr(model_args if hasattr(model_args, option) else args, option, True)
     with pytest.raises(ValueError, match=f"{option} is set: "):
         load_base_model(TeachingArguments(), args, model_args)
+
+
+def test_what_limits_a_model(tiny_model_dir):
+    """An untrained model copies badly and plans badly: each alone is made perfect, and its gain is named."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    prompt = tokenizer("hall")["input_ids"]
+    completions = [tokenizer(text)["input_ids"] for text in ("a", "a b c", "b")]
+    scores = completion_scores(model, prompt, completions)
+    for score, completion in zip(scores, completions):
+        with torch.no_grad():
+            logs = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        by_hand = sum(logs[i, token] for i, token in enumerate(completion))
+        assert score == pytest.approx(float(by_hand), abs=1e-4)
+
+    class Door(TextEnvironment):
+        def reset(self, **task):
+            return Observation("hall", None, ["a", "z"], "go")
+
+        def step(self, action):
+            return StepResult(Observation("end"), 10.0 * (action == "a"), True)
+
+    rows = [{"seed": seed} for seed in range(16)]
+    template = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
+    sampling = Sampling(temperature=1.0, max_completion_length=2)
+    one = SuccessEvaluation(Door, rows, template, 0, 1, sampling, 0.9, 1, limits=PoolLimits(1))
+    shown = [Trajectory("t", [Step("hall", "a", admissible_actions=["a", "z"])], 10.0, "success")]
+    last = {"valid_action_ratio": 1.0, "success_rate": 0.0}
+    about = {"shown": shown, "expert": lambda door: "a", "needs_worker": True, "model_name": "none"}
+    said = describe_limits(one, model, tokenizer, 0, last, **about)
+    assert said.startswith("What limits it: success 0% as it is, ") and "if each action is one of the listed" in said
+    copied = float(re.search(r"(\d+)% if each action", said)[1]) / 100
+    assert 0 < copied < 1, "drawn by the model's probabilities of two letters"
+    assert re.search(r"\d% if the expert's action replaces each that has an effect. Copying is the limit: ", said)
+    half = {**last, "valid_action_ratio": 0.5}
+    low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, half, **about)
+    assert low.startswith("The format is the limit: 50% of the completions have it, and the target is 90%.")

@@ -317,6 +317,25 @@ def _error(message: str) -> str:
     return json.dumps({"error": message}, ensure_ascii=False)
 
 
+def played_as(
+    environment_factory: Callable[[], Any],
+    limits: EpisodeLimits,
+    prompt_template: Any = None,
+    history: str | None = None,
+) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
+    """Return the factory, the wording of prompts and the history with which an environment is trained.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        limits: of an episode.
+        prompt_template: as passed to the trainer.
+        history: `G2POConfig.history`.
+    """
+    history = history or default_history(environment_factory, prompt_template)
+    template = prompt_template_of(environment_factory, prompt_template)
+    return text_environment_factory(environment_factory, limits, history, template), template, history
+
+
 def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
     """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own.
 

@@ -1,0 +1,188 @@
+"""What limits a taught model: the format, words, copying or planning? Its exam again, with one of them made perfect.
+
+*copying*: each action is one of the listed ones, drawn by the model's probabilities of their completions. *planning*:
+the expert's action replaces each of the model's that has an effect, so that what is left to the model is to write one.
+The larger gain in success names the limit. `benchmarks/learning/oracles.py` measures the same in ALFWorld.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from g2po_recipes.cold_start.demonstrations import ExpertSession
+from g2po_recipes.cold_start.exam import SuccessEvaluation
+from g2po_recipes.cold_start.experts import Expert, ExpertEnvironment, as_message, carried_answer, prose
+from g2po_trl.engines.base import Completion
+from g2po_trl.engines.sampling import Sampling, derived_seed
+from g2po_trl.environments.pool.pool import EnvironmentPool
+from g2po_trl.environments.tasks import task_id_of
+from g2po_trl.evaluation.spelling import spelled_words
+from g2po_trl.prompts.conversation import response_action
+from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
+from g2po_trl.rollout.episode import Episode
+from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.trajectory import Step, Trajectory
+
+GAIN = 0.1  # of success, from which a limit is named
+BATCH = 16  # completions that are scored together
+
+
+@dataclass
+class CopyingActor(PromptActor):
+    """Writes one of the listed actions, drawn by the probabilities of their completions under `model`."""
+
+    model: torch.nn.Module | None = None
+    streams = False
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> CopyingSession:
+        return CopyingSession(self, sampling, seeds, stats)
+
+
+class CopyingSession(ExpertSession):
+    """Session of a `CopyingActor`."""
+
+    receive_steps = PromptSession.receive_steps
+
+    def _generate(self) -> dict[int, Completion]:
+        return {number: self._choose(one) for number, one in self.asked.items()}
+
+    def _choose(self, one: Asked) -> Completion:
+        completions = [
+            self._text_ids(one, as_message(action)) for action in one.episode.observation.admissible_actions
+        ]
+        scores = completion_scores(self.actor.model, one.prompt.ids, completions)
+        if self.sampling.temperature > 0:
+            place = int(torch.multinomial((scores / self.sampling.temperature).softmax(0), 1))
+        else:
+            place = int(scores.argmax())
+        return Completion(completions[place])
+
+
+@dataclass
+class PlanningActor(PromptActor):
+    """Replaces each action of the model that has an effect by the expert's.
+
+    Args:
+        expert: chooses the answers.
+        seed: of the expert's random numbers.
+    """
+
+    expert: Expert | None = None
+    seed: int = 0
+    streams = False
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> PlanningSession:
+        return PlanningSession(self, sampling, seeds, stats)
+
+
+@dataclass
+class PlanningSession(PromptSession):
+    """Session of a `PlanningActor`."""
+
+    answers: dict[int, Any] = field(default_factory=dict)  # by the episode's number
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            rng = random.Random(derived_seed(self.actor.seed, episode.number, len(episode.steps)))
+            self.answers[episode.number] = self.actor.expert(episode, rng)
+        super().ask(episodes)
+
+    def _step(self, one: Asked, completion: Completion) -> Step:
+        step, answer = super()._step(one, completion), self.answers[one.episode.number]
+        has_effect = step.valid and step.admissible is not False and step.call in (None, "known", "readable")
+        if has_effect and answer is not None:
+            message = as_message(answer)
+            step.action = prose(message) if step.messages is None else response_action(message)
+        return step
+
+
+def completion_scores(
+    model: torch.nn.Module, prompt: Sequence[int], completions: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Return (C,) log-probabilities of completions of a prompt."""
+    scores = []
+    for start in range(0, len(completions), BATCH):
+        some = completions[start : start + BATCH]
+        longest = max(map(len, some))
+        rows = torch.tensor([[*prompt, *one, *[0] * (longest - len(one))] for one in some], device=model.device)
+        with torch.inference_mode():  # padding follows a completion, and causal attention does not see it
+            logs = model(input_ids=rows).logits[:, len(prompt) - 1 : -1].float().log_softmax(-1)
+        chosen = logs.gather(2, rows[:, len(prompt) :, None])[..., 0]
+        inside = (
+            torch.arange(longest, device=rows.device) < torch.tensor(list(map(len, some)), device=rows.device)[:, None]
+        )
+        scores.append((chosen * inside).sum(1))
+    return torch.cat(scores).cpu()
+
+
+def describe_limits(
+    exam: SuccessEvaluation,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    seed: int,
+    last: Mapping[str, Any],
+    shown: Sequence[Trajectory],
+    expert: Expert | None,
+    needs_worker: bool,
+    model_name: str,
+) -> str:
+    """Return what limits a model that missed its target, in a few sentences.
+
+    Args:
+        exam: the evaluation.
+        model: the taught model.
+        tokenizer: the model's.
+        seed: of the exam.
+        last: results of the last exam.
+        shown: the demonstrations.
+        expert: of an environment a function of its instance, of an agent one of an episode. `None`: there is none.
+        needs_worker: the expert is of an environment.
+        model_name: the base model, a folder or a Hub id.
+    """
+    valid, success = last["valid_action_ratio"], last["success_rate"]
+    if valid < exam.target_valid:
+        return (
+            f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
+            f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
+        )
+    found = [f"success {success:.0%} as it is"]
+    gains = {}
+    lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
+    if lists_actions:
+        with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
+            summary, _ = exam.evaluate(model, tokenizer, pool, seed, partial(CopyingActor, model=model))
+        gains["Copying"] = summary["success_rate"] - success
+        found.append(f"{summary['success_rate']:.0%} if each action is one of the listed ones")
+    if expert is not None:
+        factory, answer, rows = exam.environment_factory, expert, exam.rows
+        if needs_worker:
+            factory, answer = partial(ExpertEnvironment, factory, expert), carried_answer
+            rows = [
+                {"task_id": task_id_of(row), "task": row, "seed": derived_seed(seed, number)}
+                for number, row in enumerate(rows)
+            ]
+        planned = replace(exam, rows=rows)
+        with EnvironmentPool(factory, exam.limits) as pool:
+            summary, _ = planned.evaluate(
+                model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
+            )
+        gains["Planning"] = summary["success_rate"] - success
+        found.append(f"{summary['success_rate']:.0%} if the expert's action replaces each that has an effect")
+    said = f"What limits it: {', '.join(found)}."
+    words = spelled_words([step for one in shown for step in one.steps], model_name, with_actions=True)
+    if words:
+        said += f" Words: {words[0].text}."
+    best = max(gains, key=lambda name: gains[name], default=None)
+    if best is not None and gains[best] > GAIN:
+        remedy = {
+            "Copying": "it does not write the listed actions: use words that it knows, a larger model, or teach more",
+            "Planning": "it writes actions that exist, and not those that win: more episodes of the expert help",
+        }
+        return f"{said} {best} is the limit: {remedy[best]}."
+    return f"{said} Neither alone is the limit." if gains else said
