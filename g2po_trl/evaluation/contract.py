@@ -32,11 +32,19 @@ IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look "
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of `g2po check`. `level`: "error", "warning" or "ok"; `remedy`: what to do, as sentences."""
+    """A finding of `g2po check`.
+
+    Args:
+        level: "error", "warning" or "ok".
+        text: what was found.
+        remedy: what to do, as sentences.
+        is_final: a training of what was tried would learn nothing.
+    """
 
     level: str
     text: str
     remedy: str = ""
+    is_final: bool = False
 
     def __str__(self) -> str:
         return f"{self.level:9} {' '.join(filter(None, [f'{self.text}.', self.remedy]))}"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.mixed import COLUMN, check_mixture, environments_of
-from ..environments.adapters.trl_tools import default_history, text_environment_factory
+from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
 from ..environments.agents.agent import AgentEnvironment, agent_factory
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import EnvironmentContractError, check_task_columns, player_of, unwrap_factory
-from ..prompts.template import DEFAULT_PROMPT
+from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..utils.errors import G2POError
@@ -38,6 +38,8 @@ from .findings import (
 )
 from .random_episodes import TEXTS, Played, describe_failure, play_at_random, probe, probed
 
+Extra = Sequence[Callable[[Played], list[Finding]]]
+
 if TYPE_CHECKING:
     from .chat_models import ChatCompletion, ChatModel
 
@@ -50,6 +52,7 @@ def examine(
     seed: int = 0,
     limits: PoolLimits | None = None,
     episode_limits: EpisodeLimits | None = None,
+    extra: Extra = (),
 ) -> list[Finding]:
     """Return the findings of random episodes of an environment in worker processes, the worst first.
 
@@ -63,14 +66,15 @@ def examine(
         seed: seed of the random actions.
         limits: of environment workers, as for `EnvironmentPool`; one worker plays.
         episode_limits: of an episode, besides `turns`.
+        extra: functions that return further findings of what was played.
     """
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
     if environments := environments_of(environment_factory):
-        played = (episodes, seed, limits)
+        played = (episodes, seed, limits, extra)
         return _sorted(_examine_each(environments, environment_factory, tasks, of_episodes, *played))
     if unwrap_factory(environment_factory) is AgentEnvironment:
         bound = {name: environment_factory.keywords.get(name) for name in ("agent", "state_key")}
-        more = {"episode_limits": of_episodes, "state_key": bound["state_key"]}
+        more = {"episode_limits": of_episodes, "state_key": bound["state_key"], "extra": extra}
         return examine_agent(bound["agent"], tasks, episodes, turns, seed, limits, **more)
     limits = replace(PoolLimits.of(limits), num_environment_workers=1)
     patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
@@ -80,7 +84,7 @@ def examine(
         findings, tasks = _check_columns(factory, tasks)
         if tasks:
             with EnvironmentPool(factory, limits) as pool, EnvironmentPool(probed(factory), patient) as second:
-                findings += _examine(pool, second, tasks, episodes, of_episodes, seed)
+                findings += _examine(pool, second, tasks, episodes, of_episodes, seed, extra)
     except ValueError as error:  # e.g. tools without a description, variables that are not set
         findings = [Finding("error", str(error))]
     return _sorted(findings)
@@ -96,6 +100,7 @@ def examine_agent(
     texts: Sequence[str] = TEXTS,
     state_key: Callable | None = None,
     episode_limits: EpisodeLimits | None = None,
+    extra: Extra = (),
 ) -> list[Finding]:
     """Return the findings of episodes of an agent with random responses in worker processes, the worst first.
 
@@ -113,6 +118,7 @@ def examine_agent(
                 findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
                 findings += recurrence(played, episodes, PASS_KEY)
                 findings += recurrence_by_key(played, state_key is not None)
+                findings += [finding for find in extra for finding in find(played)]
                 if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
                     findings.append(outcome_finding(played.episodes, turns, "random responses"))
             if played.episodes and not played.failures:
@@ -122,22 +128,36 @@ def examine_agent(
     return _sorted(findings)
 
 
-def try_agent(
-    agent: Callable | str,
+def try_model(
+    environment_factory: Callable,
     tasks: Sequence[dict[str, Any]],
     episodes: int,
     turns: int,
     chat: ChatModel,
     sampling: Sampling,
-    max_prompt_length: int | None = None,
+    settings: Any,
+    prompt_template: PromptTemplate | None = None,
     limits: PoolLimits | None = None,
-    state_key: Callable | None = None,
     episode_limits: EpisodeLimits | None = None,
+    extra: Extra = (),
 ) -> list[Finding]:
-    """Return the findings of episodes in which a model answers an agent, all at the same time, the worst first.
+    """Return the findings of episodes that a model plays, all at the same time, asked as in training, the worst first.
 
-    Arguments as of `examine_agent`; `max_prompt_length` is not for servers. Raises `G2POError` if a server rejects
-    requests or cannot be reached.
+    Args:
+        environment_factory: as passed to the trainer.
+        tasks: as of `examine`, as are `episodes`, `turns`, `limits`, `episode_limits` and `extra`.
+        episodes: per task.
+        turns: of an episode.
+        chat: the model.
+        sampling: of completions.
+        settings: an object with `history`, `history_length` and `max_prompt_length`; the last is not for servers.
+        prompt_template: as passed to the trainer.
+        limits: of workers.
+        episode_limits: of an episode.
+        extra: further findings.
+
+    Raises:
+        G2POError: if a server rejects requests or cannot be reached.
     """
     from .actors import make_actor  # transformers: for episodes with a model alone
     from .agents import DirectAgent
@@ -148,27 +168,33 @@ def try_agent(
         played.note(episode.observation, is_first=not episode.steps)
         lengths.append((completion.prompt_tokens, completion.completion_tokens))
 
-    direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
+    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
+    factory, template, history = played_as(environment_factory, of_episodes, prompt_template, settings.history)
+    direct = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
     actor = make_actor(chat, direct, lambda episode: (), lambda: None, count)
     rows = [task for task in tasks for _ in range(episodes)]
     groups = [number // episodes for number in range(len(rows))]
     seeds = [derived_seed(0, number) for number in range(len(rows))]
-    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
-    factory = text_environment_factory(agent_factory(agent, turns, state_key), of_episodes)
     with EnvironmentPool(factory, limits) as pool:
         trajectories, _ = Player(pool, actor, of_episodes).play(rows, sampling, groups, seeds)
     played.fail(trajectories)
     for start in range(0, len(rows), episodes):
         played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
-    findings = agent_failures(played)
+    is_agent = unwrap_factory(environment_factory) is AgentEnvironment
+    findings = agent_failures(played, "the agent" if is_agent else "an episode")
     if played.episodes:
-        findings += [*agent_findings(played, turns, answered=""), *completion_findings(played, lengths)]
-        findings += recurrence(played, episodes, PASS_KEY, "")
-        findings += recurrence_by_key(played, state_key is not None)
+        if is_agent:
+            findings += agent_findings(played, turns, answered="")
+        findings += completion_findings(played, lengths)
+        if any(step.admissible is not False for step in played.steps):  # else no action had an effect
+            findings += recurrence(played, episodes, *([PASS_KEY] if is_agent else []), kind="")
+        if is_agent:
+            findings += recurrence_by_key(played, environment_factory.keywords.get("state_key") is not None)
         findings.append(outcome_finding(played.episodes, turns, "the model's responses", "this model learns"))
         if reasons := Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason):
             shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
             findings.append(Finding("ok", f"episodes that ended for another reason than their rewards: {shown}"))
+        findings += [finding for find in extra for finding in find(played)]
     return _sorted(findings)
 
 
@@ -212,6 +238,7 @@ def _examine_each(
     episodes: int,
     seed: int,
     limits: PoolLimits | None,
+    extra: Extra = (),
 ) -> list[Finding]:
     """Return the findings of each environment, which begin with its name."""
     try:
@@ -223,7 +250,7 @@ def _examine_each(
     for name, one in environments.items():
         own, of_episodes = [task for task in tasks if task[COLUMN] == name], episode_limits.by(name)
         rows = [dict(player_of(environment_factory, task)[1]) for task in own]
-        found = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes)
+        found = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes, extra)
         findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
     return findings
 
@@ -247,6 +274,7 @@ def _examine(
     episodes: int,
     limits: EpisodeLimits,
     seed: int,
+    extra: Extra = (),
 ) -> list[Finding]:
     """Return findings about the contract, and about whether a model can learn in the environment."""
     turns = limits.max_turns
@@ -270,6 +298,7 @@ def _examine(
         return findings
     findings.append(Finding("ok", "keeps the contract of reset, step and close, also for invalid actions"))
     findings.append(replayed(pool, playable, played))
+    findings += [finding for find in extra for finding in find(played)]
     if played.has_tools or played.lists_actions:
         return [*findings, *recurrence(played, episodes), outcome_finding(played.episodes, turns)]
     return findings + constant(played)

@@ -10,11 +10,11 @@ from typing import Any
 from ..credit.graph import StateGraph
 from ..credit.state_keys import shared_share
 from ..environments.episode_limits import LIMITS
-from ..environments.pool.pool import EnvironmentPool
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.state_keys import is_workspace_key
 from ..rollout.replay import replay_difference
 from ..rollout.words import NEWS_KEYS
-from ..trajectory import Trajectory
+from ..trajectory import Step, Trajectory
 from .contract import Finding, where_raised
 from .random_episodes import Played, describe_failure
 
@@ -42,6 +42,9 @@ def replayed(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Pla
         longest = max(group, key=lambda one: len(one.steps), default=None)
         if longest and (different := replay_difference(pool, task, longest.steps)):
             failed = different.startswith(_FAILED) or "agent error: " in different
+            kind, _, message = different.partition(": ")
+            if "\n" in message:  # a traceback
+                different = f"it {describe_failure(EnvironmentFailure(kind, message))}"
             return Finding(
                 "error" if failed else "warning",
                 f"the same actions do not lead to the same states in another process: {different}",
@@ -194,20 +197,20 @@ def outcome_finding(
     if successes == len(trajectories):
         text += ": there is nothing to learn, since a group whose episodes all succeed has no advantages"
         remedy = "Make the tasks harder: more steps to the goal, or wrong actions that end an episode."
-        return Finding("warning", text, remedy)
+        return Finding("warning", text, remedy, True)
     if len(rewards) == 1:
         text += f", all with reward {rewards.pop():g}: {who} nothing here"
-        return Finding("warning", text, "Start from one that sometimes succeeds, or from easier tasks.")
+        return Finding("warning", text, "Start from one that sometimes succeeds, or from easier tasks.", True)
     return Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}")
 
 
-def agent_failures(played: Played) -> list[Finding]:
-    """Return findings about the most frequent failures: episodes that are errors, and teach nothing."""
+def agent_failures(played: Played, who: str = "the agent") -> list[Finding]:
+    """Return findings about the most frequent failures: episodes that are errors, and teach nothing. `who` fails."""
     texts: Counter[str] = Counter()
     for failure in played.failures:
         texts[describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]] += 1
     return [
-        Finding("error", f"the agent {text} ({count} of {len(played.failures)} failed episodes)")
+        Finding("error", f"{who} {text} ({count} of {len(played.failures)} failed episodes)")
         for text, count in texts.most_common(SHOWN_FAILURES)
     ]
 
@@ -269,7 +272,37 @@ def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> l
     text = f"prompts have at most {longest} tokens, completions {usual:g} (median); {cut:.0%} of them reach the limit"
     remedy = "Raise max_completion_length (and the agent's own max_tokens), or ask for shorter answers."
     findings = [Finding("warning", text, remedy) if cut > MANY else Finding("ok", text)]
-    if broken := sum(not step.valid for step in steps):
-        text = f"{broken} of {len(steps)} completions contain tool calls that cannot be parsed"
-        findings.append(Finding("warning" if broken > MANY * len(steps) else "ok", text))
+    return [*findings, *_formats(steps), *call_findings(steps)]
+
+
+def _formats(steps: Sequence[Step]) -> list[Finding]:
+    """Return findings about completions without the required format, and about actions that are not listed."""
+    findings, listed = [], [step.admissible for step in steps if step.admissible is not None]
+    without_tools = [step for step in steps if step.call is None]
+    broken = sum(not step.valid for step in without_tools)
+    if broken:
+        text = f"{broken} of {len(without_tools)} completions do not have the required format"
+        few = broken <= MANY * len(without_tools)
+        remedy = "Read some with g2po check --show and g2po play --model MODEL; or fine-tune the model (g2po teach)."
+        findings.append(Finding("ok", text) if few else Finding("warning", text, remedy))
+    if listed:
+        text = f"{sum(listed)} of {len(listed)} actions are among those that the environment lists"
+        remedy = "The model does not copy them: use a larger one, or fine-tune it on demonstrations (g2po teach)."
+        findings.append(Finding("ok", text) if 2 * sum(listed) > len(listed) else Finding("warning", text, remedy))
     return findings
+
+
+def call_findings(steps: Sequence[Step]) -> list[Finding]:
+    """Return a finding about the tool calls of completions whose prompts offer tools."""
+    calls = Counter(step.call for step in steps if step.call is not None)
+    if not calls:
+        return []
+    made = calls.total() - calls["none"]
+    read, exist = made - calls["unreadable"], made - calls["unreadable"] - calls["unknown"]
+    text = (
+        f"{made} of {calls.total()} completions call a tool; {read} of these can be parsed, {exist} call a known one"
+    )
+    if not exist:
+        remedy = "Use a model that was trained to call tools, or fine-tune it on demonstrations (g2po teach)."
+        return [Finding("warning", text, remedy)]
+    return [Finding("warning" if exist < made * (1 - MANY) else "ok", text)]

@@ -175,6 +175,8 @@ def describe_failure(failure: EnvironmentFailure) -> str:
     message = failure.message.rpartition("\nslot ")[0]
     if failure.kind == "exception":
         return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
+    *before, last = message.strip().splitlines() or [""]  # a traceback's last line says what
+    message = last if before and before[0].startswith("Traceback") else " ".join(message.split())
     return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 

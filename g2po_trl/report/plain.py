@@ -12,7 +12,7 @@ import numpy as np
 
 from ..credit.estimators.registry import ESTIMATORS
 from ..runs.iterations import Iteration
-from ..runs.summary import FEWEST, before_and_after, error_of_share, success_error
+from ..runs.summary import FEWEST, before_and_after, careful_error, error_of_share
 from ..trajectory import Trajectory
 from . import losses
 from . import state_key_test as keys
@@ -109,7 +109,8 @@ def success_of(iterations: Sequence[Iteration]) -> Success:
     groups = [[t.success for t in group if t.counted] for iteration in iterations for group in iteration.groups]
     rates = [float(np.mean(group)) for group in groups if group]
     rate = float(np.mean(rates)) if rates else float("nan")
-    return Success(rate, success_error(groups), iterations[0].number, iterations[-1].number)
+    played = [group for iteration in iterations for group in iteration.groups]
+    return Success(rate, careful_error(played), iterations[0].number, iterations[-1].number)
 
 
 def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:

@@ -26,7 +26,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     Returns:
         `success_rate`, `truncated_rate`, `failure_reason_rate`: fractions of the episodes with a result.
         `error_rate`, `lost_rate`: fractions of all episodes.
-        `success_rate_error`: standard error of `success_rate` over tasks, see `success_error`.
+        `success_rate_error`: standard error of `success_rate` over tasks, see `careful_error`.
         `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
         `valid_action_ratio`: fraction of completions with the required format.
         `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
@@ -47,6 +47,9 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     scores = {name: _mean([float(t.info.get(name, 0.0)) for t in finished]) for name in names}
     listed = [a for t in finished for step in t.steps if (a := step.admissible) is not None]
     reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
+    of_task = defaultdict(list)
+    for trajectory in finished:
+        of_task[trajectory.task_id].append(trajectory)
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
         for name in {kind, trajectory.environment} - {None} if trajectory.counted else ():
@@ -56,7 +59,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     means = _means(finished)
     return {
         "success_rate": means["success_rate"],
-        "success_rate_error": success_error(by_task(finished)),
+        "success_rate_error": careful_error(list(of_task.values())),
         "reward": means["reward"],
         **scores,
         "turns": means["turns"],
@@ -76,27 +79,15 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     }
 
 
-def by_task(finished: Sequence[Trajectory]) -> list[list[bool]]:
-    """Return the successes of each task's episodes."""
-    groups: dict[str, list[bool]] = defaultdict(list)
-    for one in finished:
-        groups[one.task_id].append(one.success)
-    return list(groups.values())
+def careful_error(groups: Sequence[Sequence[Trajectory]]) -> float:
+    """Return `success_error`, at least that of independent episodes: groups may be alike by chance.
 
-
-def success_error(groups: Sequence[Sequence[bool]]) -> float:
-    """Return the standard error of success over groups of one task each; nan of fewer than `FEWEST` groups.
-
-    Episodes of a group are alike, so that groups are what is independent. Groups may be alike by chance: it is never
-    less than that of independent episodes.
+    nan for fewer than `FEWEST` groups with a result.
     """
-    rates = [sum(group) / len(group) for group in groups if group]
-    if len(rates) < FEWEST:
+    counted = [[t.success for t in group if t.counted] for group in groups]
+    if sum(map(bool, counted)) < FEWEST:
         return float("nan")
-    number, won = sum(map(len, groups)), sum(map(sum, groups))
-    mean = sum(rates) / len(rates)
-    deviation = (sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)) ** 0.5
-    return max(deviation / len(rates) ** 0.5, error_of_share(won, number))
+    return max(success_error(groups), error_of_share(sum(map(sum, counted)), sum(map(len, counted))))
 
 
 def error_of_share(won: float, number: float) -> float:

@@ -10,16 +10,35 @@ import cloudpickle
 import programs
 import pytest
 from letter_environment import LetterEnvironment
+from scripted_actors import ScriptedEngine
 from tools_by_hand import Safe
 from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
+from transformers import AutoTokenizer
 
-from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
+from g2po_trl import (
+    EnvironmentPool,
+    Observation,
+    Player,
+    PoolLimits,
+    PromptActor,
+    PromptTemplate,
+    Step,
+    StepResult,
+    TextEnvironment,
+    Trajectory,
+)
+from g2po_trl.engines.base import Completion
+from g2po_trl.environments.adapters.trl_tools import played_as
 from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.evaluation.examine import examine
-from g2po_trl.evaluation.findings import recurrence_by_key
-from g2po_trl.evaluation.random_episodes import Played
+from g2po_trl.evaluation.findings import call_findings, recurrence_by_key
+from g2po_trl.evaluation.first_prompt import FirstPrompt
+from g2po_trl.evaluation.random_episodes import Played, describe_failure
+from g2po_trl.evaluation.spelling import spelled_words
 from g2po_trl.prompts.state_keys import workspace_key
+from g2po_trl.prompts.tokenization import ChatEncoder
 
 TESTS = Path(__file__).parents[1] / "helpers"
 
@@ -309,6 +328,72 @@ def test_the_first_prompt_is_shown(tiny_model_dir):
     assert int(shown.split()[-3]) > 50 and shown.endswith(" tokens ---\n")
 
 
+def speak(task, client):
+    """Asks with a tool."""
+    tool = {"type": "function", "function": {"name": "open", "description": "Open it.", "parameters": {}}}
+    client.openai().chat.completions.create(
+        model=client.model, messages=[{"role": "user", "content": f"door {task['number']}"}], tools=[tool]
+    )
+    return 1.0
+
+
+@pytest.mark.parametrize("kind", ["environment", "conversation", "tools", "tools in the window", "agent"])
+def test_the_first_prompt_is_the_trainings_to_the_token(tiny_model_dir, kind):
+    """Compared with the first step of an episode that the trainer's parts play."""
+    template = PromptTemplate("{task}|{observation}", "{observation}") if kind == "tools in the window" else None
+    made, task = {
+        "environment": (KeyDoorEnvironment, {"key_room": "cellar"}),
+        "conversation": (KeyDoorEnvironment, {"key_room": "cellar"}),
+        "agent": (agent_factory(speak, 3), {"number": 7}),
+    }.get(kind, (Safe, {"code": "12", "prompt": "Open the safe."}))
+    settings = {"history": "conversation" if kind == "conversation" else None, "max_prompt_length": 700}
+    first = FirstPrompt.of(made, task, 3, template, settings)
+    ids, text = first.tokens_for(str(tiny_model_dir))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    factory, wording, history = played_as(made, EpisodeLimits(3), template, settings["history"])
+    engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(tokenizer("a")["input_ids"]) for _ in prompts])
+    actor = PromptActor(engine, ChatEncoder(tokenizer), wording, history=history, max_prompt_length=700)
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
+        ((played,), _) = Player(pool, actor, EpisodeLimits(3)).play([task])
+    assert played.steps[0].prompt_ids == ids and len(ids) > 10, played
+    if kind in ("tools", "agent"):
+        assert "turn" in text if kind == "tools" else "Open it." in text, "the tools are in it"
+        assert len(ids) > len(tokenizer.apply_chat_template(first.messages, tokenize=True)), "which a template adds"
+    assert first.text(str(tiny_model_dir)).endswith(f"--- {len(ids)} tokens ---")
+
+
+def test_tool_calls_of_a_model_are_counted():
+    def found(*calls):
+        return call_findings([Step("o", "a", call=call) for call in calls])
+
+    assert found(None, None) == []
+    (none,) = found("none", "none", "unreadable", "unknown", None)
+    assert none.level == "warning" and "trained to call tools" in none.remedy
+    assert none.text == "2 of 4 completions call a tool; 1 of these can be parsed, 0 call a known one"
+    (good,) = found("known", "known", "none")
+    assert good.level == "ok" and good.text.startswith("2 of 3 completions call a tool; 2 of these")
+
+
+def test_words_that_a_small_tokenizer_spells_are_named(tiny_model_dir):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    known = next(word for word in sorted(tokenizer.get_vocab()) if word.isalpha() and len(word) > 3)
+    steps = [Step("zyzzyva", f"qwyjibo {known}", admissible_actions=[f"{known} xylem"])]
+    (listed,) = spelled_words(steps, tiny_model_dir)
+    assert "spells xylem in pieces" in listed.text and known not in listed.text.partition("spells")[2]
+    (played,) = spelled_words(steps, tiny_model_dir, with_actions=True)
+    assert "qwyjibo" in played.text and "xylem" in played.text and "zyzzyva" not in played.text
+    assert spelled_words(steps, "Qwen/none") == []
+
+
+def test_a_failure_in_another_process_is_one_line():
+    failure = EnvironmentFailure(
+        "exception", "Traceback (most recent call last):\n  File x\nRuntimeError: gone\nslot 0, task {}"
+    )
+    assert describe_failure(failure) == "raised RuntimeError: gone"
+    ended = EnvironmentFailure("lost", "Traceback (most recent call last):\n  File x\nOSError: no\nslot 0, task {}")
+    assert describe_failure(ended) == "OSError: no"
+
+
 def run(*arguments):
     return programs.run("-m", "g2po_trl", "check", *arguments, cwd=TESTS)
 
@@ -323,11 +408,14 @@ def test_the_command():
         (["letter_environment"], "is not the name of an environment"),
         (["nowhere:Environment"], "cannot be loaded"),
         (["letter_environment:Nothing"], "cannot be loaded"),
-        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "task is '{seed}' is not valid JSON"),
-        (["letter_environment:LetterEnvironment", "--task", "[1]"], "task is '[1]' is not a JSON object"),
+        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "task is {seed} (Expecting"),
+        (["letter_environment:LetterEnvironment", "--task", "[1]"], "task is [1]: write a JSON object"),
         (["letter_environment:LetterEnvironment", "--tasks", "none.jsonl"], "tasks is 'none.jsonl', which cannot be"),
         (["letter_environment:LetterEnvironment", "--episodes", "0"], "episodes is 0"),
-        (["letter_environment:LetterEnvironment", "--model", "m"], "no effect without --show"),
+        (
+            ["letter_environment:LetterEnvironment", "--show", "--prompt", "nix"],
+            "prompt is 'nix': write module:TEMPLATE",
+        ),
     ):
         failed = run(*arguments)
         assert failed.returncode in (1, 2) and message in failed.stderr and "Traceback" not in failed.stderr

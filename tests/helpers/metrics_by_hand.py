@@ -8,7 +8,7 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 
@@ -65,7 +65,9 @@ def error_by_task(finished: list[dict]) -> float:
         return math.nan
     share = (sum(map(sum, tasks.values())) + 1) / (len(finished) + 2)
     by_chance = math.sqrt(share * (1 - share) / (len(finished) + 2))
-    return max(by_chance, stdev(mean(won) for won in tasks.values()) / math.sqrt(len(tasks)))
+    rate = sum(map(sum, tasks.values())) / len(finished)
+    squares = sum((sum(won) - rate * len(won)) ** 2 for won in tasks.values())
+    return max(by_chance, math.sqrt(len(tasks) / (len(tasks) - 1) * squares) / len(finished))
 
 
 def episode_metrics(trajectories: list[dict]) -> dict[str, float]:

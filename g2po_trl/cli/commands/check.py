@@ -3,8 +3,8 @@
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--max-turns 30]
     g2po check --agent agent.py                          # an agent, with random answers
-    g2po check --agent agent.py --model FOLDER           # a few episodes with a model, also --base-url
-    g2po check environment.py --show                     # the first prompt, as the model reads it
+    g2po check --model FOLDER                            # a few episodes with a model, also --base-url
+    g2po check environment.py --show [--model FOLDER]    # the first prompt of the training, with a model to the token
     g2po check runs/my-run                               # what a run plays
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), a
@@ -13,7 +13,6 @@ dictionary of several, or the address of an OpenEnv server, `http://127.0.0.1:80
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections import Counter
@@ -27,22 +26,22 @@ from typing import Any
 
 from ...engines.sampling import Sampling
 from ...environments.adapters.mixed import COLUMN, check_mixture, environments_of
-from ...environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from ...environments.agents.agent import agent_factory
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
-from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ...environments.validation import check_task_columns, player_of
-from ...evaluation.contract import Finding
-from ...evaluation.examine import examine, examine_agent, try_agent
-from ...evaluation.random_episodes import TEXTS, describe_failure
+from ...environments.validation import player_of
+from ...evaluation.contract import LEVELS, Finding
+from ...evaluation.examine import examine, examine_agent, try_model
+from ...evaluation.first_prompt import FirstPrompt
+from ...evaluation.random_episodes import TEXTS, Played
+from ...evaluation.spelling import spelled_words
 from ...prompts.template import PromptTemplate
-from ...runs.run_json import read_run
+from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
 from ...utils.show import printable
 from ..parser import option, parse, read_config
-from ..played import environment_and_tasks, tasks_of
+from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
 from ..recipe_files import file_of
 
 TURNS = 30
@@ -67,8 +66,8 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     episodes: int | None = option("episodes of each task; default: 8, 4 with a model", None)
     max_turns: int | None = option("default: max_turns of config.yaml, else 30", None)
     show: bool = option("print the first prompt of the first task", False)
-    prompt: str | None = option("with --show: module:TEMPLATE; default: the environment's", None, metavar="NAME")
-    model: str | None = option("with --agent: play with it; with --show: its chat template", None)
+    prompt: str | None = option("with --show or --model: module:TEMPLATE", None, metavar="NAME")
+    model: str | None = option("play with it, a few episodes; with --show: its chat template", None)
     base_url: str | None = option("with --model: URL of a server, up to /v1", None, metavar="URL")
 
     def __post_init__(self):
@@ -85,9 +84,8 @@ class CheckOptions(PoolLimits, EpisodeLimits):
             "agent_state_key": (is_agent, "without --agent"),
             "response": (plays and not self.model, "without --agent, and with --model: answers are scripted then"),
             "environment_options": (not is_agent, "with --agent"),
-            "prompt": (self.show and not is_agent, "without --show, and with --agent"),
-            "model": (is_agent or self.show, "without --show or --agent (g2po evaluate plays an environment)"),
-            "base_url": (plays and self.model, "without the name of a model to play with (--model), and with --show"),
+            "prompt": ((self.show or self.model) and not is_agent, "without --show or --model, and with --agent"),
+            "base_url": (self.plays_with_model, "without the name of a model to play with (--model), and with --show"),
         }
         for name, (is_used, when) in conditions.items():
             if getattr(self, name) and not is_used:
@@ -121,21 +119,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         environment, tasks = agent_factory(name, turns, key), tasks_of(name, options.task, options.tasks)
     tasks = _first_of_each(environment, tasks, max(2 if options.plays_with_model else 5, len(options.task)))
+    template = _template(options, config, run) if options.show or options.plays_with_model else None
     if options.show:
-        print(printable(first_prompt(environment, tasks[0], options.prompt, options.model, turns)))
+        settings = vars(_setting(config)) if options.model else config
+        shown = FirstPrompt.of(environment, tasks[0], turns, template, settings)
+        print(printable(shown.text(options.model)))
         return
     played = options.episodes or (4 if options.plays_with_model else 8), turns
-    more = {"limits": limits, "episode_limits": episode_limits}
+    model = options.model or config.get("model_name_or_path")
+    beside = file_of(name).parent / str(model)  # relative paths of config.yaml start there
+    model = beside if model and beside.is_dir() else model
+    find_words = partial(_words, None if options.base_url else model)
+    more = {"limits": limits, "episode_limits": episode_limits, "extra": [find_words]}
     if options.plays_with_model:
-        findings = _try_agents(environment, tasks, options, config, *played, **more)
+        findings = _try_model(environment, tasks, options, _setting(config), template, *played, **more)
     elif options.agent is None or environments_of(environment):
         findings = examine(environment, tasks, *played, **more)
     else:
         findings = examine_agent(name, tasks, *played, texts=options.response or TEXTS, state_key=key, **more)
+    if not options.plays_with_model and not any(finding.level == "error" for finding in findings):
+        expert_words = [partial(find_words, with_actions=True)]
+        findings = _with_expert(findings, options, environment, tasks, episode_limits, limits, expert_words)
     print(*(printable(str(finding)) for finding in findings), sep="\n")
     if any(finding.level == "error" for finding in findings):
         sys.exit(1)
-    print(f"Next: {_next_command(options, config)}")
+    print(f"Next: {_next_command(options, config, findings)}")
+
+
+def _words(model: str | Path | None, played: Played, with_actions: bool = False) -> list[Finding]:
+    return [] if model is None else spelled_words(played.steps, model, with_actions)
+
+
+def _with_expert(
+    findings: Sequence[Finding], options: CheckOptions, environment: Callable, *how: Any
+) -> list[Finding]:
+    """Return the findings with those of the file's expert, if there is one, the worst first."""
+    if not _has_expert(file_of(options.name)):
+        return list(findings)
+    from g2po_recipes.cold_start.experts import find_expert
+
+    from ..expert_check import expert_findings
+
+    name = resolve_agent_name(options.agent) if options.agent else resolve_environment_name(options.name)
+    try:
+        expert = find_expert(name)
+        found = [] if expert is None else expert_findings(environment, expert, *how)
+    except G2POError as error:
+        found = [Finding("error", f"the expert: {error}")]
+    if any("in pieces" in finding.text for finding in found):  # the expert's words are listed ones, too
+        findings = [finding for finding in findings if "in pieces" not in finding.text]
+    return sorted([*findings, *found], key=lambda finding: LEVELS.index(finding.level))
 
 
 def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
@@ -156,8 +189,8 @@ def _config_beside(name: str) -> dict[str, Any]:
     return read_config(beside if beside and beside.is_file() else None)
 
 
-def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
-    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried."""
+def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Sequence[Finding]) -> str:
+    """Return what follows: a command, or what has to change first where training would learn nothing."""
     name, path = options.name, file_of(options.name)
     if Path(options.name).is_dir():
         return shlex.join(["g2po", "evaluate", "--model", options.name])
@@ -166,12 +199,26 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
             f"write game = functools.partial({name.rpartition(':')[2]}, **{options.environment_options}) into game.py "
             "and tasks into tasks.jsonl beside it; then g2po train game.py:game --model MODEL"
         )
-    if not options.agent and name.endswith(".py") and name != "environment.py":  # `g2po train FILE.py` is a script
+    if not options.agent and name.endswith(".py") and name != ENVIRONMENT:  # `g2po train FILE.py` is a script
         name = f"{name}:{resolve_environment_name(name).rpartition(':')[2]}"
-    words = ["--agent", name] if options.agent else [] if name == "environment.py" else [name]
+    words = ["--agent", name] if options.agent else [] if name == ENVIRONMENT else [name]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
-    if not options.model and path.suffix == ".py" and binds(read_source(path), "expert"):
-        return shlex.join(["g2po", "teach", *words])
+    all_won = any(one.is_final and "nothing to learn" in one.text for one in findings)
+    learns_nothing, has_expert = any(one.is_final for one in findings), _has_expert(path)
+    model = options.model or config.get("model_name_or_path") or "MODEL"
+    if all_won:
+        return f"harder tasks, then {shlex.join(['g2po', 'check', *words])} again"
+    if has_expert and (learns_nothing or not options.model):
+        taught = ["--model", options.model] if options.model and not options.base_url else []
+        return shlex.join(["g2po", "teach", *words, *taught])
+    if learns_nothing and options.model:
+        return (
+            f"a model that sometimes succeeds: write an expert into {path.name} for g2po teach, or try a larger model"
+        )
+    if learns_nothing:
+        return (
+            shlex.join(["g2po", "check", *words, "--model", model]) + ", which shows whether the model ever succeeds"
+        )
     words += ["--agent-state-key", options.agent_state_key] if options.agent_state_key else []
     if options.model and not options.base_url:
         words += ["--model", options.model]
@@ -180,77 +227,62 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any]) -> str:
     return shlex.join(["g2po", "train", *words])
 
 
-def _try_agents(
+def _has_expert(path: Path) -> bool:
+    return path.suffix == ".py" and path.is_file() and binds(read_source(path), "expert")
+
+
+def _try_model(
     environment: Callable,
     tasks: Sequence[dict[str, Any]],
     options: CheckOptions,
-    config: Mapping[str, Any],
+    setting: SimpleNamespace,
+    template: PromptTemplate | None,
     *played: Any,
     **more: Any,
 ) -> list[Finding]:
-    """Return the findings of `try_agent`, of several agents for each, with training's sampling and lengths."""
-    from ...config import G2POConfig  # with torch, which is slow to import
+    """Return the findings of `try_model`, of several environments for each, with training's sampling and lengths."""
     from ...evaluation.chat_models import load_local
     from ...evaluation.server_chat import ServerChat
 
-    setting = SimpleNamespace(**{one.name: one.default for one in fields(G2POConfig)} | dict(config))
-    template = setting.chat_template_kwargs
+    kwargs = setting.chat_template_kwargs
     try:
         chat = (
-            ServerChat(options.base_url, options.model, chat_template_kwargs=template)
+            ServerChat(options.base_url, options.model, chat_template_kwargs=kwargs)
             if options.base_url
-            else load_local(options.model, chat_template_kwargs=template)
+            else load_local(options.model, chat_template_kwargs=kwargs)
         )
     except (OSError, ValueError) as error:
         raise G2POError(f"model is {options.model!r}, which cannot be loaded: {error}") from error
-    how = chat, Sampling.of(setting), setting.max_prompt_length
+    how = chat, Sampling.of(setting), setting
     with closing(chat):
         if not environments_of(environment):
-            bound = environment.keywords
-            return try_agent(bound["agent"], tasks, *played, *how, state_key=bound.get("state_key"), **more)
+            return try_model(environment, tasks, *played, *how, template, **more)
         check_mixture(environment, {"check": tasks})
         findings = []
         for name, one in environments_of(environment).items():
             rows = [dict(player_of(environment, task)[1]) for task in tasks if task[COLUMN] == name]
-            own = {
-                **more,
-                "episode_limits": more["episode_limits"].by(name),
-                "state_key": one.keywords.get("state_key"),
-            }
-            found = try_agent(one.keywords["agent"], rows, *played, *how, **own)
+            own = {**more, "episode_limits": more["episode_limits"].by(name)}
+            found = try_model(one, rows, *played, *how, template and template.of(name), **own)
             findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
         return findings
 
 
-def first_prompt(
-    environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
-) -> str:
-    """Return a task's first prompt as text with its length; with a model, as its chat template renders it."""
-    environment_factory, task = player_of(environment_factory, task)
-    template = load(prompt) if prompt else default_prompt_template(environment_factory)
+def _setting(config: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the fields of a training's configuration, by their defaults where `config` has none."""
+    from ...config import G2POConfig  # with torch, which is slow to import
+
+    return SimpleNamespace(**{one.name: one.default for one in fields(G2POConfig)} | dict(config))
+
+
+def _template(options: CheckOptions, config: Mapping[str, Any], run: Mapping[str, Any]) -> PromptTemplate | None:
+    """Return the wording of prompts that the training is given; `None`: the environment's own."""
+    name = options.prompt or config.get("prompt")
+    if name is None:
+        return load_prompt(run["prompt"]) if run.get("prompt") else None
+    wanted = f"prompt is {name!r}: write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
+    if ":" not in str(name):
+        raise G2POError(wanted)
+    template = load(name)
     if not isinstance(template, PromptTemplate):
-        raise G2POError(f"prompt is {prompt!r}, which is not a PromptTemplate: name one")
-    environment_factory = text_environment_factory(environment_factory, EpisodeLimits(turns))
-    check_task_columns(environment_factory, task)
-    with EnvironmentPool(environment_factory, PoolLimits(num_environment_workers=1)) as pool:
-        (first,) = pool.reset([task])
-    if isinstance(first, EnvironmentFailure):
-        raise G2POError(f"the environment {describe_failure(first)}")
-    if first.request is None:
-        messages, tools = template.messages(first.text, first.task or "", first.admissible_actions), None
-    else:
-        messages, tools = first.request.messages, first.request.tools
-    if model is None:
-        texts = [f"--- {message['role']} ---\n{message['content']}" for message in messages]
-        texts += [f"--- tools ---\n{json.dumps(tools, ensure_ascii=False, indent=2)}"] if tools else []
-        return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
-    from transformers import AutoTokenizer  # slow to import
-
-    from ...prompts.chat_template import get_chat_template
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    if get_chat_template(tokenizer) is None:
-        raise G2POError(f"model is {model!r}, whose tokenizer has no chat template: pass another")
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-    number = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return f"{text}\n--- {number} tokens ---"
+        raise G2POError(f"{wanted}; this is a {type(template).__name__}")
+    return template

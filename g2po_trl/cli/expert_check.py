@@ -1,0 +1,98 @@
+"""The expert of a file plays, for `g2po check`: what it wins within the turns of an episode, and in which words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ..engines.sampling import derived_seed
+from ..environments.adapters.mixed import environments_of
+from ..environments.adapters.trl_tools import default_history, text_environment_factory
+from ..environments.agents.agent import AgentEnvironment
+from ..environments.episode_limits import EpisodeLimits
+from ..environments.pool.limits import PoolLimits
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.tasks import task_id_of
+from ..environments.validation import unwrap_factory
+from ..evaluation.contract import Finding
+from ..evaluation.examine import Extra
+from ..evaluation.random_episodes import Played, RandomActor
+from ..prompts.conversation import ChatResponse
+from ..rollout.episode import Episode
+from ..rollout.player import Player
+from ..rollout.words import reason_kind
+from ..trajectory import Step
+
+FEW = 0.1  # of the expert's episodes
+EPISODES = 4  # of each task: an expert may be random
+
+
+@dataclass
+class ExpertActor(RandomActor):
+    """Answers by an expert."""
+
+    expert: Callable[[Episode, random.Random], Any] | None = None
+
+    def _step(self, episode: Episode) -> Step | None:
+        from g2po_recipes.cold_start.experts import as_message, prose
+
+        answer = self.expert(episode, self.rng)
+        if answer is None:
+            episode.give_up("no answer: the expert gave up")
+            return None
+        message, request = as_message(answer), episode.observation.request
+        if request is None:
+            return episode.step(prose(message), None)
+        response = ChatResponse(message["content"], tuple(message.get("tool_calls", ())))
+        return episode.step(response.to_action(), None, messages=list(request.messages))
+
+
+def expert_findings(
+    environment: Callable,
+    expert: Callable[..., Any],
+    tasks: Sequence[dict[str, Any]],
+    limits: EpisodeLimits,
+    pool_limits: PoolLimits,
+    extra: Extra = (),
+) -> list[Finding]:
+    """Return what an expert wins within the turns of an episode, `EPISODES` of each task; nothing of several games.
+
+    `extra`: functions that return further findings of what it played.
+    """
+    from g2po_recipes.cold_start.experts import ExpertEnvironment, agent_answer, carried_answer
+
+    if environments_of(environment):
+        return []
+    factory = text_environment_factory(environment, limits, default_history(environment, None))
+    rows = [dict(task) for task in tasks for _ in range(EPISODES)]
+    if unwrap_factory(environment) is AgentEnvironment:
+        answer = partial(agent_answer, expert)
+    else:
+        answer, factory = carried_answer, partial(ExpertEnvironment, factory, expert)
+        rows = [{"task_id": task_id_of(task), "task": task, "seed": derived_seed(0, n)} for n, task in enumerate(rows)]
+    played = Played()
+    actor = ExpertActor(played, random.Random(0), expert=answer)
+    with EnvironmentPool(factory, replace(pool_limits, num_environment_workers=1)) as pool:
+        for row in rows:
+            (one,), _ = Player(pool, actor, limits).play([row], on_end=actor.ended)
+            played.groups.append([one])
+    won = [len(one.steps) for one in played.episodes if one.success]
+    text = f"the expert succeeds in {len(won)} of {len(rows)} episodes within {limits.max_turns} turns"
+    text += f", after {median(won):g} (median)" if won else ""
+    reasons = [
+        reason_kind(one.error or one.failure_reason or one.outcome) for one in played.episodes if not one.success
+    ]
+    why = f"; the others end by {', '.join(sorted(set(reasons))[:3])}" if reasons and won else ""
+    why = f": {', '.join(sorted(set(reasons))[:3])}" if reasons and not won else why
+    remedy = (
+        "g2po teach shows successful episodes alone, and a model can hardly win more: correct it, or raise max_turns."
+    )
+    few = len(won) < FEW * len(rows)
+    return [
+        Finding("warning", text + why, remedy) if few else Finding("ok", text + why),
+        *(finding for find in extra for finding in find(played)),
+    ]

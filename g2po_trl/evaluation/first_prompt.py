@@ -1,0 +1,132 @@
+"""The first prompt of a task, as training makes it: by the same actor, whose engine generates nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines.sampling import Sampling
+from ..environments.adapters.trl_tools import played_as
+from ..environments.episode_limits import EpisodeLimits
+from ..environments.pool.limits import PoolLimits
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.validation import check_task_columns, player_of
+from ..prompts.conversation import Message
+from ..prompts.template import PromptTemplate
+from ..rollout.conversations import request_of
+from ..rollout.episode import Episode
+from ..rollout.stats import RolloutStats
+from ..utils.errors import G2POError
+from .random_episodes import describe_failure
+
+
+@dataclass
+class FirstPrompt:
+    """The first observation of a task and how it is asked.
+
+    Args:
+        episode: which has begun.
+        template: of the environment.
+        history: "window" or "conversation".
+        settings: of the training, with which models are asked: `history_length`, `max_prompt_length`,
+            `chat_template_kwargs`, each optional.
+    """
+
+    episode: Episode
+    template: PromptTemplate
+    history: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        environment_factory: Callable,
+        task: Mapping[str, Any],
+        turns: int,
+        prompt_template: PromptTemplate | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> FirstPrompt:
+        """Reset the environment in a worker. Raises `G2POError` if that fails.
+
+        Args:
+            environment_factory: as passed to the trainer.
+            task: a dataset row.
+            turns: maximum turns of an episode.
+            prompt_template: as passed to the trainer.
+            settings: see the class; `history`: as in `G2POConfig`.
+        """
+        settings = settings or {}
+        environment_factory, task = player_of(environment_factory, task)
+        factory, template, history = played_as(
+            environment_factory, EpisodeLimits(turns), prompt_template, settings.get("history")
+        )
+        check_task_columns(factory, task)
+        with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
+            (first,) = pool.reset([task])
+        if isinstance(first, EnvironmentFailure):
+            raise G2POError(f"the environment {describe_failure(first)}")
+        episode = Episode("task")
+        episode.open(first)
+        return cls(episode, template, history, settings)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat messages, before a model's chat template."""
+        return self._request[0]
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The tools that a chat template shows."""
+        return self._request[1]
+
+    @property
+    def _request(self) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        first = self.episode.observation
+        if self.history == "conversation" or first.request is not None:
+            request = request_of(self.episode, self.template)
+            return request.messages, request.tools
+        return self.template.messages(first.text, first.task or "", first.admissible_actions), None
+
+    def tokens_for(self, model: str) -> tuple[list[int], str]:
+        """Return the prompt's token ids and text for a model, a folder or a Hub id.
+
+        Raises:
+            G2POError: for a model without a chat template, and a prompt that is too long.
+        """
+        from transformers import AutoTokenizer  # slow to import
+
+        from ..engines.base import Engine
+        from ..engines.stop_tokens import get_stop_token_ids_of_checkpoint
+        from ..prompts.chat_template import get_chat_template
+        from ..prompts.tokenization import ChatEncoder
+        from ..rollout.actor import PromptActor
+
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        if get_chat_template(tokenizer) is None:
+            raise G2POError(f"model is {model!r}, whose tokenizer has no chat template: pass another")
+        named = ("history_length", "max_prompt_length")
+        lengths = {name: self.settings[name] for name in named if name in self.settings}
+        actor = PromptActor(
+            Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model)),
+            ChatEncoder(tokenizer, self.settings.get("chat_template_kwargs")),
+            self.template,
+            history=self.history,
+            **lengths,
+        )
+        session = actor.session(Sampling(), None, RolloutStats())
+        session.ask([self.episode])
+        if not session.asked:
+            raise G2POError(f"the first prompt ends the episode: {self.episode.failure_reason}")
+        prompt = session.asked[self.episode.number].prompt
+        return list(prompt.ids), tokenizer.decode(prompt.ids)
+
+    def text(self, model: str | None = None) -> str:
+        """Return the prompt with its length; with a model, as its chat template renders it."""
+        if model is not None:
+            ids, text = self.tokens_for(model)
+            return f"{text}\n--- {len(ids)} tokens ---"
+        texts = [f"--- {message['role']} ---\n{message['content']}" for message in self.messages]
+        texts += [f"--- tools ---\n{json.dumps(self.tools, ensure_ascii=False, indent=2)}"] if self.tools else []
+        return "\n".join([*texts, f"--- {sum(len(m['content']) for m in self.messages)} characters ---"])
