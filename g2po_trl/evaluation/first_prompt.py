@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.sampling import Sampling
+from ..environments.adapters.mixed import COLUMN, environments_of
 from ..environments.adapters.trl_tools import played_as
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
@@ -58,6 +59,8 @@ class FirstPrompt:
             settings: see the class; `history`: as in `G2POConfig`.
         """
         settings = settings or {}
+        if prompt_template is not None and environments_of(environment_factory):
+            prompt_template = prompt_template.of(task.get(COLUMN))
         environment_factory, task = player_of(environment_factory, task)
         factory, template, history = played_as(
             environment_factory, EpisodeLimits(turns), prompt_template, settings.get("history")
