@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,6 +13,7 @@ from ..credit.graph import StateGraph
 from ..credit.state_keys import shared_share
 from ..environments.episode_limits import LIMITS
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
 from ..rollout.replay import replay_difference
 from ..rollout.words import NEWS_KEYS
@@ -24,6 +27,9 @@ SHORT_TEXT = 60  # characters
 MANY_TURNS = 3  # at which a short text is seen in episodes of a task
 MANY = 0.2  # of a model's completions
 SHOWN_FAILURES = 3
+SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
+SHOWN_WORDS = 8
+_WORD = re.compile(r"[^\W\d_]+")
 _FAILED = ("before step 1,", "exception: ", "invalid: ", "timeout: ", "crash: ")  # differences that are errors
 IMPROVE_KEYS = (
     "Give equal states an equal state_key (leave out counters and clocks), or see the options state_key and "
@@ -306,3 +312,41 @@ def call_findings(steps: Sequence[Step]) -> list[Finding]:
         remedy = "Use a model that was trained to call tools, or fine-tune it on demonstrations (g2po teach)."
         return [Finding("warning", text, remedy)]
     return [Finding("warning" if exist < made * (1 - MANY) else "ok", text)]
+
+
+def spelled_words(steps: Sequence[Step], model: str | Path, with_actions: bool = False) -> list[Finding]:
+    """Return a warning about words that a model has to write and its tokenizer spells in pieces.
+
+    Nothing of a model that is not in a folder, and of one with a large vocabulary.
+
+    Args:
+        steps: of whole episodes. The words are those of listed actions and of the names of tools.
+        model: a folder.
+        with_actions: also those of the actions that were played, as an expert's.
+    """
+    file = Path(model, "tokenizer.json")
+    if not file.is_file():
+        return []
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
+        return []
+    counts: Counter[str] = Counter()
+    for step in steps:
+        answer = step.response or {"content": step.action}
+        written = [*(step.admissible_actions or ())]
+        written += [call["function"]["name"] for call in answer.get("tool_calls", ())]
+        written += [message_text(answer)] if with_actions else []
+        counts.update({word for text in written for word in _WORD.findall(text)})
+    spelled = [word for word, _ in counts.most_common() if _pieces(tokenizer, word) > 1]
+    if not spelled:
+        return []
+    shown = ", ".join(spelled[:SHOWN_WORDS]) + (f", … ({len(spelled)} words)" if len(spelled) > SHOWN_WORDS else "")
+    text = f"the tokenizer of {model} spells {shown} in pieces, which a model of this size is slow to learn"
+    return [Finding("warning", text, f"Use words of {file}, or a larger model.")]
+
+
+def _pieces(tokenizer, word: str) -> int:
+    """Return the number of tokens of a word, inside a text or at its beginning, whichever is smaller."""
+    return min(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (word, f" {word}"))

@@ -22,7 +22,7 @@ from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.tasks import task_id_of
-from g2po_trl.evaluation.spelling import spelled_words
+from g2po_trl.evaluation.findings import spelled_words
 from g2po_trl.prompts.conversation import response_action
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
@@ -30,6 +30,7 @@ from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.trajectory import Step, Trajectory
 
 GAIN = 0.1  # of success, from which a limit is named
+FORMAT = 0.5  # of the completions; below it, the format is the limit
 BATCH = 16  # completions that are scored together
 
 
@@ -146,12 +147,12 @@ def describe_limits(
         model_name: the base model, a folder or a Hub id.
     """
     valid, success = last["valid_action_ratio"], last["success_rate"]
-    if valid < exam.target_valid:
+    if valid < FORMAT:
         return (
             f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
             f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
         )
-    found = [f"success {success:.0%} as it is"]
+    found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
     gains = {}
     lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
     if lists_actions:

@@ -293,10 +293,13 @@ def test_what_limits_a_model(tiny_model_dir):
     last = {"valid_action_ratio": 1.0, "success_rate": 0.0}
     about = {"shown": shown, "expert": lambda door: "a", "needs_worker": True, "model_name": "none"}
     said = describe_limits(one, model, tokenizer, 0, last, **about)
-    assert said.startswith("What limits it: success 0% as it is, ") and "if each action is one of the listed" in said
+    assert (
+        said.startswith("What limits it: success 0% as it is, with 100% of the completions in the required format, ")
+        and "if each action is one of the listed" in said
+    )
     copied = float(re.search(r"(\d+)% if each action", said)[1]) / 100
     assert 0 < copied < 1, "drawn by the model's probabilities of two letters"
     assert re.search(r"\d% if the expert's action replaces each that has an effect. Copying is the limit: ", said)
-    half = {**last, "valid_action_ratio": 0.5}
-    low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, half, **about)
-    assert low.startswith("The format is the limit: 50% of the completions have it, and the target is 90%.")
+    few = {**last, "valid_action_ratio": 0.4}
+    low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, few, **about)
+    assert low.startswith("The format is the limit: 40% of the completions have it, and the target is 90%.")

@@ -33,13 +33,13 @@ from ...environments.pool.limits import PoolLimits
 from ...environments.validation import player_of
 from ...evaluation.contract import LEVELS, Finding
 from ...evaluation.examine import examine, examine_agent, try_model
-from ...evaluation.first_prompt import FirstPrompt
+from ...evaluation.findings import spelled_words
 from ...evaluation.random_episodes import TEXTS, Played
-from ...evaluation.spelling import spelled_words
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
 from ...utils.show import printable
+from ..first_prompt import FirstPrompt
 from ..parser import option, parse, read_config
 from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
 from ..recipe_files import file_of

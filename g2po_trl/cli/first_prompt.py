@@ -14,13 +14,13 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import check_task_columns, player_of
+from ..evaluation.random_episodes import describe_failure
 from ..prompts.conversation import Message
 from ..prompts.template import PromptTemplate
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..utils.errors import G2POError
-from .random_episodes import describe_failure
 
 
 @dataclass
