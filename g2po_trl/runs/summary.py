@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from math import isnan
 from typing import Any
 
 from ..environments.validation import is_score
@@ -11,7 +12,13 @@ from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 
 FEWEST = 5  # groups from which a standard error is estimated
-OPTIONAL = ("admissible_action_ratio", "tool_call_ratio", "readable_call_ratio", "known_call_ratio")
+OPTIONAL = (
+    "success_rate_error",
+    "admissible_action_ratio",
+    "tool_call_ratio",
+    "readable_call_ratio",
+    "known_call_ratio",
+)
 OF_ENVIRONMENTS = ("success_rate", "reward", "turns")  # what is reported of each, if there are several
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
@@ -26,7 +33,8 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     Returns:
         `success_rate`, `truncated_rate`, `failure_reason_rate`: fractions of the episodes with a result.
         `error_rate`, `lost_rate`: fractions of all episodes.
-        `success_rate_error`: standard error of `success_rate` over tasks, see `careful_error`.
+        `success_rate_error`: standard error of `success_rate` over tasks, see `careful_error`; absent below
+            `FEWEST` tasks.
         `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
         `valid_action_ratio`: fraction of completions with the required format.
         `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
@@ -56,10 +64,10 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
             by_type[name].append(trajectory.success)
     environments = sorted({t.environment for t in trajectories if t.environment is not None})
     parts = {name: _means([t for t in finished if t.environment == name]) for name in environments}
-    means = _means(finished)
+    means, error = _means(finished), careful_error(list(of_task.values()))
     return {
         "success_rate": means["success_rate"],
-        "success_rate_error": careful_error(list(of_task.values())),
+        **({} if isnan(error) else {"success_rate_error": error}),
         "reward": means["reward"],
         **scores,
         "turns": means["turns"],

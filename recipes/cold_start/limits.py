@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isnan
 from typing import Any
 
 import torch
@@ -153,13 +154,12 @@ def describe_limits(
             f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
         )
     found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
-    gains = {}
+    reached: dict[str, tuple[float, str]] = {}
     lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
     if lists_actions:
         with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
             summary, _ = exam.evaluate(model, tokenizer, pool, seed, partial(CopyingActor, model=model))
-        gains["Copying"] = summary["success_rate"] - success
-        found.append(f"{summary['success_rate']:.0%} if each action is one of the listed ones")
+        reached["Copying"] = summary["success_rate"], "if each action is one of the listed ones"
     if expert is not None:
         factory, answer, rows = exam.environment_factory, expert, exam.rows
         if needs_worker:
@@ -173,9 +173,12 @@ def describe_limits(
             summary, _ = planned.evaluate(
                 model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
             )
-        gains["Planning"] = summary["success_rate"] - success
-        found.append(f"{summary['success_rate']:.0%} if the expert's action replaces each that has an effect")
+        reached["Planning"] = summary["success_rate"], "if the expert's action replaces each that has an effect"
+    found += [f"{rate:.0%} {what}" for rate, what in reached.values() if not isnan(rate)]
     said = f"What limits it: {', '.join(found)}."
+    gains = {name: rate - success for name, (rate, _) in reached.items() if not isnan(rate)}
+    if len(gains) < len(reached):
+        said += " Other episodes ended in environment errors, as those of a busy machine do."
     words = spelled_words([step for one in shown for step in one.steps], model_name, with_actions=True)
     if words:
         said += f" Words: {words[0].text}."
