@@ -214,7 +214,8 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
         if all(name in summary for summary in summaries):
             scale = {"reward": 1, "turns": 1, "episodes": 0}.get(name, 100)
             rows.append((label, [summary[name] for summary in summaries], scale))
-    width = max(len(label) for label in ["  ± standard error", *(label for label, _, _ in rows)])
+    has_errors = all(_number(one.get("success_rate_error")) >= 0 for one in summaries)
+    width = max(len(label) for label in [*["  ± standard error"] * has_errors, *(label for label, _, _ in rows)])
     header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * (len(columns) == 2)])
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
@@ -223,7 +224,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
         if len(columns) == 2 and scale:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
-        if label == "success: all" and all(_number(one.get("success_rate_error")) >= 0 for one in summaries):
+        if label == "success: all" and has_errors:
             errors = [100 * one["success_rate_error"] for one in summaries]
             errors += [(errors[0] ** 2 + errors[1] ** 2) ** 0.5] if len(errors) == 2 else []
             lines.append(f"{'  ± standard error':<{width}}" + "".join(f"{error:10.1f}" for error in errors))

@@ -135,7 +135,13 @@ def cut_off(tally: Tally) -> str | None:
         f"Completions do not end: {tally.cut:,} of {tally.completions:,} reached max_completion_length, so what "
         "follows an answer is trained like the answer. Raise max_completion_length, or have completions end earlier "
         "(stop_sequences, the tokenizer's eos_token)."
+        + (f" {_none(tally.called, tally.offered, 'completion')} called a tool." if _calls_none(tally) else "")
     )
+
+
+def _calls_none(tally: Tally) -> bool:
+    """Return whether tools were offered, and almost no completion called one."""
+    return tally.offered > 0 and tally.called < ALMOST_NONE * tally.offered
 
 
 def _remedy(tally: Tally) -> str:
@@ -147,7 +153,7 @@ def _remedy(tally: Tally) -> str:
             f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `completion` "
             "in trajectories/, change the prompt template, or fine-tune the model on demonstrations (`g2po teach`)."
         )
-    if tally.offered and tally.called < ALMOST_NONE * tally.offered:
+    if _calls_none(tally):
         return (
             f"{_none(tally.called, tally.offered, 'completion')} called a tool: read some `completion` in "
             "trajectories/, compare the prompt that `g2po check --show --model MODEL` prints, use a model that was "
