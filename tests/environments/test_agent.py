@@ -386,6 +386,27 @@ def test_an_async_client_that_episodes_share():
         assert (end.reward, end.info) == (1.0, {})
 
 
+def test_a_request_given_up_after_the_last_turn_is_no_error():
+    """Coding agents end their parallel requests when one is refused."""
+
+    def agent(task, client):
+        ask(client, "x")
+        address = urlsplit(client.base_url)
+        body = json.dumps({"model": client.model, "messages": [{"role": "user", "content": "side call"}]})
+        head = (
+            f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {client.api_key}\r\n"
+        )
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        time.sleep(0.3)
+        return 0.0
+
+    _, end = play(agent, [says("y")], max_turns=1)
+    assert (end.terminated, end.reward) == (True, 0.0)
+    with pytest.raises(EnvironmentContractError, match="gave up"):
+        play(agent, [says("y")], max_turns=2)
+
+
 def careless(task, client):
     while ask(client, "more"):
         pass

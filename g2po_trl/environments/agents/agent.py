@@ -158,6 +158,7 @@ class AgentEnvironment(TextEnvironment):
         self._thread: threading.Thread | None = None
         self._call: Call | None = None
         self._turns = self._out_of_turns = 0
+        self._lost_before: list[Call] = []  # requests given up before the last turn
         self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
 
     def reset(self, /, **task) -> Observation:
@@ -204,6 +205,8 @@ class AgentEnvironment(TextEnvironment):
             raise RuntimeError("call reset before step")
         call, self._call = self._call, None
         self._turns += 1
+        if self._turns == self.max_turns:
+            self._lost_before = self._session.given_up()
         self._session.answer(call, ChatResponse.read(action))
         while True:
             event = self._session.next()
@@ -213,7 +216,7 @@ class AgentEnvironment(TextEnvironment):
                 return StepResult(self._observe(event), info=self._facts())
             self._out_of_turns += 1
             if self._out_of_turns > MAX_REFUSALS:
-                lost = self._session.given_up()
+                lost = self._lost()
                 self.close()
                 if lost:
                     raise _gave_up(None)
@@ -259,7 +262,7 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts, lost = self._facts(), self._session.given_up()
+        facts, lost = self._facts(), self._lost()
         self.close()
         if lost and not _was_cancelled(end.error, lost):
             raise _gave_up(end) from end.error
@@ -277,6 +280,11 @@ class AgentEnvironment(TextEnvironment):
         info = {"success": False, "failure_reason": reason, "traceback": frames[-2000:]}
         info |= getattr(end.error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
+
+    def _lost(self) -> list[Call]:
+        """Return the requests given up by their clients, without those that are over anyway: after the last turn."""
+        lost = self._session.given_up()
+        return lost if self._turns < self.max_turns else [call for call in lost if call in self._lost_before]
 
     def _truncated(self, why: str) -> StepResult:
         info = {**self._facts(), "agent_error": why}
