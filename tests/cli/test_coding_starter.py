@@ -58,7 +58,7 @@ def test_what_init_writes_is_good(folder, capsys):
     *lines, following = said.splitlines()
     warned, *lines = lines
     assert code == 0 and "random responses succeed in 0 of" in warned, said + errors
-    assert {line.split()[0] for line in lines} == {"ok"} and "there is a graph to learn from" in said, said
+    assert {line.split()[0] for line in lines} <= {"ok", "warning"} and "there is a graph to learn from" in said, said
     assert following == "Next: g2po teach --agent agent.py"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"],

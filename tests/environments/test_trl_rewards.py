@@ -152,12 +152,12 @@ def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs,
     assert message.partition(" .* ")[0] in result.message
 
 
-def test_an_image_is_refused_and_not_left_out():
+def test_what_is_no_image_is_refused_and_not_left_out():
     factory = text_environment_factory(with_rewards(Dial, opened, None, None), EpisodeLimits(9), "conversation")
     with EnvironmentPool(factory, PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
         result = pool.step({0: action("conversation", call("picture"))})[0]
-    assert "picture returned a block of type 'image': only text is supported" in result.message
+    assert "picture[0] is" in result.message and "give a PIL image" in result.message
 
 
 def test_what_is_not_supported_is_refused_at_once():

@@ -148,9 +148,9 @@ def test_a_prompt_is_built_only_for_an_episode_that_is_asked():
     """Three turns of four episodes, and none after the last."""
     encoder, made = ChatEncoder(KINDS["qwen"]()), []
 
-    def ids(texts):
+    def ids(texts, images=()):
         made.append(len(texts))
-        return ChatEncoder.ids(encoder, texts)
+        return ChatEncoder.ids(encoder, texts, images)
 
     encoder.ids = ids
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:

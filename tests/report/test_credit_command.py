@@ -57,7 +57,7 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
     assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
     assert group["adds_up"] and not alone["stored"]
-    assert shown["overview"]["training"]["log"]["name"] == "runs.jsonl"
+    assert shown["overview"]["sources"][0]["log"]["name"] == "runs.jsonl"
     assert shown["overview"]["sources"][0]["settings"]["file"] == file
 
     assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"

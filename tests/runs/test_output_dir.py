@@ -356,10 +356,10 @@ def test_resumed_with_another_number_of_processes_an_iteration_counts_once(make_
 
 
 def test_a_full_disk_leaves_what_was_complete(make_trainer, run):
-    """The files of a checkpoint may be 30 kB, and its weights are larger."""
+    """The files of a run may be 60 kB, and its weights are larger."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = make_trainer(**{**OPTIONS, "max_steps": 4})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
     try:
         for write in (lambda: trainer.train(resume_from_checkpoint="auto"), trainer.save_model):
             with pytest.raises(G2POError, match="output_dir .* cannot be written"):

@@ -29,7 +29,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NO_SESSION = ("CAPACITY_REACHED", "FACTORY_ERROR")
 # Fields of the protocol, and facts for the trainer, which the model does not see.
 _NOT_SHOWN = frozenset({"done", "info", "metadata", "reward", "terminated", "truncated"})
-_OURS = _NOT_SHOWN | {"admissible_actions", "request", "state_key", "task", "text"}  # of `g2po serve`
+_OURS = _NOT_SHOWN | {"admissible_actions", "images", "request", "state_key", "task", "text"}  # of `g2po serve`
 _TASK_FIELDS = frozenset(
     {"goal", "instruction", "instructions", "objective", "problem", "problem_description", "task", "task_description"}
 )
@@ -48,7 +48,8 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
     if _is_ours(fields):
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
-        return Observation(**texts, request=None if request is None else ChatRequest(**request))
+        request = None if request is None else ChatRequest(**request)
+        return Observation(**texts, images=fields.get("images") or (), request=request)
     if not _has_text(fields):
         raise G2POError(
             f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
@@ -267,6 +268,7 @@ def make_app(
         admissible_actions: list[str] | None = None
         task: str | None = None
         request: dict[str, Any] | None = None
+        images: list[str] = []  # noqa: RUF012  (pydantic copies it)
         terminated: bool = False
         truncated: bool = False
         info: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
@@ -286,14 +288,14 @@ def make_app(
                     environment_factory, PoolLimits(1, environment_variables=list(environment_variables))
                 )
             (first,) = self.pool.reset([task])
-            return TextObservation(**asdict(_or_raise(first)))
+            return TextObservation(**_as_json(_or_raise(first)))
 
         def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
             if self.pool is None:
                 raise RuntimeError("call reset before step")
             result = _or_raise(self.pool.step({0: action.text})[0])
             return TextObservation(
-                **asdict(result.observation),
+                **_as_json(result.observation),
                 reward=result.reward,
                 done=result.terminated or result.truncated,
                 terminated=result.terminated,
@@ -312,6 +314,10 @@ def make_app(
     app = create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
     app.add_middleware(RejectBrowserRequests, names=_LOOPBACK if host in _LOOPBACK else None)
     return app
+
+
+def _as_json(seen: Observation) -> dict[str, Any]:
+    return {**asdict(seen), "images": [image.data_url for image in seen.images]}
 
 
 class RejectBrowserRequests:
