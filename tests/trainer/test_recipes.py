@@ -161,17 +161,17 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, t
 
         def on_train_begin(self, *args, **kwargs):
             self.said = capsys.readouterr().out
-            answers.append(self.get("overview")["sources"][0]["iterations"])
+            answers.append(self.get("overview")["sources"][0])
 
         def on_step_end(self, *args, **kwargs):
-            answers.append(self.get("overview")["sources"][0]["iterations"])
+            answers.append(self.get("overview")["sources"][0])
             assert self.get("version")
 
     add = trainer.add_callback
     visitor = Visitor()
     monkeypatch.setattr(trainer, "add_callback", lambda one: (add(one), add(visitor)))
     run_recipe(trainer, None, {})
-    assert answers == [[], [1], [1, 2]]
+    assert [one["iterations"] for one in answers] == [[], [1], [1, 2]]
     assert [[point["n"] for point in one["curves"]] for one in answers[1:]] == [[], [1]], "the line follows its step"
     assert f"no longer served. To open the run again: g2po view {tmp_path / 'out'}" in capsys.readouterr().out
     with pytest.raises(urllib.error.URLError):
