@@ -19,7 +19,7 @@ each begin with the whole one before, as the turns of a conversation do. Such a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,14 @@ class Pack:
         shared: for each, how many of its first tokens its predecessor has laid out.
         num_tokens: number of tokens laid out; of a forked row, with its padding.
         calls: forward passes of a forked row.
+        is_chain: each sequence begins with the whole one before, and the row needs no mask.
     """
 
     rows: list[int]
     shared: list[int]
     num_tokens: int
     calls: list[Call] | None = None
+    is_chain: bool = False
 
     @classmethod
     def from_lengths(
@@ -89,7 +91,7 @@ def _chained_packs(
     for pack in cut_into_packs(range(len(chains)), sizes, [0] * len(chains), max_tokens):
         places = [(i, i > start) for start, stop in (chains[chain] for chain in pack.rows) for i in range(start, stop)]
         shared = [overlaps[i] * continues for i, continues in places]
-        packs.append(Pack([rows[i] for i, _ in places], shared, pack.num_tokens))
+        packs.append(Pack([rows[i] for i, _ in places], shared, pack.num_tokens, is_chain=True))
     return packs
 
 
@@ -113,7 +115,7 @@ def _halves(pack: Pack, lengths: Sequence[int] | dict[int, int], fork_cost: int 
     """Return a packed row's sequences in two rows."""
     half, rows, shared = len(pack.rows) // 2, pack.rows, pack.shared
     parts = ((rows[:half], shared[:half]), (rows[half:], [0, *shared[half + 1 :]]))
-    return [Pack.from_lengths(*part, lengths, fork_cost) for part in parts]
+    return [replace(Pack.from_lengths(*part, lengths, fork_cost), is_chain=pack.is_chain) for part in parts]
 
 
 def cut_into_packs(
@@ -208,8 +210,8 @@ def lay_out(
         pad_to_multiple_of: see `row_width`.
 
     Returns:
-        `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row holds
-        sequences that do not begin with the one before; `scored_from` (M,), the place in the flattened rows of the
+        `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row with
+        several sequences is no chain; `scored_from` (M,), the place in the flattened rows of the
         hidden state that predicts each scored token, and `scored_ids` (M,), the token: over packs, their rows,
         completion tokens. Without any, one that is not scored (-100). Forked: `packed_ids` (1, N), of all forward
         passes, and `forks`, their shapes and parents, see `forks.hidden_states`.
@@ -222,13 +224,12 @@ def lay_out(
     ids = np.full(shape, pad_token_id, dtype=np.int64)
     positions = np.zeros(shape, dtype=np.int64)
     ends = np.tile(np.arange(1, length + 1), (shape[0], 1))  # padding sees itself: attention over nothing is undefined
-    scored, plain = [], True
+    scored, plain = [], all(pack.is_chain or len(pack.rows) == 1 for pack in packs)
     for r, pack in enumerate(packs):
         path = np.zeros(0, dtype=np.int64)  # where the tokens of the sequence are in the row
         stop = 0
         for row, common in zip(pack.rows, pack.shared):
             sequence = sequences[row]
-            plain &= common == len(path)
             start, stop = stop, stop + len(sequence) - common
             path = np.concatenate([path[:common], np.arange(start, stop)])
             ids[r, start:stop] = sequence[common:]
