@@ -398,7 +398,7 @@ def test_a_request_given_up_after_the_last_turn_is_no_error():
         )
         with socket.create_connection((address.hostname, address.port)) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        time.sleep(0.3)
+        wait_until(client.session.given_up)
         return 0.0
 
     _, end = play(agent, [says("y")], max_turns=1)
