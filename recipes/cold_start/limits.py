@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from g2po_recipes.cold_start.demonstrations import ExpertSession
+from g2po_recipes.cold_start.demonstrations import ExpertActor, ExpertSession
 from g2po_recipes.cold_start.exam import SuccessEvaluation
 from g2po_recipes.cold_start.experts import Expert, ExpertEnvironment, as_message, carried_answer, prose
 from g2po_trl.engines.base import Completion
@@ -66,18 +66,8 @@ class CopyingSession(ExpertSession):
         return Completion(completions[place])
 
 
-@dataclass
-class PlanningActor(PromptActor):
-    """Replaces each action of the model that has an effect by the expert's.
-
-    Args:
-        expert: chooses the answers.
-        seed: of the expert's random numbers.
-    """
-
-    expert: Expert | None = None
-    seed: int = 0
-    streams = False
+class PlanningActor(ExpertActor):
+    """Replaces each action of the model that has an effect by the expert's."""
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> PlanningSession:
         return PlanningSession(self, sampling, seeds, stats)
