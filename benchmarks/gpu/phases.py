@@ -1,10 +1,10 @@
 """Log-probabilities and update of Qwen2.5-1.5B with random weights, by layout and attention: part of `run.py`.
 
-    python -m benchmarks.gpu.phases --findings FILE --seconds 150 [--turns 6] [--shrink]
+    python -m benchmarks.gpu.phases --findings FILE --seconds 150 [--turns 6] [--conversations] [--hybrid] [--shrink]
 
 128 synthetic episodes (16 groups of 8; `work.synthetic_trajectories`) of `--turns` turns, with the settings of
 recipes/alfworld/qwen2.5-1.5b.yaml: float32 weights, bfloat16 arithmetic, gradient checkpointing, 32,768 tokens a
-micro-batch. Each combination gets an equal part of the seconds that are left, and measures as many micro-batches, from
+micro-batch; with `--hybrid`, Qwen3.5-0.8B's shape. Each combination gets an equal part of the seconds that are left, and measures as many micro-batches, from
 all over the batch, as it has time for. Tokens are those of the step samples, whatever the layout makes of them, so
 tokens a second compare. One line of JSON for each, as it comes.
 """
@@ -12,6 +12,7 @@ tokens a second compare. One line of JSON for each, as it comes.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -36,6 +37,7 @@ from benchmarks.gpu.work import (
     as_one_row,
     conversation_tokens,
     flash_attentions,
+    hybrid_model,
     recipe_trainer,
     synthetic_conversations,
     synthetic_trajectories,
@@ -44,6 +46,8 @@ from benchmarks.speed.phases import by_kind, count, random_model, trl_micro_batc
 from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
+from g2po_trl.update.forks import fork_cost
+from g2po_trl.update.layout import weights_of_a_layer
 
 TINY = (64, 128, 2, 4, 2, 2048)
 
@@ -117,7 +121,9 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str, made: list[Traj
         return trl_micro_batches(trainer, rows, trainer.args.max_tokens_per_micro_batch)
     if layout == "trl":
         return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
-    trainer.update.layout.kind = layout
+    of = trainer.update.layout
+    of.kind, of._takes_masks = layout, layout in ("packed", "shared")
+    of._fork_cost = fork_cost(weights_of_a_layer(of.language_model(trainer.model)), trainer.accelerator.device.type)
     mini_batches, _ = trainer.update.split(batch)
     return [micro_batch for part in mini_batches for micro_batch in part]
 
@@ -134,6 +140,7 @@ def measure(
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(trainer.model)
     model.set_attn_implementation(trie.register() if layout == "trie" else attention)
     micro_batches, factor = cut(trainer, batch, layout, made), 1.0
+    trainer.update.log_probs.needs_old_log_probs = True
     if layout in ("trie", "rows"):
         of_steps = sum(map(sum, batch.lengths(range(len(batch)))))
         factor = of_steps / sum(len(conversation_tokens(one)[0]) for one in made)
@@ -175,7 +182,7 @@ def measure(
     repeated = 4 if trainer.args.gradient_checkpointing else 3
     for name, passes in (("logps", 1), ("update", repeated)):
         of_these = [micro_batches[place] for place in found[name].pop("places")]
-        if layout == "trie":
+        if layout == "trie" or "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
             continue
         tflop = passes * count(of_these, model)["forward_gflop"] / 1e3
         found[name]["tflop_per_second"] = round(tflop / max(found[name]["seconds"], 1e-3), 3)
@@ -225,7 +232,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--turns", type=int, help="of each episode; the paper's have up to 50; default: 6 or 12")
     parser.add_argument("--conversations", action="store_true", help="prompts hold all that went before")
-    parser.add_argument("--combinations", nargs="+", metavar="ATTENTION:LAYOUT", help="default: see `combinations`")
+    parser.add_argument(
+        "--hybrid", action="store_true", help="Qwen3.5-0.8B's shape, with the kernels that are installed"
+    )
+    parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
+    parser.add_argument(
+        "--combinations",
+        nargs="+",
+        metavar="ATTENTION:LAYOUT[:plain]",
+        help="plain: without gradient checkpointing; default: see `combinations`",
+    )
     parser.add_argument("--shrink", action="store_true", help="a tiny model, short prompts, two groups")
     args = parser.parse_args()
     deadline, on_gpu = time.perf_counter() + args.seconds, torch.cuda.is_available()
@@ -235,7 +251,7 @@ def main() -> None:
             file.write(json.dumps(finding) + "\n")
         print(json.dumps(finding), flush=True)
 
-    groups, shape, options = 16, "1.5b", {}
+    groups, shape, options = 16, "1.5b", {"max_tokens_per_micro_batch": args.tokens}
     RecordedTrainer.turns = args.turns or (12 if args.conversations else 6)
     lengths = (700, 60, 0, 150) if args.conversations else RecordedTrainer.lengths
     if args.shrink:
@@ -249,13 +265,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         # The reference would be read from a disk: its pass costs what the policy's own does.
+        model = hybrid_model(tiny=args.shrink) if args.hybrid else random_model(shape)
         trainer = recipe_trainer(
-            RECIPES / "qwen2.5-1.5b.yaml", Path(folder), random_model(shape), beta=0.0, use_cpu=not on_gpu, **options
+            RECIPES / "qwen2.5-1.5b.yaml", Path(folder), model, beta=0.0, use_cpu=not on_gpu, **options
         )
         trainer.current_gradient_accumulation_steps = 1  # what `train` would set, as gradient checkpointing
         say(about="machine", command=common.command(), commit=commit(), **machine({}))
         say(
             about="batch",
+            model=model.config.model_type,
+            kernels=[name for name in ("fla", "causal_conv1d") if importlib.util.find_spec(name)],
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             episodes=len(made),
             turns=RecordedTrainer.turns,
@@ -270,7 +289,7 @@ def main() -> None:
         )
         todo = combinations()
         if args.combinations:
-            todo = [(*name.split(":"), True) for name in args.combinations]
+            todo = [(*name.split(":")[:2], not name.endswith(":plain")) for name in args.combinations]
         for number, (attention, layout, checkpointing) in enumerate(todo):
             row = {"attention": attention, "layout": layout, "gradient_checkpointing": checkpointing}
             left = deadline - time.perf_counter()

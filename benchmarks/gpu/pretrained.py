@@ -45,7 +45,7 @@ from benchmarks.learning import comparison_stages as stages
 
 METHODS = "smollm2-methods"
 STAGES = ("treasure", "smollm2-pilot", *stages.AFTER_PILOT, METHODS)
-SEEDS = range(200, 204)
+SEEDS = range(200, 208)
 GAMES = 96
 LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
 

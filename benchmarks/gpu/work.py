@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import ModelConfig, get_peft_config
 
@@ -190,6 +190,32 @@ def recipe_trainer(recipe: Path, output: Path, model: PreTrainedModel | str, **o
         processing_class=AutoTokenizer.from_pretrained(tiny_model_path()),
         peft_config=get_peft_config(model_args),
     )
+
+
+def hybrid_model(tiny: bool = False) -> PreTrainedModel:
+    """A model of Qwen3.5-0.8B's shape with random weights: three layers in four are gated delta rules."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
+    hidden, heads, size, layers = (128, 2, 64, 4) if tiny else (1024, 8, 256, 24)
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        vocab_size=2048 if tiny else 248320,
+        hidden_size=hidden,
+        intermediate_size=hidden * 7 // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        head_dim=size,
+        linear_num_key_heads=2 * heads,
+        linear_num_value_heads=2 * heads,
+        linear_key_head_dim=size // 2,
+        linear_value_head_dim=size // 2,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def massive_model(shape: tuple[int, ...] = (64, 128, 2, 2, 1, 2048)) -> PreTrainedModel:

@@ -4,6 +4,7 @@ The numbers that are compared are recorded as properties, in nats, shares and GB
 """
 
 import gc
+import importlib.util
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from benchmarks.gpu.work import memory_of_recipe, recipe_trainer
 from benchmarks.packs import make_packs
 from benchmarks.speed.phases import make_shape, random_model
 from g2po_trl.update.packing import lay_out, packed_log_probs
+from g2po_trl.update.policy.probe import why_not_bounded, why_not_forked
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
@@ -78,6 +80,31 @@ def test_half_precision_is_as_close_as_padding(model_and_wanted, record_property
     record_property("gradient", found[2])
     record_property("gradient_padded", padded[2])
     assert found[1] < 1.5 * padded[1] and found[2] < 1.5 * padded[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="flash-linear-attention is not installed")
+@pytest.mark.parametrize("layout", ["chained", "forked", "packed"])
+def test_hybrids_are_as_close_as_padding(record_property, layout):
+    """Gated delta rules by their own kernels, in bfloat16, whose backward pass goes through the cache's states."""
+    model = gpu_work.hybrid_model(tiny=True)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        reason = (
+            why_not_bounded(model, torch.bfloat16) if layout == "packed" else why_not_forked(model, torch.bfloat16)
+        )
+        log_probs = alone(model, *samples()).float()
+    record_property("reason", reason)
+    if layout == "packed" and importlib.util.find_spec("causal_conv1d") is None:
+        assert reason is not None, "the convolution of transformers reads all that comes before it in the row"
+        return
+    assert reason is None
+    wanted = log_probs.detach(), gradient(model, log_probs)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    padded = differences(model, wanted, "sdpa", "padded", torch.bfloat16)
+    found = differences(model, wanted, "sdpa", layout, torch.bfloat16)
+    for name, values in (("", found), ("_padded", padded)):
+        record_property(f"mean_nats{name}", values[1])
+        record_property(f"gradient{name}", values[2])
+    assert found[1] < 1.5 * padded[1] + 1e-3 and found[2] < 1.5 * padded[2] + 1e-2
 
 
 @pytest.mark.parametrize("length", [640, 704, 720, 768])
