@@ -4,9 +4,9 @@
 
 128 synthetic episodes (16 groups of 8; `work.synthetic_trajectories`) of `--turns` turns, with the settings of
 recipes/alfworld/qwen2.5-1.5b.yaml: float32 weights, bfloat16 arithmetic, gradient checkpointing, 32,768 tokens a
-micro-batch; with `--hybrid`, Qwen3.5-0.8B's shape. Each combination gets an equal part of the seconds that are left, and measures as many micro-batches, from
-all over the batch, as it has time for. Tokens are those of the step samples, whatever the layout makes of them, so
-tokens a second compare. One line of JSON for each, as it comes.
+micro-batch; with `--hybrid`, Qwen3.5-0.8B's shape. Each combination gets an equal part of the seconds that are left,
+and measures as many micro-batches, from all over the batch, as it has time for. Tokens are those of the step samples,
+whatever the layout makes of them, so tokens a second compare. One line of JSON for each, as it comes.
 """
 
 from __future__ import annotations
@@ -232,9 +232,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--turns", type=int, help="of each episode; the paper's have up to 50; default: 6 or 12")
     parser.add_argument("--conversations", action="store_true", help="prompts hold all that went before")
-    parser.add_argument(
-        "--hybrid", action="store_true", help="Qwen3.5-0.8B's shape, with the kernels that are installed"
-    )
+    parser.add_argument("--hybrid", action="store_true", help="Qwen3.5-0.8B's shape, with what kernels there are")
     parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
     parser.add_argument(
         "--combinations",
