@@ -353,6 +353,16 @@ def method_on_gpu(arm: str, measure: str = "training") -> tuple[float, float, fl
     return found.mean, *found.interval
 
 
+def eight_seeds_on_gpu(arm: str, measure: str = "training") -> tuple[float, float, float]:
+    """The same over seeds 200 to 207, training up to the iteration that all runs have."""
+    sets = [raw(f"gpu/h200/{name}.json") for name in ("methods", "methods-more")]
+    number = min(map(methods.iterations, sets))
+    values = {key: value for one in sets for key, value in methods.numbers(one, number)[measure].items()}
+    arms = {arm for arm, seed in values if seed >= 204}
+    found = methods.dunnett({key: value for key, value in values.items() if key[0] in arms}, methods.REFERENCE)
+    return found.differences[arm].mean, *found.differences[arm].interval
+
+
 def treasure_found(arm: str, seed: int) -> int | None:
     """The first iteration of Treasure at which the mean of three reaches 80 %."""
     success = [

@@ -30,9 +30,9 @@ def iterations(content: Mapping[str, Any]) -> int:
     return min(PLANNED, *(len(curves.success(part["findings"])) for part in content["parts"].values()))
 
 
-def numbers(content: Mapping[str, Any]) -> dict[str, Numbers]:
-    """Return each measure in percent, by arm and seed."""
-    number, found = iterations(content), {name: {} for name in MEASURES}
+def numbers(content: Mapping[str, Any], number: int | None = None) -> dict[str, Numbers]:
+    """Return each measure in percent, by arm and seed. `number`: of iterations; default: those that all runs have."""
+    number, found = number or iterations(content), {name: {} for name in MEASURES}
     for name, run in content["runs"].items():
         lines, key = content["parts"][name]["findings"], (run["arm"], run["seed"])
         found["training"][key] = 100 * float(np.mean(curves.success(lines)[:number]))

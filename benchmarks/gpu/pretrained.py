@@ -8,9 +8,10 @@
 The runs are those of `benchmarks/learning/comparison_stages.py`, with these differences: bfloat16 arithmetic, larger
 micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice, also at 0.4, by the run
 itself instead of by `g2po evaluate` afterwards, no checkpoints, and an end when time is up, but none at 20 points.
-`smollm2-methods` is played on a GPU alone: `smollm2` with all weights trained, by four methods with four other seeds.
-OUTPUT/results.json is written again whenever a run has come on. Wheels and paths are given as to `run.py`. With
-NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead of taking turns.
+`smollm2-methods` is played on a GPU alone: `smollm2` with all weights trained, by four methods with eight other seeds;
+`--seeds` chooses. OUTPUT/results.json is written again whenever a run has come on. Wheels and paths are given as to
+`run.py`. With NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead
+of taking turns.
 """
 
 from __future__ import annotations

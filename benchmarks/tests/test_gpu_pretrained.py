@@ -51,12 +51,12 @@ def test_runs_are_those_of_the_comparison_on_a_gpu(args):
 def test_methods_are_compared_on_equal_terms(args):
     given = args("--stages", pretrained.METHODS, "--panels_take", "40")
     jobs = pretrained.jobs_of(given.stages, None)
-    assert len({(job.arm, job.seed) for job in jobs}) == len(jobs) == 16
+    assert len({(job.arm, job.seed) for job in jobs}) == len(jobs) == 32
     found = [options(pretrained.command_of(job, given, workers=1)) for job in jobs]
     own = {"--advantage_estimator", "--value_lambda", "--seed", "--output_dir", "--findings"}
     shared = [{name: value for name, value in one.items() if name not in own} for one in found]
     assert all(one == shared[0] for one in shared) and shared[0]["--panels_take"] == "40.0"
-    assert sorted({one["--seed"] for one in found}) == ["200", "201", "202", "203"]
+    assert sorted({one["--seed"] for one in found}) == [str(seed) for seed in range(200, 208)]
 
 
 def test_the_main_runs_need_the_pilots_winner(args, capsys):
