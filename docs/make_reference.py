@@ -24,8 +24,7 @@ CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package; `python -m g2po_trl` is the same. [Your
-environment](your_environment.md) shows the commands in the order of their use.
+`g2po` is installed with the package; `python -m g2po_trl` is the same.
 
 - **Environments.** `check`, `play`, `train`, `teach`, `evaluate` and `serve` take `FILE.py:Class` or `module:Class`;
   all but `train` also `FILE.py` if it contains one environment, all but `serve` the address of an OpenEnv server. The
@@ -34,14 +33,14 @@ environment](your_environment.md) shows the commands in the order of their use.
   name.
 - **`g2po train`** trains the environment in `environment.py`, else the agent in `agent.py`; `g2po train FILE.py:Class`
   another one. Both use `config.yaml` and `tasks.jsonl` in the folder of the file; relative paths in that `config.yaml`
-  start there. `g2po train FILE.py` runs a script that makes a trainer, and passes all flags to it.
+  start there.
 - **Configurations.** `--config` takes a YAML file, or the name of a bundled one:
   `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. A value comes from the flags, else from this file, else
   from the run (`evaluate`), else it is the default.
-- **Processes.** `--num_processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
+- **Processes.** `--num-processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
   machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
 - **Errors** in flags and keys, missing files and missing packages are reported before tasks and models are loaded.
-  An error with a traceback is a bug: please report it with the traceback.
+  An error with a traceback is a bug: please report it.
 - **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
   stopped by Ctrl-C; the message says how to resume.
 - Flags may be spelled with `-` or `_`. Of a flag without a value, `--no-FLAG` and `--FLAG false` are the opposite.
@@ -114,7 +113,7 @@ def told_once(command: str, text: str, told: dict[str, str]) -> str:
     """Return a help text without the groups of options that an earlier command has, too. `told`: where they are."""
     blocks = []
     for block in text.split("\n\n"):
-        options = block.partition("\n")[2] if re.match(r"\w+:\n", block) else None
+        options = block.partition("\n")[2] if re.match(r"[\w ]+:\n", block) else None
         known = told.setdefault(options, command) if options else command
         blocks.append(block if known == command else f"{block.partition(':')[0]}: as for g2po {known}")
     return "\n\n".join(blocks)

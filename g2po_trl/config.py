@@ -49,7 +49,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps. `mini_batch_size`
     sets the size of a mini-batch instead of their number.
 
-    docs/configuration.md and `g2po train --help-all` describe all fields.
+    `g2po train TARGET --help-all` describes all fields.
     """
 
     beta: float = option("KL coefficient against the reference model.", 0.01, within="[0, inf)")
@@ -85,7 +85,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     gamma: float = option(
         "Discount of the return gamma^(T-j+1) R. Some estimators do not use it, or have their own in "
-        "`estimator_kwargs`: docs/method.md.",
+        "`estimator_kwargs`.",
         0.95,
         within="(0, 1]",
     )
@@ -97,13 +97,13 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         within="[0, 1]",
     )
     advantage_estimator: str = option(
-        "How advantages are estimated; docs/method.md has the equations. An `advantage_fn` given to the trainer "
-        "replaces it; the options of the built-in estimators are then refused.",
+        "How advantages are estimated. An `advantage_fn` given to the trainer replaces it; the options of the "
+        "built-in estimators are then refused.",
         "g2po",
         choices=tuple(ESTIMATORS),
     )
     estimator_kwargs: dict[str, Any] | str | None = option(
-        "Options of the estimator, which are the parameters of its function; docs/method.md lists them. G2PO: "
+        "Options of the estimator, which are the parameters of its function. G2PO: "
         "`node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and "
         '`episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the released code; long '
         "episodes then weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
@@ -160,8 +160,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     eval_top_p: float | None = option("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
     eval_top_k: int | None = option("`top_k` of evaluations. `None`: as in training.", None, within="[0, inf)")
     eval_seed: int = option(
-        "Seed of the samples of evaluations, so that two evaluations can be compared; docs/evaluation.md lists "
-        "what else must be equal.",
+        "Seed of the samples of evaluations. Two evaluations can be compared only if it is the same.",
         0,
     )
     max_tokens_per_micro_batch: int = option(
@@ -173,8 +172,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     token_layout: str = option(
         'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
         'that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`: end to end, '
-        'without padding. `"padded"`: one sample per row. What the model does not support is replaced '
-        "(docs/speed.md).",
+        'without padding. `"padded"`: one sample per row. What the model does not support is replaced, with a '
+        "message.",
         "shared",
         choices=LAYOUTS,
     )

@@ -48,7 +48,9 @@ class ScriptArguments(Options):
         "Held-out games: a folder, 'official:valid_seen' or 'official:valid_unseen', or None.", None
     )
     report_games: str | None = option(
-        "Games to report success on, a folder or official games. None: see docs/evaluation.md.", None
+        "Games to report success on, a folder or official games. None: the held-out ones, or others if these choose "
+        "the best checkpoint.",
+        None,
     )
     game_size: str = option("Size of generated games.", "tiny")
     num_games: int = option("Training games to generate.", 320, within="[1, inf)")

@@ -39,7 +39,9 @@ class ScriptArguments(Options):
     difficulties: list[int] = option("Difficulties of tasks. Empty: all.", [])
     refused: list[str] = option("Texts; code that contains one of them is not run.", [])
     code_timeout: float = option("Maximum seconds of a code block.", 40.0, within="(0, inf)")
-    report_split: str | None = option("Tasks to report success on. None: see docs/evaluation.md.", None)
+    report_split: str | None = option(
+        "Tasks to report success on. None: the held-out ones, or others if these choose the best checkpoint.", None
+    )
     key: str = option("State key: 'output' of the code, or 'output and calls'.", "output")
     max_worlds: int = option("Number of worlds after which a server is replaced.", 50, within="[1, inf)")
     max_server_memory_mb: float = option("Memory above which a server is replaced.", 2000.0, within="(0, inf)")

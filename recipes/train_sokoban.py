@@ -39,7 +39,7 @@ class ScriptArguments(Options):
         "Held-out levels, none of them a rotated or mirrored training level.", 192, within="[1, inf)"
     )
     num_report_levels: int | None = option(
-        "Number of levels to report success on. None: see docs/evaluation.md.", None, within="[1, inf)"
+        "Number of levels to report success on. None: those of evaluations.", None, within="[1, inf)"
     )
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     positions: bool = option("Add a line with the positions of boxes and goals relative to the player.", False)

@@ -40,7 +40,7 @@ class ScriptArguments(Options):
     num_goals: int | None = option("Training goals. None: all.", None, within="[1, inf)")
     num_eval_goals: int = option("Held-out goals, of other products.", 192, within="[1, inf)")
     num_report_goals: int | None = option(
-        "Number of goals to report success on. None: see docs/evaluation.md.", None, within="[1, inf)"
+        "Number of goals to report success on. None: those of evaluations.", None, within="[1, inf)"
     )
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     partial_reward: bool = option("Reward partial scores too, not only a full score.", False)

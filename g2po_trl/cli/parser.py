@@ -272,7 +272,9 @@ def _owner(one: type, name: str) -> str | None:
     package = owner.__module__.partition(".")[0]
     if package in ("trl", "transformers"):
         return f"{owner.__name__.lstrip('_')} ({package})"
-    return None if ".cli." in owner.__module__ or package != "g2po_trl" else owner.__name__
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", owner.__name__)
+    words = words if words.endswith("Config") else words.lower()
+    return None if ".cli." in owner.__module__ or package != "g2po_trl" else words
 
 
 def _titles(found: Sequence[tuple], types: Sequence[type]) -> list[str]:

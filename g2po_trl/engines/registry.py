@@ -48,7 +48,7 @@ ENGINES = {
         extra="vllm",
     ),
     "vllm_servers": EngineKind(
-        "vLLM's own servers on any machine (docs/gpus.md)", "experimental.vllm_servers.engine:ServedVLLMEngine"
+        "vLLM's own servers on any machine", "experimental.vllm_servers.engine:ServedVLLMEngine"
     ),
 }
 

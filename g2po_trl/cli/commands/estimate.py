@@ -27,6 +27,10 @@ Estimate the memory by part and the tokens that a training needs. Loads no weigh
 --mean-turns X  --prompt-tokens X  --completion-tokens X
                         mean turns of an episode, and mean tokens of a step. Default: two thirds of max_turns, and at
                         most 700 and 150
+
+Examples
+  g2po estimate alfworld --config qwen2.5-1.5b-lora --gpu-memory 24
+  g2po estimate alfworld --like runs/alfworld-tiny
 """
 
 

@@ -1,9 +1,11 @@
 """Play an environment in the terminal: yourself, a recorded episode again, or a trained model.
 
-g2po play                                # environment.py here: with a model's observations, without its prompt
-g2po play environment.py --line 3        # also a run's folder; --task '{"seed": 7}'
-g2po play --from RUN 3.2                 # the second episode of the third group, action by action
-g2po play --model RUN                    # the model plays, with its prompts
+    g2po play                                # environment.py here: shows what the model would observe
+    g2po play environment.py --line 3        # also a run's folder; --task '{"seed": 7}'
+    g2po play --from RUN 3.2                 # the second episode of the third group, action by action
+    g2po play --model RUN                    # the model plays, with its prompts
+
+Without `--from` and `--model` you type the actions.
 """
 
 from __future__ import annotations

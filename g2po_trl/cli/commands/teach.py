@@ -33,9 +33,12 @@ samples     --num-demonstrations N     maximum number of the expert's answers to
 exam        --target-success X         stop at this success rate on the exam's tasks
             --exam-steps N  --num-exam-tasks N  --temperature X  --max-turns N
 
-Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --config smollm2-135m.
+Examples
+  g2po teach                                                         # the expert in environment.py
+  g2po teach alfworld                                                # then: g2po train alfworld --config smollm2-135m
+  g2po teach environment.py --model Qwen/Qwen2.5-0.5B-Instruct
 
---help-all: every flag, with defaults.
+--help-all: every flag of TARGET, with its default.
 """
 
 

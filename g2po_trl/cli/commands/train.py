@@ -21,7 +21,7 @@ from ..recipe_files import OWN_RECIPE, find_config, recipe_names, recipes_folder
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
-Train a model by G2PO.
+Play each task several times, give each step an advantage, and train the model with them.
 
 TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
             alfworld-ppo, webshop-ppo: by PPO; textworld: a recipe for a GPU;
@@ -56,6 +56,11 @@ generation  --engine {"|".join(ENGINES)}  --engine-kwargs JSON
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
+
+Examples
+  g2po train alfworld --view
+  g2po train alfworld --config qwen2.5-1.5b-lora --num-processes 2
+  g2po train environment.py:TidyEnvironment --model runs/tidy-start --max-steps 20
 
 --help-all: every flag of TARGET, with its default.
 """
