@@ -32,7 +32,8 @@ MARKDOWN = (
 
 
 def link_files(app, name, source):
-    source[0] = BESIDE_RAW_VALUES.sub(r"{download}`\1 <\2>`", source[0])
+    text = source[0].replace("](../benchmarks/results)", "](../benchmarks/results/README.md)")  # a folder, on GitHub
+    source[0] = BESIDE_RAW_VALUES.sub(r"{download}`\1 <\2>`", text)
 
 
 def block(code):

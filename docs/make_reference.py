@@ -93,7 +93,6 @@ def page() -> str:
         *by_reason(REFUSED),
         "\nThese are harmless and only warned about:\n",
         *by_reason(WITHOUT_EFFECT),
-        "\nNext: [Python API](api.md).",
     ]
     return "\n".join(parts) + "\n"
 
@@ -139,7 +138,6 @@ def cli_page() -> str:
             ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment") if command == "train" else ()
         ):
             parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
-    parts.append("\nNext: [Configuration](configuration.md).")
     return "\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Recompute every number on README.md and docs/benchmarks.md; fail where a page says otherwise.
+"""Recompute every number on README.md, docs/benchmarks.md and benchmarks/results/README.md; fail if a page differs.
 
     python -m benchmarks.claims.check        (make numbers)
 

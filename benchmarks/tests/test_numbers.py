@@ -9,7 +9,7 @@ from benchmarks.claims import check as check_numbers
 from benchmarks.claims import sources
 from benchmarks.claims.check import ROOT, agrees, problems, read
 
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "benchmarks/results/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,12 @@ def test_every_number_that_changes_is_found_with_its_line(said, texts):
 
 
 def test_the_message_names_page_line_the_number_said_and_the_number_found(said, texts):
-    page = texts["docs/benchmarks.md"]
+    page = texts["benchmarks/results/README.md"]
     wrong, found = re.subn(r"(one optimizer step gained )[\d.]+", r"\g<1>99.9", page)
     assert found == 1
-    (problem,) = problems({**texts, "docs/benchmarks.md": wrong}, said)
+    (problem,) = problems({**texts, "benchmarks/results/README.md": wrong}, said)
     line = next(n for n, line in enumerate(wrong.splitlines(), 1) if "gained 99.9" in line)
-    assert problem.startswith(f"docs/benchmarks.md:{line}: says 99.9, found 10.938")
+    assert problem.startswith(f"benchmarks/results/README.md:{line}: says 99.9, found 10.938")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,8 @@ def test_code_and_names_are_no_numbers(said, texts, code):
 
 
 def test_a_text_that_is_gone_is_found(said, texts):
-    texts["docs/benchmarks.md"] = texts["docs/benchmarks.md"].replace("| HGPO |", "| Another |")
+    details = "benchmarks/results/README.md"
+    texts[details] = texts[details].replace("| HGPO |", "| Another |")
     found = problems(texts, said)
     assert any("does not have the text '| HGPO |" in line for line in found)
     assert any("nothing accounts for" in line for line in found)

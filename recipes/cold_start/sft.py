@@ -2,7 +2,7 @@
 
 Reinforcement learning needs a policy that writes completions in the required format and sometimes succeeds. A small
 pretrained model does neither. A few hundred actions of an expert on training games teach SmolLM2-135M the format, and
-to succeed in one game of three (docs/pretrained.md).
+to succeed in one game of three (docs/gpus.md).
 """
 
 from __future__ import annotations
