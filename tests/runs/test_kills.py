@@ -147,7 +147,8 @@ def check(folder, written, attempt, output):
     sources = Sources(run)
     overview = sources.overview()
     assert written.evaluations <= {entry["step"] for entry in load_evaluations(run.folder)}
-    curves = overview["training"]["curves"] if run.numbers else []
+    assert overview["training"] == bool(run.numbers)
+    (curves,) = (source["curves"] for source in overview["sources"])
     assert len(curves) >= written.checkpoint
     for shown in sources.sets().values():
         data = shown.data()

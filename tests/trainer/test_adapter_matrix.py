@@ -14,7 +14,12 @@ from g2po_trl.runs.run_json import find_run
 
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 NOT_FROZEN = ("LoHa", "LoKr", "VeRA")  # by PEFT, however they are loaded: they train
-REFUSED = {"frozen": "is_trainable=True", "prefix tuning": "PREFIX_TUNING", "prompt tuning": "PROMPT_TUNING"}
+REFUSED = {
+    "frozen": "is_trainable=True",
+    "prefix tuning": "PREFIX_TUNING",
+    "prompt tuning": "PROMPT_TUNING",
+    "p-tuning": "P_TUNING",
+}
 
 
 def check(cell: Cell, outcome: Outcome) -> None:

@@ -85,7 +85,7 @@ def test_smolagents(name, agent_file, tmp_path, tiny_model_dir):
 
 @pytest.mark.slow
 def test_a_command_line_program(agent_file, tmp_path, tiny_model_dir):
-    file = agent_file("AgentCommand")
+    file = agent_file("python solve.py")
     (tmp_path / "solve.py").write_text(SOLVE)
     played = train(f"{file}:agent", tmp_path, tiny_model_dir, per_device_train_batch_size=4)
     assert len(played) == 8 and {len(t["steps"]) for t in played} == {2}
