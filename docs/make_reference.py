@@ -1,7 +1,6 @@
 """Write docs/configuration.md and docs/cli.md from the code: `python docs/make_reference.py`. A test compares them."""
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -18,32 +17,29 @@ from g2po_trl.config_validation import REFUSED, WITHOUT_EFFECT
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
-RECIPES = Path(__file__).parents[1] / "recipes"
-RECIPE_NAMES = ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment")
+LIMITS = ("episode limits:\n", "pool limits:\n")
 CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package; `python -m g2po_trl` is the same.
+`g2po COMMAND --help` prints the arguments of a command, and `g2po train TARGET --help-all` every flag of a recipe with
+its default. `python -m g2po_trl` is the same as `g2po`.
 
-- **Environments.** `check`, `play`, `train`, `teach`, `evaluate` and `serve` take `FILE.py:Class` or `module:Class`;
-  all but `train` also `FILE.py` if it contains one environment, all but `serve` the address of an OpenEnv server. The
-  tasks are `tasks.jsonl` in the folder of the file.
-- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file contains one, leave out the
-  name.
-- **`g2po train`** trains the environment in `environment.py`, else the agent in `agent.py`; `g2po train FILE.py:Class`
-  another one. Both use `config.yaml` and `tasks.jsonl` in the folder of the file; relative paths in that `config.yaml`
-  start there.
+- **Environments** are `FILE.py:Class` or `module:Class`; except for `train`, `FILE.py` suffices if it contains one
+  environment. All commands but `serve` also take the address of an OpenEnv server.
+- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead.
+- **Files next to FILE.py.** `tasks.jsonl` has the tasks, and `train` reads `config.yaml`. Relative paths in
+  `config.yaml` start in its folder.
 - **Configurations.** `--config` takes a YAML file, or the name of a bundled one:
-  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. A value comes from the flags, else from this file, else
-  from the run (`evaluate`), else it is the default.
+  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags override this file, and the file overrides the run
+  (`evaluate`) and the defaults.
 - **Processes.** `--num-processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
   machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
 - **Errors** in flags and keys, missing files and missing packages are reported before tasks and models are loaded.
   An error with a traceback is a bug: please report it.
 - **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
   stopped by Ctrl-C; the message says how to resume.
-- Flags may be spelled with `-` or `_`. Of a flag without a value, `--no-FLAG` and `--FLAG false` are the opposite.
+- Flags may be spelled with `-` or `_`. `--no-FLAG` and `--FLAG false` turn a flag off.
 
 """
 HEAD = """# Configuration
@@ -52,8 +48,24 @@ HEAD = """# Configuration
 
 `G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). This
 page lists the fields that are new or have another default. In recipes, each field is a flag and a YAML key. [Choosing
-hyperparameters](hyperparameters.md) has starting values, and what to change first.
-"""
+hyperparameters](hyperparameters.md) has starting values, and what to change first."""
+
+
+PURPOSES = {
+    "Episodes": "max_turns max_episode_tokens max_tool_calls max_episode_seconds max_requests environment_limits",
+    "Prompts and completions": "history history_length max_prompt_length stop_sequences",
+    "Advantages": "advantage_estimator estimator_kwargs gamma value_lambda step_advantage_weight "
+    "invalid_action_penalty state_key state_key_ignores",
+    "Update and memory": "beta mini_batch_size max_tokens_per_micro_batch token_layout packed_row_tokens "
+    "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
+    "Rollout and generation": "rollout_strategy rollout_strategy_kwargs engine engine_kwargs generation_batch_tokens",
+    "Evaluation": "eval_temperature other_eval_temperatures eval_top_p eval_top_k eval_seed",
+    "Environment workers and errors": "num_environment_workers environment_reset_timeout environment_step_timeout "
+    "environment_load_timeout environment_worker_resets environment_worker_memory_mb max_observation_characters "
+    "max_observation_images max_image_pixels environment_variables task_error_patience max_error_rate",
+    "Logs, checkpoints and stopping": "logging_steps save_steps save_total_limit save_trajectories overwrite "
+    "log_trajectories_every num_trajectories_logged min_valid_action_ratio min_success_of_best collapse_patience",
+}
 
 
 def default_of(field) -> str:
@@ -61,8 +73,9 @@ def default_of(field) -> str:
     return f"`{value!r}`"
 
 
-def table(config: type, parent: type) -> list[str]:
-    rows = ["| Field | Default | Description |", "|---|---|---|"]
+def rows_of(config: type, parent: type) -> dict[str, str]:
+    """Return the row of each field that is new or has another default."""
+    rows = {}
     inherited = {field.name: field for field in fields(parent)}
     for field in fields(config):
         changed = field.name in inherited and inherited[field.name].default != field.default
@@ -70,8 +83,22 @@ def table(config: type, parent: type) -> list[str]:
             continue
         said = field.metadata.get("help", "")
         note = f" ({parent.__name__}: {default_of(inherited[field.name])})" if changed else ""
-        rows.append(f"| `{field.name}` | {default_of(field)} | {said[:1].upper()}{said[1:]}{note} |")
+        rows[field.name] = f"| `{field.name}` | {default_of(field)} | {said[:1].upper()}{said[1:]}{note} |"
     return rows
+
+
+def table(rows) -> list[str]:
+    return ["| Field | Default | Description |", "|---|---|---|", *rows]
+
+
+def by_purpose() -> list[str]:
+    """Return a section for each purpose. Every field belongs to one."""
+    rows, parts = rows_of(G2POConfig, GRPOConfig), []
+    for purpose, names in PURPOSES.items():
+        parts += [f"\n## {purpose}\n", *table([rows.pop(name) for name in names.split()])]
+    if rows:
+        raise ValueError(f"PURPOSES has no place for {', '.join(rows)}")
+    return parts
 
 
 def by_reason(options: dict[str, tuple]) -> list[str]:
@@ -85,10 +112,9 @@ def by_reason(options: dict[str, tuple]) -> list[str]:
 def page() -> str:
     parts = [
         HEAD,
-        "## G2POConfig\n",
-        *table(G2POConfig, GRPOConfig),
+        *by_purpose(),
         "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
-        *table(PPOConfig, G2POConfig),
+        *table(rows_of(PPOConfig, G2POConfig).values()),
         "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
         *by_reason(REFUSED),
         "\nThese are harmless and only warned about:\n",
@@ -108,36 +134,19 @@ def help_of(command: str) -> str:
     return text.getvalue().rstrip()
 
 
-def told_once(command: str, text: str, told: dict[str, str]) -> str:
-    """Return a help text without the groups of options that an earlier command has, too. `told`: where they are."""
-    blocks = []
-    for block in text.split("\n\n"):
-        options = block.partition("\n")[2] if re.match(r"[\w ]+:\n", block) else None
-        known = told.setdefault(options, command) if options else command
-        blocks.append(block if known == command else f"{block.partition(':')[0]}: as for g2po {known}")
-    return "\n\n".join(blocks)
-
-
-def script_arguments(recipe: str) -> list[str]:
-    spec = importlib.util.spec_from_file_location(recipe, RECIPES / f"train_{recipe}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rows = ["| Flag | Default | Description |", "|---|---|---|"]
-    for field in fields(module.ScriptArguments):
-        choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices", ()))
-        text = field.metadata["help"] + (f" One of {choices}." if choices else "")
-        rows.append(f"| `--{field.name.replace('_', '-')}` | {default_of(field)} | {text} |")
-    return rows
+def shortened(text: str) -> str:
+    """Return a help text without its own flag, and without the limits, which are fields of the configuration."""
+    blocks = [re.sub(r"\n  -h, --help .*", "", block) for block in text.split("\n\n")]
+    limits = ", ".join(block.partition(":")[0] for block in blocks if block.startswith(LIMITS))
+    blocks = [block for block in blocks if not block.startswith(LIMITS) and block.strip() != "options:"]
+    return "\n\n".join([*blocks, *([f"{limits}: fields of Configuration, as --max-turns N"] if limits else [])])
 
 
 def cli_page() -> str:
-    parts, told = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"], {}
-    for command in COMMANDS[:-1]:  # all but version
-        parts += [f"\n## g2po {command}\n", "```text", told_once(command, help_of(command), told), "```"]
-        for recipe in (
-            ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment") if command == "train" else ()
-        ):
-            parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
+    parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
+    for command in COMMANDS:
+        if command not in ("env", "version"):  # they have no options
+            parts += [f"\n## g2po {command}\n", "```text", shortened(help_of(command)), "```"]
     return "\n".join(parts) + "\n"
 
 

@@ -59,8 +59,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         within="(0, inf)",
     )
     save_steps: float | None = option(
-        "Optimizer steps between checkpoints. A checkpoint takes 12 bytes per parameter in float32 (6 GB for 0.5 "
-        "B). `None`: every tenth iteration, or with `load_best_model_at_end` at every evaluation; and at the end.",
+        "Optimizer steps between checkpoints, of 12 bytes per trained parameter in float32. `None`: every tenth "
+        "iteration, or with `load_best_model_at_end` at every evaluation; and at the end.",
         None,
         within="(0, inf)",
     )
@@ -70,16 +70,15 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         within="(0, inf)",
     )
     save_total_limit: int | None = option(
-        "Number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.",
+        "Number of checkpoints to keep; with `load_best_model_at_end` also the best one.",
         2,
     )
     num_generations: int = option("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
     mini_batch_size: int | None = option(
-        "Maximum number of step samples of an optimizer step, over all processes, as in the paper (ALFWorld 256, "
-        "WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows. `max_steps`, "
-        "`logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule then count passes over a "
-        "rollout, which are iterations with `num_iterations=1`. Needs `steps_per_generation=1` and "
-        "`gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.",
+        "Maximum number of step samples of an optimizer step, over all processes (paper: ALFWorld 256, WebShop and "
+        "AppWorld 64). `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule "
+        "then count passes over a rollout, which are iterations with `num_iterations=1`. Needs "
+        "`steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.",
         None,
         within="[1, inf)",
     )
@@ -90,36 +89,32 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         within="(0, 1]",
     )
     value_lambda: float = option(
-        "How node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to 0: "
-        "returns also use the values of the states that followed, which is less noisy if state keys show "
-        "everything that matters, and biased if they do not. `g2po report` tests the keys of a run.",
+        "How node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, returns also "
+        "use the values of the states that followed: less noisy if state keys show everything that matters, "
+        "biased if they do not. `g2po report` tests the keys of a run.",
         1.0,
         within="[0, 1]",
     )
     advantage_estimator: str = option(
-        "How advantages are estimated. An `advantage_fn` given to the trainer replaces it; the options of the "
-        "built-in estimators are then refused.",
+        "How advantages are estimated. An `advantage_fn` given to the trainer replaces it.",
         "g2po",
         choices=tuple(ESTIMATORS),
     )
     estimator_kwargs: dict[str, Any] | str | None = option(
-        "Options of the estimator, which are the parameters of its function. G2PO: "
-        "`node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and "
-        '`episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the released code; long '
-        "episodes then weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
+        "Parameters of the estimator's function. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in "
+        'the paper\'s ablations, and `episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the '
+        "released code; long episodes weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
         None,
     )
     step_advantage_weight: float = option(
-        "Weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO, A = A_EP + w A_S for "
-        "GiGPO, A = A_EP + w A_D for GraphGPO and A = A_EP + w A_F for RewardFlow.",
+        "Weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO.",
         1.0,
         within="[0, inf)",
     )
     state_key: str | None = option(
-        "Which steps of a group are in the same state. `None`: those with equal keys, the environment's "
-        '`Observation.state_key` or else the observation. `"similar"`: those whose keys share 90 % of their word '
-        'bigrams (Jaccard similarity), `"similar:0.8"`: 80 %; needs the extra `similarity`. A function `Step -> '
-        "str` is passed to the trainer instead. See `g2po_trl.credit.state_keys`.",
+        "Which steps of a group are in the same state. `None`: those with equal `Observation.state_key`, or else "
+        'equal observations. `"similar"`: those whose keys share 90 % of their word bigrams, `"similar:0.8"`: '
+        "80 %; needs the extra `similarity`. A function `Step -> str` is passed to the trainer instead.",
         None,
     )
     state_key_ignores: list[str] | None = option(
@@ -179,15 +174,13 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     packed_row_tokens: int | None = option(
         "Maximum number of tokens per packed row. Longer rows repeat fewer tokens, and cost more attention. "
-        "`None` picks what costs least for the model and the mini-batch. With several processes, rows are "
-        "shortened if a mini-batch would give a process fewer than eight.",
+        "`None` picks what costs least for the model and the mini-batch.",
         None,
         within="[1, inf)",
         needs="token_layout=shared|token_layout=packed",
     )
     generation_batch_tokens: int = option(
-        "Maximum number of padded tokens (prompts and longest completions) in one generate call of a process. Not "
-        "used with vLLM.",
+        "Maximum number of padded tokens in one generate call of a process. Not used with vLLM.",
         65536,
         within="[1, inf)",
     )
@@ -220,8 +213,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         None,
     )
     task_error_patience: int = option(
-        "Exclude a task after this many consecutive rollouts in which all its episodes ended in environment "
-        "errors. Excluded tasks are listed when training ends.",
+        "Exclude a task after this many consecutive rollouts in which all its episodes ended in environment errors.",
         2,
         within="[1, inf)",
     )
@@ -233,9 +225,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     save_trajectories: bool = option("Write every trajectory to output_dir/trajectories.", True)
     overwrite: bool = option(
-        "Delete the earlier run in `output_dir` when training begins: checkpoints, model, trajectories and "
-        "evaluations, but no file that the run did not write. `False`: a new run in an occupied folder is "
-        "refused.",
+        "Delete the earlier run in `output_dir` when training begins, and no file that it did not write. `False`: "
+        "refuse an occupied folder.",
         False,
     )
     log_trajectories_every: int | None = option(

@@ -65,7 +65,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     )
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option(
-        "Further sampling options of the engine.", None, group="Sampling"
+        "Further sampling options of the engine.", None, group="sampling"
     )
     seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)", group="evaluation")
     output: Path | None = option("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None, group="evaluation")

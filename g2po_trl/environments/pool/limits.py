@@ -33,14 +33,12 @@ class PoolLimits(Options):
         within="(0, inf)",
     )
     environment_worker_resets: int | None = option(
-        "Resets after which a worker is replaced, to bound memory leaks. It finishes its running episodes while its "
-        "replacement starts. `None`: never.",
+        "Resets after which a worker is replaced, to bound memory leaks. `None`: never.",
         None,
         within="[1, inf)",
     )
     environment_worker_memory_mb: float | None = option(
-        "A worker that exceeds this many MiB is replaced; its running episodes are replayed in other workers. `None`: "
-        "never.",
+        "MiB of memory above which a worker is replaced; its episodes are replayed in others. `None`: never.",
         None,
         within="(0, inf)",
     )
