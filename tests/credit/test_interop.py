@@ -1,4 +1,4 @@
-"""Every piece of code on docs/elsewhere.md runs: TRL's in TRL, the others between stand-ins of what surrounds them.
+"""The code of docs/elsewhere.md, logged_runs.md and frameworks/ runs: TRL's in TRL, the rest between stand-ins.
 
 The stand-ins have the names, arguments and shapes read in the frameworks' source (docs/elsewhere.md has the commits).
 They show that our lines put each number on its token, not that the framework still calls them.
@@ -21,9 +21,11 @@ from datasets import Dataset
 
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 
-PAGE = (Path(__file__).parents[2] / "docs" / "elsewhere.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("elsewhere.md", "logged_runs.md"))
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
 CODE = {block.splitlines()[0].removeprefix("# "): block for block in BLOCKS if block.startswith("# ")}
+CODE |= {path.name: path.read_text(encoding="utf-8") for path in sorted((DOCS / "frameworks").glob("*.py"))}
 
 # Of each episode: its group, the states its steps were taken in, and what it paid.
 EPISODES = [
@@ -77,7 +79,7 @@ def load(monkeypatch):
             for key, value in contents.items():
                 setattr(sys.modules[path], key, value)
         namespace = {"__name__": name.removesuffix(".py"), **names}
-        exec(compile(CODE[name], f"docs/elsewhere.md:{name}", "exec"), namespace)
+        exec(compile(CODE[name], name, "exec"), namespace)
         return SimpleNamespace(**namespace)
 
     return load
@@ -90,7 +92,7 @@ def test_the_first_lines_print_what_they_say(capsys):
 
 def test_every_block_is_run_here():
     tested = set(re.findall(r'load\(\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-    assert set(CODE) == tested and len(CODE) == len(BLOCKS) - 2 == 10
+    assert set(CODE) == tested and len(CODE) - 5 == len(BLOCKS) - 2 == 5
 
 
 # --- Logged runs -----------------------------------------------------------------------------------------------------
