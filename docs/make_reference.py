@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import textwrap
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,6 @@ from g2po_trl.config_validation import REFUSED, WITHOUT_EFFECT
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
-LIMITS = ("episode limits:\n", "pool limits:\n")
 CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
@@ -101,12 +101,8 @@ def by_purpose() -> list[str]:
     return parts
 
 
-def by_reason(options: dict[str, tuple]) -> list[str]:
-    """Return one line for each reason, with the options that it is given for."""
-    names = {}
-    for name, (_, reason) in options.items():
-        names.setdefault(reason, []).append(f"`{name}`")
-    return [f"- {', '.join(these)}: {reason}." for reason, these in names.items()]
+def names_of(options) -> str:
+    return ", ".join(f"`{name}`" for name in options) + "."
 
 
 def page() -> str:
@@ -115,10 +111,10 @@ def page() -> str:
         *by_purpose(),
         "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
         *table(rows_of(PPOConfig, G2POConfig).values()),
-        "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
-        *by_reason(REFUSED),
-        "\nThese are harmless and only warned about:\n",
-        *by_reason(WITHOUT_EFFECT),
+        "\n## Refused\n\nThese options of `GRPOConfig` raise an error that says why, and what to set instead:",
+        names_of(REFUSED),
+        "\nThese have no effect, and a warning says so:",
+        names_of(WITHOUT_EFFECT),
     ]
     return "\n".join(parts) + "\n"
 
@@ -135,11 +131,17 @@ def help_of(command: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a help text without its own flag, and without the limits, which are fields of the configuration."""
-    blocks = [re.sub(r"\n  -h, --help .*", "", block) for block in text.split("\n\n")]
-    limits = ", ".join(block.partition(":")[0] for block in blocks if block.startswith(LIMITS))
-    blocks = [block for block in blocks if not block.startswith(LIMITS) and block.strip() != "options:"]
-    return "\n\n".join([*blocks, *([f"{limits}: fields of Configuration, as --max-turns N"] if limits else [])])
+    """Return a help text with the names of its flags in place of argparse's descriptions."""
+    blocks, flags = [], []
+    for block in text.split("\n\n"):
+        found = re.findall(r"^  (--[\w-]+)", block, re.MULTILINE)
+        if re.match(r"[\w ]+:\n", block) and (found or "-h, --help" in block):
+            flags += found
+        else:
+            blocks.append(block)
+    return "\n\n".join(
+        [*blocks, *([textwrap.fill(f"Flags: {', '.join(flags)}", 110, break_on_hyphens=False)] if flags else [])]
+    )
 
 
 def cli_page() -> str:

@@ -92,7 +92,7 @@ def test_the_first_lines_print_what_they_say(capsys):
 
 def test_every_block_is_run_here():
     tested = set(re.findall(r'load\(\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-    assert set(CODE) == tested and len(CODE) - 5 == len(BLOCKS) - 2 == 5
+    assert set(CODE) == tested and len(CODE) - 6 == len(BLOCKS) - 2 == 4
 
 
 # --- Logged runs -----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_pat
 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     hook = load("trl_graph.py")
-    rollout = load("trl_rollout.py", MyEnvironment=Rooms, MAX_TURNS=4, MAX_TOKENS=2)
+    rollout = load("trl_rollout.py").rollout_func(Rooms, max_turns=4, max_tokens=2)
     batches, trained, played = [], [], []
 
     class Watched(hook.GraphGRPOTrainer):
@@ -164,7 +164,7 @@ def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_pat
             return GRPOTrainer._compute_loss(self, model, inputs)
 
     def play(prompts, trainer):
-        played.append(rollout.play(prompts, trainer))
+        played.append(rollout(prompts, trainer))
         return played[-1]
 
     args = GRPOConfig(
@@ -184,7 +184,8 @@ def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_pat
     names = {
         "GraphGRPOTrainer": Watched,
         "total_reward": hook.total_reward,
-        "play": play,
+        "rollout_func": lambda *arguments, **options: play,
+        "MyEnvironment": Rooms,
         "args": args,
         "model": str(tiny_model_dir),
     }
@@ -217,7 +218,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 model, output = sys.argv[1:]
-MyEnvironment, MAX_TURNS, MAX_TOKENS = Rooms, 4, 2
+play = rollout_func(Rooms, 4, 2)
 kept = []
 
 
