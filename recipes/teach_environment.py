@@ -347,9 +347,9 @@ def main() -> None:
         episodes, answers = MORE * len(source.tasks), MORE * script_args.num_demonstrations
         more = f"--num-episodes {episodes} --num-demonstrations {answers}"
     print(
-        f"Next: g2po view {args.output_dir} shows the exams. The same command with {more} takes at most about "
-        f"{duration(MORE * last['seconds'], rough=True)} here (it ends at the target). Or {following}, if the model "
-        "sometimes succeeds"
+        f"Next: g2po view {args.output_dir}, its exams\n"
+        f"Or the same command with {more}: at most about {duration(MORE * last['seconds'], rough=True)} here\n"
+        f"Or, if the model sometimes succeeds: {following}"
     )
 
 

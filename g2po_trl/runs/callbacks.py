@@ -16,14 +16,13 @@ from transformers import TrainerCallback, TrainerState
 from ..rollout.failing_tasks import TaskErrors
 from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
-from ..utils.show import printable
+from ..utils.show import WIDTH, printable
 from .verdict import Tally, cut_off, verdict
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
 EARLY_VERDICT = 5  # iterations
-WIDTH = 120  # characters of a line
 _RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
 
 

@@ -8,9 +8,11 @@ import os
 import re
 import signal
 import sys
+import textwrap
 from typing import Any
 
-LONGEST = 80  # characters
+LONGEST = 80  # characters of a shown value
+WIDTH = 120  # of a line
 # Control characters but tab and newline, and marks that reverse the direction of what follows.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -27,6 +29,12 @@ def show(value: Any) -> str:
 def printable(text: str) -> str:
     """Return a text that a model or an environment wrote, so that a terminal shows it and obeys nothing in it."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """Return a text in lines of at most `WIDTH` characters, the second and later ones indented; words stay whole."""
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * indent}
+    return "\n".join(textwrap.fill(line, WIDTH, **options) if len(line) > WIDTH else line for line in text.split("\n"))
 
 
 def describe_exit(status: int) -> str:

@@ -40,6 +40,7 @@ from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.options import option
+from g2po_trl.utils.show import wrapped
 
 _UNSUPPORTED = {
     "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
@@ -253,12 +254,13 @@ def run_teaching(
     reached = exam.is_passed(last)
     write_json(output / "teaching.json", {**about, "reached": reached, "exams": results}, indent=1)
     _delete_checkpoints(output)
-    print(
+    said = (
         f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
         f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
     )
+    print(wrapped(said))
     if not reached and describe_limits is not None:
-        print(describe_limits(model, tokenizer, args.seed, last), flush=True)
+        print(wrapped(describe_limits(model, tokenizer, args.seed, last)), flush=True)
     return {**last, "reached": reached}
 
 

@@ -38,7 +38,7 @@ from ...evaluation.random_episodes import TEXTS, Played
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
-from ...utils.show import printable
+from ...utils.show import printable, wrapped
 from ..first_prompt import FirstPrompt
 from ..parser import option, parse, read_config
 from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.plays_with_model and not any(finding.level == "error" for finding in findings):
         expert_words = [partial(find_words, with_actions=True)]
         findings = _with_expert(findings, options, environment, tasks, episode_limits, limits, expert_words)
-    print(*(printable(str(finding)) for finding in findings), sep="\n")
+    print(*(wrapped(printable(str(finding)), indent=10) for finding in findings), sep="\n")
     if any(finding.level == "error" for finding in findings):
         sys.exit(1)
     print(f"Next: {_next_command(options, config, findings)}")
