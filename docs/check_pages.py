@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MOST_LINES_OF_README, MOST_WORDS, MOST_WORDS_OF_LOG = 130, 27_000, 5_000
+MOST_LINES_OF_README, MOST_WORDS, MOST_WORDS_OF_LOG = 130, 26_000, 5_000
 
 
 def check_lengths() -> Iterator[str]:

@@ -115,17 +115,17 @@ def purpose(folder: Path) -> str:
 
 
 def drawing() -> str:
-    """Return the table of rooms and the graph of their imports, as Markdown."""
+    """Return the list of rooms and the graph of their imports but `utils`, as Markdown."""
     between = between_rooms()
-    lines = ["| Room | Purpose |", "|---|---|"]
+    lines = []
     for room in rooms():
         for folder in (PACKAGE / room, *sorted(path.parent for path in (PACKAGE / room).glob("*/__init__.py"))):
             name = folder.relative_to(PACKAGE).as_posix()
-            lines.append(f"| `{name}/` | {purpose(folder)} |")
+            lines.append(f"- `{name}/`: {purpose(folder)}")
     graph = []
     for room in ORDER:
-        others = sorted(between.get(room, ()), key=ORDER.index)
-        graph.append(f"{room:<19}-> {', '.join(others) or '–'}")
+        if others := sorted(set(between.get(room, ())) - {"utils"}, key=ORDER.index):
+            graph.append(f"{room:<19}-> {', '.join(others)}")
     return "\n".join([*lines, "", "```text", *graph, "```"])
 
 

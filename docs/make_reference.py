@@ -46,9 +46,9 @@ HEAD = """# Configuration
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). This
-page lists the fields that are new or have another default. In recipes, each field is a flag and a YAML key. [Choosing
-hyperparameters](hyperparameters.md) has starting values, and what to change first."""
+`G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). These
+fields are new or have another default, which is in parentheses. In recipes, each field is a flag and a YAML key.
+[Hyperparameters](hyperparameters.md) has starting values, [the method](method.md#estimators) the estimators."""
 
 
 PURPOSES = {
@@ -74,7 +74,7 @@ def default_of(field) -> str:
 
 
 def rows_of(config: type, parent: type) -> dict[str, str]:
-    """Return the row of each field that is new or has another default."""
+    """Return the entry of each field that is new or has another default."""
     rows = {}
     inherited = {field.name: field for field in fields(parent)}
     for field in fields(config):
@@ -82,20 +82,16 @@ def rows_of(config: type, parent: type) -> dict[str, str]:
         if field.name in inherited and not changed:
             continue
         said = field.metadata.get("help", "")
-        note = f" ({parent.__name__}: {default_of(inherited[field.name])})" if changed else ""
-        rows[field.name] = f"| `{field.name}` | {default_of(field)} | {said[:1].upper()}{said[1:]}{note} |"
+        note = f"; {parent.__name__}: {default_of(inherited[field.name])}" if changed else ""
+        rows[field.name] = f"- `{field.name}` ({default_of(field)}{note}): {said[:1].upper()}{said[1:]}"
     return rows
-
-
-def table(rows) -> list[str]:
-    return ["| Field | Default | Description |", "|---|---|---|", *rows]
 
 
 def by_purpose() -> list[str]:
     """Return a section for each purpose. Every field belongs to one."""
     rows, parts = rows_of(G2POConfig, GRPOConfig), []
     for purpose, names in PURPOSES.items():
-        parts += [f"\n## {purpose}\n", *table([rows.pop(name) for name in names.split()])]
+        parts += [f"\n## {purpose}\n", *(rows.pop(name) for name in names.split())]
     if rows:
         raise ValueError(f"PURPOSES has no place for {', '.join(rows)}")
     return parts
@@ -110,7 +106,7 @@ def page() -> str:
         HEAD,
         *by_purpose(),
         "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
-        *table(rows_of(PPOConfig, G2POConfig).values()),
+        *rows_of(PPOConfig, G2POConfig).values(),
         "\n## Refused\n\nThese options of `GRPOConfig` raise an error that says why, and what to set instead:",
         names_of(REFUSED),
         "\nThese have no effect, and a warning says so:",

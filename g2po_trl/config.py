@@ -190,26 +190,24 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         choices=tuple(ENGINES),
     )
     engine_kwargs: dict[str, Any] | str | None = option(
-        "Options of the engine. `vllm`: `merge_adapter`, how a colocated vLLM gets a LoRA adapter: `false` beside "
-        "the base weights, without loss; `true` merged into vLLM's weights, which rounds it, but generates "
-        "faster; `null` merged if vLLM computes in float32 or cannot serve it. `vllm_servers`: `servers` (a list "
-        "of addresses), `weights_folder` (the same path on all machines; `_vllm_weights` in `output_dir`), "
-        '`request_timeout` (600 seconds). As a flag: JSON, `--engine-kwargs \'{"servers": '
-        '["http://10.0.0.2:8000"]}\'`.',
+        "Options of the engine. `vllm`: `merge_adapter`, whether a LoRA adapter is merged into the weights of a "
+        "colocated vLLM, which rounds it, but generates faster; `null`: if vLLM computes in float32 or cannot serve "
+        "it. `vllm_servers`: `servers` (a list of addresses), `weights_folder` (the same path on all machines; "
+        "`_vllm_weights` in `output_dir`), `request_timeout` (600 seconds). As a flag: JSON, `--engine-kwargs "
+        '\'{"servers": ["http://10.0.0.2:8000"]}\'`.',
         None,
     )
     rollout_strategy: str = option(
-        'Which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task, all to their '
-        'ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced by groups '
-        'of other tasks. `"partial_rollouts"` (experimental): unfinished groups continue in the next rollout.',
+        'Which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task to their ends, '
+        'exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced by other tasks. '
+        '`"partial_rollouts"` (experimental): unfinished groups continue in the next rollout.',
         "synchronous",
         choices=tuple(STRATEGIES),
     )
     rollout_strategy_kwargs: dict[str, Any] | str | None = option(
         "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
-        "played, as a multiple of those trained on; replaced groups count in success rates and costs. Partial "
-        "rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. As a flag: JSON, "
-        "`--rollout-strategy-kwargs '{\"max_generation_batches\": 3}'`.",
+        "played, as a multiple of those trained on. Partial rollouts: `max_off_policy_steps` (1), maximum age of a "
+        "step, in policy updates. As a flag: JSON.",
         None,
     )
     task_error_patience: int = option(

@@ -29,8 +29,8 @@ def test_the_generated_pages_are_what_the_code_says():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == module.page(), "run `python docs/make_reference.py`"
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.cli_page(), "likewise"
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) > 40 and not [row for row in rows if row.endswith("|  |")], "every field is explained"
+    rows = [line for line in page.splitlines() if line.startswith("- `")]
+    assert len(rows) > 40 and not [row for row in rows if row.endswith("): ")], "every field is explained"
 
 
 def test_the_api_page_has_every_public_name_once():

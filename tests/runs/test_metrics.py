@@ -188,8 +188,8 @@ def test_a_resumed_iteration_logs_the_same(runs, tmp_path, tiny_model_dir):
 
 def documented():
     """Name -> regular expression, of the first columns of the page's tables."""
-    rows = PAGE.read_text(encoding="utf-8").splitlines()
-    names = [name for row in rows if row.startswith("| `") for name in re.findall("`([^`]+)`", row.split("|")[1])]
+    rows = re.sub(r"\n  ", " ", PAGE.read_text(encoding="utf-8")).splitlines()
+    names = [name for row in rows if row.startswith("- `") for name in re.findall("`([^`]+)`", row.partition(": ")[0])]
     assert len(names) == len(set(names)) > 80
     return {name: re.sub(r"…|<\w+>", ".+", name) for name in names}
 
