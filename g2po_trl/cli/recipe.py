@@ -168,7 +168,9 @@ def run_recipe(
     """
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
-        raise G2POError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
+        raise G2POError(
+            "load_best_model_at_end is True and report_dataset is None: pass another evaluation set to report on"
+        )
     if report_dataset is None and not trainer.eval_dataset:
         raise G2POError(
             f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "

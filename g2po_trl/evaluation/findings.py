@@ -37,7 +37,7 @@ IMPROVE_KEYS = (
 )
 NORMALISED_KEY = "g2po_trl.prompts.state_keys:normalised_key"
 PASS_KEY = (
-    "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
+    "Pass a state_key, a function of a request's messages ('State keys' on the page 'Your agent'), or use "
     "--advantage-estimator grpo."
 )
 

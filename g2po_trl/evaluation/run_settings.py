@@ -139,7 +139,9 @@ def _panel_file(folder: Path, name: str | None) -> Path:
     if not panels:
         raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
     if name is None and len(panels) > 1:
-        raise G2POError(f"{folder} has the panels {', '.join(panels)}: choose one with --panel, or pass --tasks FILE")
+        raise G2POError(
+            f"{folder} has the evaluation sets {', '.join(panels)}: choose one with --panel, or pass --tasks FILE"
+        )
     if name is not None and name not in panels:
         raise G2POError(f"panel is {name!r}: {folder} has {', '.join(panels)}; or pass --tasks FILE")
     return panels[name or next(iter(panels))]

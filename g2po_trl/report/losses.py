@@ -1,7 +1,7 @@
-"""Where a run loses: tasks that are never won, and the step after which lost episodes could hardly win.
+"""Where a run fails: tasks that are never solved, and the steps after which failed episodes could hardly succeed.
 
-The *turning point* of a lost episode is its step with the largest fall of the state's value, V(next) - V(state), in a
-group that also won: before it the other episodes of the group succeeded often, and after it they did not.
+The *turning point* of a failed episode is its step with the largest fall of the state's value, V(next) - V(state), in
+a group with a success: before it the other episodes of the group succeeded often, and after it they did not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def in_short(found: dict[str, Any], folder: str | None = None) -> str:
         first = found["never_won"][0]
         play = "" if folder is None else f"; {_play(first, folder)}"
         said.append(
-            f"{len(found['never_won'])} of {found['tasks']} tasks are never won, as {first['name']!r} in "
+            f"{len(found['never_won'])} of {found['tasks']} tasks are never solved, for example {first['name']!r} in "
             f"{first['episodes']} episodes{play}."
         )
     if found["turning_points"]:
@@ -84,7 +84,7 @@ def in_short(found: dict[str, Any], folder: str | None = None) -> str:
         most = "Most" if 2 * first["episodes"] > found["lost"] else "Many"
         by = first["action"] if first["action"] == TURN_LIMIT else repr(first["action"])
         said.append(
-            f"{most} lost episodes of groups that also won fail after {first['state']!r} by {by} "
+            f"{most} failures in groups with a success come after {first['state']!r} by {by} "
             f"({first['episodes']} of {found['lost']})."
         )
     return " ".join(said)
@@ -92,14 +92,14 @@ def in_short(found: dict[str, Any], folder: str | None = None) -> str:
 
 def text(found: dict[str, Any], folder: str) -> str:
     """Return the lines of `--details`."""
-    lines = [f"never won: {len(found['never_won'])} of {found['tasks']} tasks"]
+    lines = [f"never solved: {len(found['never_won'])} of {found['tasks']} tasks"]
     for one in found["never_won"][:SHOWN]:
         lines.append(f"  {one['name']}: {one['episodes']} episodes; {_play(one, folder)}")
         if one["row"] is not None and is_whole(one["row"]):
             lines.append(f"    task {printable(to_json(one['row']))[:400]}")
         lines += [f"    {number} end in {state!r}" for state, number in one["ends"]]
     if found["turning_points"]:
-        lines.append(f"where {found['lost']} lost episodes of groups that also won lose most of the state's value:")
+        lines.append(f"where {found['lost']} failed episodes of groups with a success lose most of the state's value:")
     for one in found["turning_points"]:
         lines.append(f"  {one['episodes']:>4} after {one['state']!r} by {one['action']}")
     return "\n".join(lines)

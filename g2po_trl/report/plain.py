@@ -23,9 +23,9 @@ CLEAR = 2.0  # standard errors
 CONTINUE = "the same command with --resume-from-checkpoint auto and more --max-steps"
 _ENDS = {
     "truncated": "ran out of turns",
-    "failure": "failed before",
+    "failure": "ended earlier",
     "error": "ended in an error",
-    "lost": "were lost",
+    "lost": "were lost with a worker",
 }
 
 
@@ -129,13 +129,17 @@ def _success(start: Success, end: Success, number: int, evaluations: Sequence[di
 
 
 def _failures(iterations: Sequence[Iteration], where: str) -> str:
-    """Return which groups lost all, and how episodes that are not successful end."""
+    """Return which groups failed in every episode, and how failed episodes end."""
     groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
     groups = [group for group in groups if group]
     lost_groups = [group for group in groups if not any(t.success for t in group)]
     everyone = [t for iteration in iterations for group in iteration.groups for t in group]
     lost = [t for t in everyone if not t.success]
-    said = f"{len(lost_groups)} of {len(groups)} groups lost every episode{where}" if groups else "No group to compare"
+    said = (
+        f"{len(lost_groups)} of {len(groups)} groups failed in every episode{where}"
+        if groups
+        else "No group to compare"
+    )
     if lost_groups:
         of_all = {group[0].task for group in groups}  # of a game with one sentence, ids tell tasks apart
         names = (group[0].task_id if len(of_all) == 1 else group[0].task or group[0].task_id for group in lost_groups)
@@ -150,7 +154,7 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
         shares.append(f"{100 * inadmissible:.0f} % of actions were not admissible")
     if returned is not None:
         shares.append(f"{100 * returned:.0f} % of steps returned to an earlier state")
-    return f"{said}. Of {len(lost):,} lost episodes: {', '.join(shares)}."
+    return f"{said}. Of {len(lost):,} failed episodes: {', '.join(shares)}."
 
 
 def _recurrence(rows: Sequence[dict[str, Any]]) -> str:
@@ -198,11 +202,11 @@ def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | N
     if clear and change.points < 0:
         return "Lower the learning rate, and look at kl and valid completions."
     if end.rate > 0.95:
-        return "Nearly every episode wins: use harder tasks."
+        return "Nearly every episode succeeds: use harder tasks."
     if inadmissible is not None and inadmissible > 0.5:
-        return "Most actions do not exist: use a stronger model, or fine-tune it on demonstrations."
+        return "Most actions are not admissible: use a stronger model, or fine-tune it on demonstrations."
     if lost > 0.5:
-        return "Most groups lose every episode: use easier tasks, a stronger model, or larger groups."
+        return "Most groups fail in every episode: use easier tasks, a stronger model, or larger groups."
     return (
         f"Train on while evaluations rise: {CONTINUE}." if clear else "Train for longer, or raise the learning rate."
     )

@@ -36,7 +36,7 @@ REPEATED = 0.1
 RESAMPLES = 2000
 LEAST_GROUPS = 8  # a percentile interval of fewer is too narrow to be called one
 _TOGETHER = 512  # groups whose values are solved for together: more are faster, and take memory
-KEYS_HELP = 'docs/your_environment.md, "State keys"'
+KEYS_HELP = '"State keys" on the page "Your environment"'
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,13 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
     if not found["steps"]:
         return "", ""
     if not whole["steps"]:
-        return "No state was visited by two episodes of a group.", f"Use coarser state keys: {KEYS_HELP}."
+        return "No state was visited by two episodes of a group.", f"Use coarser state keys ({KEYS_HELP})."
     if found["value_lambda"] is None or whole["interval"] is None:
         return "Too little data to test the state keys.", ""
     errors = [found[name] for name in ("often_standard_errors", "lost_standard_errors")]
     if (share is not None and share > HIDDEN) or any(one is not None and one > LOSES for one in errors):
-        keep = f"If success stalls, let the state keys show more: {KEYS_HELP}."
-        finding = "The state keys hide something, or the environment is random."
+        keep = f"If success stalls, let the state keys show more ({KEYS_HELP})."
+        finding = "Equal states led to different outcomes: state keys hide something, or the environment is random."
         return finding, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
     is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
     best = found["value_lambda"] if is_better else 1.0
@@ -269,11 +269,13 @@ def text(found: dict[str, Any]) -> str:
             lines.append(f"{name}: {part['steps']} steps, squared error {part['mean_squared_error'][0]:.3g} at λ = 1")
             lines += [f"  λ = {of:g}: {_change(part, number)}" for number, of in enumerate(LAMBDAS) if number]
         if lost is not None:
-            lines.append(f"  λ = 0 loses to λ = 1 by {lost:.1f} standard errors (right keys: at most {LOSES:g})")
+            lines.append(
+                f"  λ = 0 predicts worse than λ = 1 by {lost:.1f} standard errors (correct keys: at most {LOSES:g})"
+            )
     if found["hidden_share"] is not None:
         lines.append(
-            f"{100 * found['hidden_share']:.0f} % of how far the next states of a state differ in value is among "
-            f"steps of the same action (right keys: at most {100 * HIDDEN:.0f} %)"
+            f"{100 * found['hidden_share']:.0f} % of the variance of next values lies within the same action (correct "
+            f"keys: at most {100 * HIDDEN:.0f} %)"
         )
     return "\n".join([*lines, " ".join(filter(None, in_short(found, None)))])
 

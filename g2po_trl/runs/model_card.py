@@ -120,13 +120,13 @@ def results_of(evaluations: Sequence[dict[str, Any]], best_was_chosen: bool) -> 
     for panel, (before, after) in before_and_after_by_panel(evaluations).items():
         chosen = ""
         if best_was_chosen:
-            chosen = " The checkpoint was chosen on another panel."
+            chosen = " The checkpoint was chosen on another evaluation set."
             if not is_reported(panel):
-                chosen = " The checkpoint was chosen on this panel, so its success is too high on average."
+                chosen = " The checkpoint was chosen on this evaluation set, so its success is too high on average."
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
         tables.append(
-            f"{after['episodes']} episodes of a fixed panel (`{panel}`, tasks `{after['panel']}`), temperature "
-            f"{after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
+            f"{after['episodes']} episodes of a fixed evaluation set (`{panel}`, tasks `{after['panel']}`), "
+            f"temperature {after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
         )
     return "\n\n".join(tables) or "This run made no evaluation."
 

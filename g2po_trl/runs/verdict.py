@@ -116,9 +116,9 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
         )
     groups = _all(tally.groups, "group")
     if not tally.successes:
-        return f"Nothing to learn from: {groups} lost every episode, with equal rewards. {_remedy(tally)}"
+        return f"Nothing to learn from: {groups} failed in every episode, with equal rewards. {_remedy(tally)}"
     if tally.successes == tally.episodes - tally.errors:
-        return f"Success could not rise: {groups} won every episode, with equal rewards. Use harder tasks."
+        return f"Success could not rise: {groups} succeeded in every episode, with equal rewards. Use harder tasks."
     if compares is None:  # it may learn from equal rewards of a group
         return None
     return (
@@ -145,7 +145,7 @@ def _calls_none(tally: Tally) -> bool:
 
 
 def _remedy(tally: Tally) -> str:
-    """Return why groups lost, and what to do about it."""
+    """Return why groups failed, and what to do about it."""
     if not tally.completions:
         return "No episode had a step: see `failure_reason` in trajectories/. Is max_prompt_length too small?"
     if tally.valid < ALMOST_NONE * tally.completions:

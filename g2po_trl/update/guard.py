@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 
-ADVICE = "See 'The gradient is not finite' in docs/troubleshooting.md."
+ADVICE = "See 'The gradient is not finite' on the page 'Troubleshooting and FAQ'."
 
 
 class GradientGuard:

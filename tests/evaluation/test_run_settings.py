@@ -86,7 +86,7 @@ def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path, c
     write_json_lines(tmp_path / "panels" / "seen.jsonl", [{}])
     assert options_of(["--model", str(tmp_path)])[0].tasks == tmp_path / "panels" / "seen.jsonl"
     write_json_lines(tmp_path / "panels" / "unseen.jsonl", [{}])
-    assert "has the panels seen, unseen: choose one with --panel" in refused()
+    assert "has the evaluation sets seen, unseen: choose one with --panel" in refused()
     assert "panel is 'eval'" in (told := refused("--panel", "eval")) and "has seen, unseen" in told
     args = options_of(["--model", str(tmp_path), "--panel", "unseen"])[0]
     assert (args.panel, args.tasks) == ("unseen", tmp_path / "panels" / "unseen.jsonl")

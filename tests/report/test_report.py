@@ -61,9 +61,10 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
     main([str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "Success 0.0 % in iteration 1. Failures 2 of 2 groups lost every episode in iteration 1." in said
+    assert "Success 0.0 % in iteration 1. Failures 2 of 2 groups failed in every episode in iteration 1." in said
     assert (
-        "Verdict Nothing to learn from: all 2 groups lost every episode, with equal rewards. What to do Start" in said
+        "Verdict Nothing to learn from: all 2 groups failed in every episode, with equal rewards. What to do Start"
+        in said
     )
     main([str(tmp_path), "--details"])
     assert "nan" not in said + capsys.readouterr().out
@@ -105,7 +106,9 @@ def test_the_five_lines_by_hand():
         said["Success"]
         == "0.0 % in iteration 1, 75.0 % in iteration 2. Evaluation: 25.0 %, then 50.0 % of 4 episodes."
     )
-    assert said["Failures"].startswith("0 of 6 groups lost every episode in iteration 2. Of 3 lost episodes: 100 %")
+    assert said["Failures"].startswith(
+        "0 of 6 groups failed in every episode in iteration 2. Of 3 failed episodes: 100 %"
+    )
     assert "67 % of actions were not admissible, 50 % of steps returned to an earlier state." in said["Failures"]
     # 1 of 14, by Agresti and Coull, and 10 of 14: more than the groups' 0 and 0.11. sqrt((0.066 + 0.204) / 14) = 0.139
     assert said["Verdict"].startswith("It learned: +75.0 ± 13.9 points")
@@ -116,8 +119,8 @@ def test_the_five_lines_by_hand():
     said = lines_of([[lost, early], [lost, lost]])
     assert said["Success"] == "0.0 % in iteration 1." and said["Verdict"].startswith("Too little to tell")
     assert said["Failures"].startswith(
-        "2 of 2 groups lost every episode in iteration 1, most often 't'. Of 4 lost episodes: 75 % ran out of turns, "
-        "25 % failed before,"
+        "2 of 2 groups failed in every episode in iteration 1, most often 't'. Of 4 failed episodes: 75 % ran out of "
+        "turns, 25 % ended earlier,"
     )
 
 
@@ -153,9 +156,9 @@ def test_what_to_do_follows_from_how_a_run_ended():
         return lines_of(*rollouts)["What to do"]
 
     lost, won = [episode("ab", 0.0)] * 2, [episode("ab", 10.0)] * 2
-    assert ends(won, won, won, won).startswith("Nearly every episode wins")
+    assert ends(won, won, won, won).startswith("Nearly every episode succeeds")
     assert ends(lost, lost, lost, lost).startswith("Lower the learning rate")
-    assert ends(lost, lost, lost, won).startswith("Most groups lose every episode")
+    assert ends(lost, lost, lost, won).startswith("Most groups fail in every episode")
     assert ends(won, won, won, lost).startswith("Train for longer")
     assert ends(won, won, won, lost, first=lost).startswith("Train on while evaluations rise")
     lines = lines_of([lost, won], run={"traces": {"file": "x"}})
@@ -173,7 +176,7 @@ def test_the_verdict_knows_of_replaced_groups(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert (
         "Nothing to compare: in the only group rewards were equal" in printed
-        and "lost every episode, with" not in printed
+        and "failed in every episode, with" not in printed
     )
 
 
@@ -205,13 +208,13 @@ def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
     assert (task["task_id"], task["episodes"], task["ends"]) == ("y", 3, [["c", 2], ["b", 1]])
     assert (task["iteration"], task["episode"]) == (7, "2.3")
     said = in_short(found, "runs/x")
-    assert '1 of 2 tasks are never won, as \'{"name": "y"' in said
+    assert '1 of 2 tasks are never solved, for example \'{"name": "y"' in said
     assert "g2po play --from runs/x 2.3 --iteration 7" in said
-    assert said.endswith("Most lost episodes of groups that also won fail after 'h' by 'go down' (3 of 4).")
+    assert said.endswith("Most failures in groups with a success come after 'h' by 'go down' (3 of 4).")
     write_jsonl(tmp_path / "trajectories" / "train-000007.jsonl", [one for group in groups for one in group])
     main([str(tmp_path), "--details"])
     printed = capsys.readouterr().out
-    assert "never won: 1 of 2 tasks" in printed and "    2 end in 'c'" in printed
+    assert "never solved: 1 of 2 tasks" in printed and "    2 end in 'c'" in printed
     assert "     1 after 'k' by the turn limit" in printed
 
 

@@ -129,7 +129,7 @@ def test_actions_tell_that_keys_hide_something():
     """x, go leads to a room that wins and to one that loses; left-out errors would not say so."""
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9}), hidden=0.3)
     assert found["hidden_share"] == pytest.approx(0.3) and found["value_lambda"] == 1
-    assert "30 % of how far" in keys.text(found) and "hide something" in keys.in_short(found)[0]
+    assert "30 % of the variance of next values" in keys.text(found) and "hide something" in keys.in_short(found)[0]
     assert keys.in_short(found, used=0.5)[1].startswith("Set value_lambda 1.")
     same = examined([[episode("xab", 8.0), episode("xcd", 0.0)]])  # the same action
     assert same["hidden_share"] == 1.0
@@ -144,7 +144,7 @@ def test_keys_that_hide_something_are_named_with_what_to_do():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [11] * 9}, visits=8))
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(3)
     assert "hide something" in keys.in_short(found)[0] and "λ = 0: +10.0 %" in keys.text(found)
-    assert 'docs/your_environment.md, "State keys".' in keys.in_short(found)[1]
+    assert '("State keys" on the page "Your environment").' in keys.in_short(found)[1]
     found = examined_errors(errors_of({1.0: [10] * 9, 0.8: [9] * 9, 0.0: [11] * 9}, visits=2))
     assert found["value_lambda"] == 0.8 and found["often_standard_errors"] is None
     assert found["lost_standard_errors"] == pytest.approx(3)

@@ -31,8 +31,8 @@ def test_all_panels_are_shown():
 def test_the_reported_panel_alone_is_shown():
     text = card((REPORT, 0, 1), ("eval", 5, 4), (REPORT, 10, 2))
     assert f"`{REPORT}`" in text and "`eval`" not in text
-    assert "chosen on another panel" in card((REPORT, 0, 1), best_was_chosen=True)
-    assert "chosen on this panel" in card(("eval", 0, 1), best_was_chosen=True)
+    assert "chosen on another evaluation set" in card((REPORT, 0, 1), best_was_chosen=True)
+    assert "chosen on this evaluation set" in card(("eval", 0, 1), best_was_chosen=True)
 
 
 def test_regular_expressions_of_modules_stay_in_their_cell():

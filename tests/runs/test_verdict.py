@@ -33,12 +33,12 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([LOST] * 3, ["all 3 groups lost every episode", "g2po teach"]),
-        ([LOST], ["the only group lost every episode"]),
-        ([WON, WON], ["all 2 groups won every episode", "harder tasks"]),
+        ([LOST] * 3, ["all 3 groups failed in every episode", "g2po teach"]),
+        ([LOST], ["the only group failed in every episode"]),
+        ([WON, WON], ["all 2 groups succeeded in every episode", "harder tasks"]),
         ([WON, LOST], ["in all 2 groups rewards were equal (2 of 4 episodes succeeded", "num_generations"]),
         ([ERRORS, ERRORS], ["all 4 episodes ended in an environment error", "g2po check"]),
-        ([ERRORS, LOST], ["the only group lost every episode"]),
+        ([ERRORS, LOST], ["the only group failed in every episode"]),
         ([MUTE], ["No completion (0 of 6) had the required format"]),
         ([WRONG], ["No action (0 of 6) was among those that the environment listed", "100.0%"]),
         ([WRONG, MUTE], ["No action (0 of 12) was among", "50.0%"]),
@@ -77,7 +77,7 @@ def test_estimators_learn_from_different_things():
 
 
 def test_groups_that_were_replaced_are_not_forgotten():
-    assert "all 2 groups lost" in verdict(tally_of(LOST, LOST, replaced=LOST))
+    assert "all 2 groups failed" in verdict(tally_of(LOST, LOST, replaced=LOST))
     assert "rewards were equal" in verdict(tally_of(LOST, LOST, replaced=WON))
     assert "rewards were equal" in verdict(tally_of(WON, WON, replaced=LOST))
 
@@ -108,15 +108,15 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     trainer = make_trainer(Hopeless, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     said = capsys.readouterr().out
-    assert said.count("all 2 groups lost every episode") == 1
+    assert said.count("all 2 groups failed in every episode") == 1
     (line,) = (line for line in said.splitlines() if line.startswith("iteration"))
     assert "| admissible 0.0% |" in line and len(line) < 150
     trainer = make_trainer(Hopeless, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
-    assert capsys.readouterr().out.count("all 4 groups lost every episode") == 1
+    assert capsys.readouterr().out.count("all 4 groups failed in every episode") == 1
     assert trainer.tally.completions == 2 * 16 and trainer.tally.admissible == 0
     trainer.create_model_card()
-    assert "all 4 groups lost every episode" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "all 4 groups failed in every episode" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_run_of_errors_says_so(make_trainer, capsys):

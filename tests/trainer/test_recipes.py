@@ -130,7 +130,7 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
     assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "4 episodes of a fixed panel" in card and "chosen on another panel" in card
+    assert "4 episodes of a fixed evaluation set" in card and "chosen on another evaluation set" in card
 
 
 @pytest.mark.parametrize(("eval_steps", "steps"), [(1, [1, 2]), (3, [2])])

@@ -8,8 +8,8 @@ Each line of FILE (or element, of a JSON array) is an episode, as {"task_id", "r
 "reward", "calls": [{"messages", "response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"}
 with the reward on one line of the episode. Episodes of one task are compared. Messages, items ("input", "output") and
 responses are as in OpenAI's chat completions and Responses and in Anthropic's Messages. Spans of OpenTelemetry are
-read as exported, with task_id and reward as attributes or on lines of {"task_id", "episode_id": TRACE, "reward"}. What
-is of an unknown kind is skipped and counted.
+read as exported, with task_id and reward as attributes or on lines of {"task_id", "episode_id": TRACE, "reward"}.
+Parts of unknown kinds are skipped and counted.
 
 Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po view FOLDER` and `g2po report FOLDER`.
 """

@@ -1,10 +1,10 @@
 """Summarise a run in five lines: success, where groups fail, what recurs, the verdict, what to do.
 
     g2po report RUN                 # the five lines; numbers in RUN/report
-    g2po report RUN --details       # also tasks that are never won, where episodes fail, the test of the state keys
+    g2po report RUN --details       # also tasks never solved, where episodes fail, the test of the state keys
 
-RUN is the folder of a training run or of `g2po credit`. The test of the state keys is how well the values of each λ
-predict the returns of held-out episodes.
+RUN is the folder of a training run or of `g2po credit`. The test of the state keys measures how well the values of
+each λ predict the returns of held-out episodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Options:
     run: Path = option("output_dir of a run, or --output of `g2po credit`", positional=True, metavar="RUN")
     output: Path | None = option("where to write; default: RUN/report", None, metavar="FOLDER")
     gamma: float | None = option("discount per step; default: the run's, or 0.95 if it records none", None)
-    details: bool = option("print lost tasks, fatal steps and the test of the state keys too", False)
+    details: bool = option("also print tasks never solved, where episodes fail, and the test of the state keys", False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,5 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.details:
         found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["key_texts"], numbers["hidden_example"])]
         print("\n".join(found), losses.text(numbers["losses"], str(args.run)), sep="\n\n", end="\n\n")
-    more = "" if args.details else "; --details prints lost tasks, fatal steps and the test of the state keys"
+    more = (
+        ""
+        if args.details
+        else "; --details adds tasks never solved, where episodes fail, and the test of the state keys"
+    )
     print(f"{output / 'analysis.json'}{more}")

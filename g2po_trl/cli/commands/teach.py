@@ -30,7 +30,7 @@ FILE.py     --train-config FILE        has the tasks, model and prompts; default
             --num-episodes N  --demonstration-turns N    the expert's episodes and their length; successes are taught
 samples     --num-demonstrations N     maximum number of the expert's answers to train on
             --learning-rate X  --per-device-train-batch-size N
-exam        --target-success X         stop at this success rate on the exam's tasks
+exam        --target-success X         stop at this success rate on other training tasks
             --exam-steps N  --num-exam-tasks N  --temperature X  --max-turns N
 
 Examples
@@ -64,5 +64,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     if request.num_processes not in (None, 1) or request.accelerate_config is not None:
         raise G2POError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
     if request.view:
-        raise G2POError("view has no effect on teaching: leave it out, and open the exams by g2po view OUTPUT_DIR")
+        raise G2POError("view has no effect on teaching: leave it out, and run g2po view OUTPUT_DIR afterwards")
     run_in_place(*resolve(request), "g2po teach")

@@ -3,12 +3,12 @@
     g2po view RUN                        # writes RUN/view.html and opens it
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B …              # their success, and two evaluations side by side, task by task
-    g2po view CREDIT                     # what `g2po credit` wrote of a log
+    g2po view CREDIT                     # what `g2po credit` wrote to its --output
     g2po view RUN --serve                # serves the page on this machine; it refreshes during the run
     g2po view RUN --text                 # in the terminal: success, groups, an episode
     g2po view RUN --push-space OWNER/NAME    # also as a static Space of the Hugging Face Hub, public if it is new
 
-The page contains all iterations and evaluations. Those of a large run are in a folder beside it, such as view-data,
+The page contains all iterations and evaluations. For a large run they are in a folder next to it, such as view-data,
 which must stay there.
 """
 
