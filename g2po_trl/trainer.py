@@ -121,7 +121,7 @@ class G2POTrainer(GRPOTrainer):
         args: the configuration.
         train_dataset: one task per row; its columns are the keyword arguments of the environment's `reset`. A column
             `task_id` names the task in trajectories; success is also reported by `task_type`.
-        eval_dataset: the panel: a fixed set of tasks, all played by `evaluate`.
+        eval_dataset: the evaluation set: tasks that `evaluate` plays, all of them.
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
             TRL, is accepted too. Several are a dictionary: the column `environment` of a task names its own.
@@ -463,14 +463,14 @@ class G2POTrainer(GRPOTrainer):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Play every task of a panel `num_generations_eval` times, at `eval_temperature` and from `eval_seed`.
+        """Play every task of an evaluation set `num_generations_eval` times, at `eval_temperature`, from `eval_seed`.
 
-        Before, at each of `other_eval_temperatures`, as panels of their own: `eval_t1` is `eval` at 1.0.
+        First, it is played at each of `other_eval_temperatures`: metrics at 1.0 have the prefix `eval_t1`.
 
         Args:
-            eval_dataset: the panel, its name in a dictionary, or a dictionary of panels. Default: the trainer's.
+            eval_dataset: tasks, their name in a dictionary, or a dictionary of tasks. Default: the trainer's.
             ignore_keys: not used.
-            metric_key_prefix: prefix of the metrics, and the panel's name in files. "train" and "replaced" are taken.
+            metric_key_prefix: prefix of the metrics, and the set's name in files. "train" and "replaced" are taken.
 
         Returns:
             `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to

@@ -194,7 +194,7 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
 
 
 def _asked(text: str) -> str:
-    """Return who is asked in a key of a chat request, or an empty text."""
+    """Return the digest of system message and tools in a key of a chat request, or an empty text."""
     return (_ASKED.findall(text) or [""])[-1]
 
 

@@ -153,7 +153,7 @@ def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
     if not any(len(trajectory.steps) > 1 for group in groups for trajectory in group):
         return []
     has_files = all(is_workspace_key(step.key) for step in played.steps)
-    used = "your state key" if is_own else "files and news" if has_files else "the default key"
+    used = "your state key" if is_own else "files and new messages" if has_files else "the default key"
     shares = {name: shared_share(groups, key) for name, key in NEWS_KEYS.items()}
     listed = ", ".join(f"{100 * share:.0f} % by {name}" for name, share in shares.items())
     in_use = shared_share(groups)

@@ -50,12 +50,12 @@ _NOISE = {
 
 
 def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Return the default state key of a request as JSON: the news, and who is asked.
+    """Return the default state key of a request as JSON: its new messages, and a digest of system message and tools.
 
-    The news are the messages since the last completion, without ids of calls; if there are none, the whole
-    conversation. News that say little (`says_little`) are the same in many states: what they answer stands before
-    them, the model's calls or else its text, and before it the news that it answered in turn. After "Nothing happens"
-    the state is the one before. Who is asked is a digest of the system message and the tools, if there are any.
+    The new messages are those since the last completion, without ids of calls; if there are none, the whole
+    conversation. Short ones (`says_little`) are the same in many states: the key then also contains what they answer,
+    the model's calls or else its text, and the messages that it answered in turn. After "Nothing happens" the state is
+    the one before.
 
     A result that names its call by an id does not name the tool: which tool was called is the action that led to the
     state.
@@ -101,10 +101,10 @@ def workspace_key(
     temporary: str = "",
     since: int | None = None,
 ) -> str:
-    """Return the state key of a request of an agent that works on files: these, the news, and who is asked.
+    """Return the state key of a request of an agent that works on files: files, new messages, system message, tools.
 
-    News that say little are combined with what they answer, as in `request_key`, back to the request at which the
-    files have changed: they say what happened before.
+    Short messages are combined with what they answer, as in `request_key`, back to the request at which the files
+    have changed.
 
     In texts, times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
 

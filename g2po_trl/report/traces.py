@@ -71,8 +71,8 @@ def trajectories_of_traces(
 
     Args:
         lines: JSON texts or the objects themselves, in any mixture of the formats; blank lines are skipped.
-        state_key: `messages of a request -> text or JSON data`, equal for equal states. `None`: what came since the
-            last completion, and who is asked (`request_key`).
+        state_key: `messages of a request -> text or JSON data`, equal for equal states. `None`: the messages
+            since the last completion, system message and tools (`request_key`).
 
     Raises:
         ValueError: for a line in none of the formats, and if `state_key` raises an error or returns `None`; the

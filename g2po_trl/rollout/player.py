@@ -30,7 +30,7 @@ class Player:
     Args:
         pool: runs the environments.
         actor: chooses the actions: a `PromptActor`, or a prompted agent.
-        limits: what an episode may use. Still running after `max_turns`, it is a failure, with outcome `"truncated"`.
+        limits: what an episode may use. One that reaches `max_turns` is a failure with outcome `"truncated"`.
         streams: ask each episode for its next action as soon as its observation is there, if the actor can answer so.
             `False`: ask all running episodes together, once a turn.
         excluded: ids of tasks that are not played; their trajectories have outcome `"error"`.

@@ -16,9 +16,9 @@ from ..trajectory import Step
 LONGEST_REASON = 200  # characters
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+([.,]\d+)*")
 NOTHING = "(nothing)"  # of an empty completion, and of a request without new messages
-NEWS_KEYS: dict[str, Callable[[Step], str]] = {  # state keys of a chat request that are its news alone
-    "news": lambda step: step.observation,
-    "news without times, ids and temporary paths": lambda step: without_noise(step.observation),
+NEWS_KEYS: dict[str, Callable[[Step], str]] = {  # state keys of a chat request of its new messages alone
+    "new messages": lambda step: step.observation,
+    "new messages without times, ids, paths": lambda step: without_noise(step.observation),
 }
 
 

@@ -188,12 +188,12 @@ def agent(task, client):
         ask(client, str(n))
     return 1.0
 
-warning: 50 % by the default key (in use), 50 % by news, 100 % by news without times, ids and temporary paths. Try
+warning: 50 % by the default key (in use), 50 % by new messages, 100 % by new messages without times, ids, paths. Try
 def agent(task, client):
     ask(client, 'a')
     return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
 
-ok: calls in a state of another episode of the task: 100 % by the default key (in use), 100 % by news
+ok: calls in a state of another episode of the task: 100 % by the default key (in use), 100 % by new messages
 def agent(task, client): return ask(client, 'a') == ask(client, 'b')
 
 warning: requests that are refused in 8 of 8 episodes: n is 2: one completion is made

@@ -434,7 +434,7 @@ def test_states_of_a_workspace_recur_where_their_news_do_not():
     group = [episode(("a", "1.0 s"), ("b", "2.0 s")), episode(("a", "1.1 s"), ("c", "2.1 s"))]
     (found,) = recurrence_by_key(Played([group]), is_own=False)
     assert found.level == "ok" and found.text.endswith(
-        "50 % by files and news (in use), 0 % by news, 100 % by news without times, ids and temporary paths"
+        "50 % by files and new messages (in use), 0 % by new messages, 100 % by new messages without times, ids, paths"
     )
     assert "by your state key (in use)" in recurrence_by_key(Played([group]), is_own=True)[0].text
     assert recurrence_by_key(Played([group[:1]]), is_own=False) == [], "nothing to compare"

@@ -33,7 +33,7 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
         '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit' in text
     )
     assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
-    assert "by news 50.0%; by news without times, ids and temporary paths 50.0%" in text
+    assert "by new messages 50.0%; by new messages without times, ids, paths 50.0%" in text
     assert "States never recur after the first call" in text and "--state-key FILE.py:FUNCTION" in text
     folder = tmp_path / "runs-credit"
     lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]

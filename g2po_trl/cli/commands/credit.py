@@ -44,7 +44,7 @@ class Options:
     gamma: float = option("discount per call", 0.95)
     state_key: str | None = option(
         "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
-        "90 % of their word pairs. Default: the messages since the last completion, and who is asked",
+        "90 % of their word pairs. Default: the messages since the last completion, system message and tools",
         None,
         metavar="NAME",
     )

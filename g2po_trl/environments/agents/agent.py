@@ -93,7 +93,7 @@ class AgentClient:
         return self.base_url.removesuffix("/v1")
 
     def works_on(self, workspace: Workspace) -> None:
-        """Have the state of each request be the workspace's files and the news (`workspace_key`)."""
+        """Have the state of each request be the workspace's files and the new messages (`workspace_key`)."""
         self.session.workspace = workspace
 
     def at_end(self, function: Callable[[], Any]) -> None:
@@ -130,10 +130,10 @@ class AgentEnvironment(TextEnvironment):
             row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
             info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
-        max_requests: requests per episode, those that are refused included: the trainer's `max_requests`.
+        max_requests: requests per episode, refused ones included: the trainer's `max_requests`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
-            since the last completion, and who is asked (`request_key`); with the files of its workspace, if the agent
-            has one (`AgentClient.works_on`).
+            since the last completion, system message and tools (`request_key`); with the files of its workspace, if
+            the agent has one (`AgentClient.works_on`).
 
     Raises:
         G2POError: if the agent cannot be called, or `max_turns` is below 1.

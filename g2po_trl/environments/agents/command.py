@@ -60,11 +60,11 @@ class AgentCommand:
     Python that runs the training, unless another one comes first in `PATH`.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
-    The state of a request is the files and the news (`workspace_key`). What it changed is a diff, `info["diff"]`. This
-    is no sandbox: the program may read and write all that the user may.
+    The state of a request is the files and the new messages (`workspace_key`). `info["diff"]` has what it changed.
+    This is not a sandbox: the program can read and write whatever the user can.
 
-    All that the program starts ends with it, daemons too (`supervisor`; outside of Linux, only its process group). Its
-    key is valid during the episode alone; other programs of the same user can read it meanwhile.
+    Programs that it starts end with it, including daemons (`supervisor`; outside of Linux, only its process group).
+    Its key is valid during the episode only; other programs of the same user can read it.
 
     Args:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
@@ -78,7 +78,7 @@ class AgentCommand:
             is 0 if its exit status is not 0, or else the number in its last line (0 if it is not finite), or 1
             without one. The agent's exit status does not matter then.
         environment: further environment variables.
-        timeout: seconds that the program may take, without the time in which it waits for the model. After them it is
+        timeout: seconds that the program may take, without waiting for the model. After that it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
             an error.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
