@@ -2,13 +2,13 @@
 # mkdir -p runs          # by the user with the id 1000, as in the image; else the run cannot write there
 # docker run --rm -v "$PWD/runs:/home/agent/runs" g2po-trl train alfworld
 #
-# For GPUs: docker build --build-arg EXTRAS=alfworld,view,vllm -t g2po-trl:cuda .
+# For GPUs: docker build --build-arg EXTRAS=alfworld,vllm -t g2po-trl:cuda .
 #           docker run --rm --gpus all --shm-size 8g … g2po-trl:cuda train alfworld --config qwen2.5-1.5b-lora
 # PyTorch's wheels contain CUDA. A smaller image without it: --build-arg TORCH_INDEX_URL=, the address of PyTorch's CPU
 # wheels.
 FROM python:3.11-slim
 
-ARG EXTRAS=alfworld,webshop,view
+ARG EXTRAS=alfworld,webshop
 ARG TORCH_INDEX_URL=
 
 # Two dependencies of ALFWorld are compiled.

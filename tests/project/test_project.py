@@ -26,6 +26,18 @@ def test_setup_cfg_names_every_package():
     assert {line for line in setup["options"]["packages"].split("\n") if line} == found
 
 
+def test_the_wheel_has_every_file_of_its_folders():
+    """Model cards, the notebook, configurations: tracked files that are no modules match package_data."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    kinds = {pattern.strip().removeprefix("**/*") for pattern in setup["options.package_data"]["*"].split(",")}
+    command = ["git", "ls-files", "g2po_trl", "envs", "recipes"]
+    tracked = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    files = [Path(line) for line in tracked if "starter/" not in line]
+    assert files
+    assert not [str(file) for file in files if file.suffix not in {".py", *kinds}]
+
+
 @pytest.mark.parametrize("name", g2po_trl.__all__)
 def test_public_names_exist(name):
     assert getattr(g2po_trl, name).__doc__
