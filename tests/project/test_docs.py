@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 
 import g2po_trl
 from g2po_trl.credit.estimators.registry import ESTIMATORS
+from g2po_trl.runs.summary import format_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -93,6 +95,23 @@ def test_the_recommended_settings_are_fields_and_what_they_call_the_papers_are_d
     assert len(settings) == len(block.splitlines()) == 4
     for name, value, of_paper in settings:
         assert g2po_trl.G2POConfig.__dataclass_fields__[name].default == yaml.safe_load(of_paper or value), name
+
+
+def test_the_tutorial_shows_what_was_recorded():
+    """Its table is what a run prints of the recorded evaluations."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    results = ROOT / "benchmarks" / "results" / "gpu" / "h200"
+    findings = json.loads((results / "smollm2.json").read_text())["parts"]["smollm2-g2po-seed100"]["findings"]
+    played = [entry for entry in findings if entry.get("temperature") == 1.0]
+    types = [{key.partition("/")[2]: value for key, value in entry.items() if "/" in key} for entry in played]
+    before, *_, after = (
+        {"success_rate": entry["panel"], "success_rate_by_type": by_type} for entry, by_type in zip(played, types)
+    )
+    assert (
+        format_table({"before": before, "after": after}) in page and f"After {findings[-1]['step']} iterations" in page
+    )
+    taught = json.loads((results / "teaching-again.json").read_text())["exams"][-1]
+    assert f"{taught['samples']} samples, {taught['seconds']:.0f} s, success {taught['success_rate']:.1%}" in page
 
 
 def test_the_diff_from_trl_has_six_lines_and_options_of_both_configurations():
