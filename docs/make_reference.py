@@ -33,10 +33,9 @@ its default. `python -m g2po_trl` is the same as `g2po`.
 - **Configurations.** `--config` takes a YAML file, or the name of a bundled one:
   `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags override this file, and the file overrides the run
   (`evaluate`) and the defaults.
-- **Processes.** `--num-processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
-  machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
-- **Errors** in flags and keys, missing files and missing packages are reported before tasks and models are loaded.
-  An error with a traceback is a bug: please report it.
+- **Processes.** `--num-processes N` starts N processes through Accelerate, on the CPU if there is no GPU; [several
+  machines](gpus.md#several-machines).
+- An error with a traceback is a bug: please report it.
 - **Exit codes.** 1: an error. 2: wrong arguments. 3: the model was trained and saved, but not pushed to the Hub. 130:
   stopped by Ctrl-C; the message says how to resume.
 - Flags may be spelled with `-` or `_`. `--no-FLAG` and `--FLAG false` turn a flag off.

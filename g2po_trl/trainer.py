@@ -480,10 +480,10 @@ class G2POTrainer(GRPOTrainer):
         dataset, panels = self.eval_dataset if eval_dataset is None else eval_dataset, self.eval_dataset
         if isinstance(dataset, str):
             known = list(panels) if isinstance(panels, dict) else []
-            require(dataset in known, "eval_dataset", dataset, f"the trainer's panels with a name are {known}")
+            require(dataset in known, "eval_dataset", dataset, f"the trainer's named evaluation sets are {known}")
             dataset = {dataset: panels[dataset]}
         if dataset is None or len(dataset) == 0:
-            raise G2POError("eval_dataset is empty: pass the panel of tasks to evaluate on")
+            raise G2POError("eval_dataset is empty: pass the tasks to evaluate on")
         dataset = plain(dataset)
         if isinstance(dataset, dict):
             metrics = {}

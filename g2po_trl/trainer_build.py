@@ -78,8 +78,8 @@ def end_completions(trainer: GRPOTrainer) -> None:
         logger.warning(f"the chat template ends a turn with {decode([end])!r}, so completions end there, too; {named}")
     elif text and not any(stop and stop in text for stop in (*known, *(trainer.args.stop_sequences or ()))):
         logger.warning(
-            f"the chat template ends a turn with {text!r}, which is no token and ends no completion ({named}): set "
-            f"stop_sequences=[{text!r}]"
+            f"the chat template ends a turn with {text!r}, which is not a token and ends no completion ({named}): "
+            f"set stop_sequences=[{text!r}]"
         )
 
 

@@ -290,7 +290,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
     """
     for trajectory in read_unfinished(path):
         if trajectory is None:
-            warnings.warn(f"{path}: the last line was not written to its end, and is left out", stacklevel=2)
+            warnings.warn(f"{path}: the last line is incomplete and is skipped", stacklevel=2)
         else:
             yield trajectory
 

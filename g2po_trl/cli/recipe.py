@@ -174,7 +174,7 @@ def run_recipe(
     if report_dataset is None and not trainer.eval_dataset:
         raise G2POError(
             f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "
-            "panel that is played after training; or call trainer.train() instead"
+            "evaluation set to play after training; or call trainer.train() instead"
         )
     trainer.folder.settings = settings
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.

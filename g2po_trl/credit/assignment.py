@@ -82,7 +82,7 @@ def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
     """Check that there is one finite number a step. Raises `ValueError` otherwise."""
     if advantages.shape != (num_steps,):
         raise ValueError(
-            f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"
+            f"advantage_fn returned shape {advantages.shape}; it must return one number per step: ({num_steps},)"
         )
     if not np.isfinite(advantages).all():
         raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")

@@ -43,14 +43,14 @@ def step_advantages(
     """
     for name, value in (("keys", keys), ("rewards", rewards), ("groups", groups), ("valid", valid)):
         if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name} is the text {value!r}: give a list with an entry an episode")
+            raise TypeError(f"{name} is the text {value!r}: give a list with one entry per episode")
         if (
             name in ("keys", "valid")
             and value is not None
             and (text := [one for one in value if isinstance(one, str)])
         ):
             raise TypeError(
-                f"{name} has the text {text[0]!r} as an episode: give each episode a list, an entry a step"
+                f"{name} has the text {text[0]!r} as an episode: give each episode a list with one entry per step"
             )
     if isinstance(estimator, str):
         if estimator not in ESTIMATORS:
@@ -106,7 +106,7 @@ def spread_over_tokens(advantages: Sequence[float], mask: Sequence[int]) -> np.n
 
 def _trajectory(number: int, keys: list[str], reward: float | None, group: Hashable, valid: list[bool]) -> Trajectory:
     if len(keys) != len(valid):
-        raise ValueError(f"episode {number} has {len(keys)} keys and {len(valid)} validity flags: give one a step")
+        raise ValueError(f"episode {number} has {len(keys)} keys and {len(valid)} validity flags: give one per step")
     for key in keys:
         if not isinstance(key, str):
             raise TypeError(f"a key of episode {number} is {key!r} ({type(key).__name__}): it must be a text")

@@ -211,7 +211,7 @@ def check_rows(environment_factory, name: str, dataset) -> None:
     for column, value in row.items():
         if task_id_of({column: value}) != task_id_of({column: again[column]}):
             raise G2POError(
-                f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
+                f"{name} dataset: {column} is {show(value)}, whose text differs each time it is read, so rows "
                 "cannot be told apart: store a number or the path of a file, and load it in reset"
             )
 

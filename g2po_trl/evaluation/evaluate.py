@@ -49,7 +49,7 @@ def load_panel(options: EvaluateOptions) -> Panel:
     environment = options.environment
     if ":" in environment:
         if options.tasks is None:
-            raise G2POError(f"tasks is None: pass --tasks, a file with one row of {options.played} a line")
+            raise G2POError(f"tasks is None: pass --tasks, a file with one row of {options.played} per line")
         check_is_there(environment, "environment")
         factory = mixed(load_object({"import": environment, "kwargs": options.environment_options}))
         name = options.panel or options.played
@@ -261,7 +261,9 @@ def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> No
     if not any(output.glob("trajectories/*.jsonl")):
         return
     if not settings.is_file():
-        raise G2POError(f"output is {str(output)!r}, whose trajectories are of no evaluation: pass another --output")
+        raise G2POError(
+            f"output is {str(output)!r}, which holds trajectories that no evaluation wrote: pass another --output"
+        )
     before = json.loads(settings.read_text(encoding="utf-8"))
     changed = [
         f"{name} {before.get(name)!r} -> {about.get(name)!r}"

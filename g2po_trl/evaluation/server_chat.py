@@ -160,7 +160,7 @@ class ServerChat(ChatModel):
         try:
             return normalize_messages([{"role": "assistant", "content": text, "tool_calls": calls}])[0]
         except ValueError as error:
-            raise G2POError(f"the server at {self.base_url} answered with an odd tool call: {error}") from error
+            raise G2POError(f"the server at {self.base_url} answered with an invalid tool call: {error}") from error
 
     def close(self) -> None:
         self.runner.run(self.client.close())

@@ -260,7 +260,7 @@ def _parse(line: Any) -> Mapping[str, Any]:
     try:
         data = json.loads(line) if isinstance(line, (str, bytes)) else line
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({error}); write one object a line") from error
+        raise ValueError(f"not valid JSON ({error}); write one object per line") from error
     if not isinstance(data, Mapping):
         raise ValueError(f"{show(data)} is not a JSON object; write one per line, with task_id, reward and messages")
     return data

@@ -171,7 +171,7 @@ class RunFolder:
             checkpoint.rename(aside)
         if later:
             names = ", ".join(checkpoint.name for checkpoint in later)
-            print(f"The run goes on from step {step}. {names}: kept as {SUPERSEDED}checkpoint-…", flush=True)
+            print(f"The run continues from step {step}. {names}: kept as {SUPERSEDED}checkpoint-…", flush=True)
         evaluated = {(entry["name"], entry["step"]) for entry in self.evaluations}
         for path in self.path.glob("trajectories/*.jsonl"):
             found = re.fullmatch(r"(.+)-(\d{6,})(-rank\d+)?", path.stem)

@@ -149,8 +149,8 @@ def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collec
     for temperature in temperatures:
         if (name := at_temperature(panel, temperature)) in panels:
             raise G2POError(
-                f"the name of a panel in eval_dataset is {name!r}, and other_eval_temperatures has {temperature}: the "
-                f"results of {panel!r} at that temperature have this name. Rename the panel"
+                f"eval_dataset has an evaluation set {name!r}, and other_eval_temperatures has {temperature}: the "
+                f"results of {panel!r} at that temperature have this name. Rename the evaluation set"
             )
 
 

@@ -229,7 +229,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["{"], r"line 1: not valid JSON .*; write one object a line"),
+        (["{"], r"line 1: not valid JSON .*; write one object per line"),
         (["[1]"], r"line 1: \[1\] is not a JSON object"),
         (["[" * 100_000], "line 1: not valid JSON"),
         ([LINE, {"task_id": "t", "reward": 1}], "line 2: there is neither messages nor calls"),

@@ -133,7 +133,7 @@ def test_a_line_without_an_end_is_left_out_and_told(tmp_path):
     first = whole.index(b"\n") + 1
     for size in range(first + 1, len(whole) - 1, 7):  # between two bytes of a letter, too
         path.write_bytes(whole[:size])
-        with pytest.warns(UserWarning, match=r"t.jsonl: the last line was not written to its end"):
+        with pytest.warns(UserWarning, match=r"t.jsonl: the last line is incomplete"):
             assert [one.task_id for one in read_jsonl(path)] == ["a"]
         assert [one and one.task_id for one in read_unfinished(path)] == ["a", None]
     path.write_bytes(whole[:-1])

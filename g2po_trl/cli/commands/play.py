@@ -103,7 +103,7 @@ def _play(
             step = left.pop(0) if follows else None
             _print(episode.observation, episode.turns)
             if step is not None and episode.observation.text != step.observation:
-                print("(recorded at this step was another observation: the environment has changed, or is random)")
+                print("(the recorded observation was different: the environment has changed, or is random)")
             action = _read_action(episode.observation.admissible_actions or (), step)
             if action is None:
                 return episode.reward, episode.turns, "stopped"

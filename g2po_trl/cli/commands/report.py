@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
     if unfinished := sum(iteration.unfinished for iteration in iterations):
-        print(f"lines that were not written to their end, left out: {unfinished}")
+        print(f"incomplete lines that were skipped: {unfinished}")
     if args.details:
         found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["key_texts"], numbers["hidden_example"])]
         print("\n".join(found), losses.text(numbers["losses"], str(args.run)), sep="\n\n", end="\n\n")

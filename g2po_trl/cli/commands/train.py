@@ -144,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = find_config(config, "accelerate_config", kind="accelerate")
     if request.view:
         if not is_recipe:
-            raise G2POError(f"view has no effect on the script {script}: run `g2po view OUTPUT_DIR --serve` beside it")
+            raise G2POError(
+                f"view has no effect on the script {script}: run `g2po view OUTPUT_DIR --serve` in another terminal"
+            )
         os.environ[VIEW] = "1"
     if config is not None or processes not in (None, 1):
         words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]

@@ -362,7 +362,7 @@ def _gave_up(end: AgentEnd | None) -> EnvironmentContractError:
         then = f" and returned {show(end.value)}" if end.error is None else f" and raised {_describe(end.error)}"
     return EnvironmentContractError(
         f"the agent gave up a request before the model's answer{then}: the model answers when its turn comes; "
-        "set no time limit for requests, as client.openai() has none, or a long one, and cancel none"
+        "set no time limit for requests (client.openai() has none) or a long one, and do not cancel requests"
     )
 
 

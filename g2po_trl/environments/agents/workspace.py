@@ -43,7 +43,7 @@ class Workspace:
 
     def __init__(self, source: Path, folder: Path):
         if not source.is_dir():
-            raise G2POError(f"workspace is {str(source)!r}, which is no folder: give a folder that exists")
+            raise G2POError(f"workspace is {str(source)!r}, which is not a folder: give a folder that exists")
         self.source, self.folder = source.resolve(), folder  # of a link, what it leads to is copied
         try:
             _copy(self.source, folder)
