@@ -13,8 +13,8 @@ async function choose(number, wanted = null) {
   $("newest").textContent = `newest: ${newest()}`;
   drawCurves();
   $("used").textContent = `${resultOf(nearest)}${howTrained()}`;
-  // Of several groups whose sentences are the same, the ids say which task it is.
-  const alike = shown.groups.length > 1 && new Set(shown.groups.map((one) => one.task)).size === 1;
+  // Of several groups whose names are the same, the ids say which task it is.
+  const alike = shown.groups.length > 1 && new Set(shown.groups.map(groupName)).size === 1;
   $("groups").replaceChildren(...shown.groups.map((one, g) => {
     const name = groupName(one);
     const says = one.nothing ? `taught nothing: ${NOTHING[one.nothing]}` : "";
