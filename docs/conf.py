@@ -15,6 +15,7 @@ myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "g2po-trl"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 exclude_patterns = ["_build", "release"]
