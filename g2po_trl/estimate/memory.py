@@ -60,7 +60,8 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
     except (OSError, ValueError, AttributeError) as error:
         first = str(error).strip().splitlines()[0]
         raise G2POError(
-            f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first}"
+            f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first} "
+            "Pass a folder that has one as --model"
         ) from error
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads

@@ -198,6 +198,8 @@ class _Probe:
         if isinstance(error, EnvironmentContractError):
             same = text = " ".join(str(error).split())
             remedy = ""
+        elif isinstance(error, ConnectionError):  # of a server: no task is to blame, and the message has the remedy
+            same, text, remedy = "ConnectionError", f"{self.name}: {_short(error)}{where_raised(error)}", ""
         else:
             where = where_raised(error)
             same = f"{', '.join(type(one).__name__ for one in inner(error))}{where}"

@@ -73,6 +73,15 @@ def test_broken_environments_are_told_why(environment, message):
         check_environment(environment, {"start": 0})
 
 
+def test_a_server_that_is_gone_is_no_fault_of_the_tasks():
+    def reset(self, start):
+        raise ConnectionError("no server can be reached: start one")
+
+    with pytest.raises(EnvironmentContractError, match="Broken: ConnectionError: no server .*start one") as told:
+        check_environment(broken(reset=reset), {"start": 0})
+    assert "Remove tasks" not in str(told.value)
+
+
 def test_an_environment_that_cannot_be_made():
     with pytest.raises(EnvironmentContractError, match="functools.partial"):
         check_environment(type("Needy", (Good,), {"__init__": lambda self, size: None}), {"start": 0})
