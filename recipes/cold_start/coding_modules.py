@@ -6,7 +6,7 @@ They share no code with the agent's repositories: names and operators are drawn 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from g2po_trl.prompts.conversation import Message
@@ -25,39 +25,61 @@ VERBS = "add count find fits get has is is_good is_in largest make may merge nee
 NUMBERS = "0 0 1 1 2 3 4 5 7 9 10 12 20 50 60 100".split()
 
 
-def draw_state(rng: random.Random, rules: str, expert: Callable) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Return the messages of a random moment of an episode, and the calls of an expert that is asked several times."""
-    module, lines, test = _module(rng)
+def draw_state(rng: random.Random, agent: ModuleType) -> tuple[list[Message], dict[str, Any]]:
+    """Return the messages of a random moment of an episode, and the call of the agent's expert."""
+    name, lines, ran, test = _module(rng)
+    while not agent.guesses(_shown(lines, ran, []), careful=True):
+        name, lines, ran, test = _module(rng)
     total = rng.randint(2, 5)
-    result, note, edits = f"{rng.randint(1, total)} of {total} tests fail: {test}", "", []
+    result, edits = f"{rng.randint(1, total)} of {total} tests fail: {test}", []
+
+    def ask(shown: str) -> dict[str, Any]:
+        return agent.expert([{"content": shown}], None, rng)
+
+    def guess() -> str:
+        return "line {line}: {old} is now {new}".format(**ask(_shown(lines, ran, [result]))["arguments"])
+
+    undone = sorted({f"undone: {guess()}" for _ in range(rng.choice([0, 0, 1, 1, 2, 2, 3, 4]))})
     kind = rng.random()  # before the files are listed; before one is opened; after an edit; before it
-    if kind < 0.2:
-        lines, note = [], "" if kind < 0.1 else f"{module}.py test_{module}.py"
-    elif kind < 0.4:
-        edit = expert([{"content": _shown(lines, [], "", result)}], None, rng)["arguments"]
+    note = []
+    if kind < 0.1:
+        lines, undone, edits = [], [], [] if kind < 0.05 else [f"{name}.py test_{name}.py"]
+    elif kind < 0.25:
+        edit = ask(_shown(lines, ran, [result]))["arguments"]
         lines[edit["line"] - 1] = lines[edit["line"] - 1].replace(edit["old"], edit["new"], 1)
-        edits = [f"line {edit['line']}: {edit['old']} is now {edit['new']}"]
-        result = "not tested" if rng.random() < 0.5 else result
-    user = {"role": "user", "content": _shown(lines, edits, note, result)}
-    messages = [{"role": "system", "content": rules}, user]
-    return messages, [expert(messages, None, rng) for _ in range(8 if lines and not edits else 1)]
+        edits = ["line {line}: {old} is now {new}".format(**edit)]
+        if rng.random() < 0.5:
+            result, ran = "not tested", set()
+    elif rng.random() < 0.15:  # a line that does not have the text that was to be replaced
+        number = rng.choice([number for number, line in enumerate(lines, 1) if line])
+        text = rng.choice([text for text in agent.GUESSES if text not in lines[number - 1]])
+        note = [f"This call failed: line {number} has no {text}"]
+    messages = [
+        {"role": "system", "content": agent.RULES},
+        {"role": "user", "content": _shown(lines, ran, [*undone, *note, *edits, result])},
+    ]
+    return messages, ask(messages[-1]["content"])
 
 
-def _shown(lines: list[str], edits: list[str], note: str, result: str) -> str:
-    code = [f" {number} {line}" for number, line in enumerate(lines, 1) if line]
-    return "\n".join(filter(None, [*code, note, *edits, result]))
+def _shown(lines: list[str], ran: set[int], notes: list[str]) -> str:
+    code = [f" {number}{'>' if number in ran else ''} {line}" for number, line in enumerate(lines, 1) if line]
+    return "\n".join([*code, *notes])
 
 
-def _module(rng: random.Random) -> tuple[str, list[str], str]:
-    """Return the name of a module, its lines, and the line of a test that fails."""
+def _module(rng: random.Random) -> tuple[str, list[str], set[int], str]:
+    """Return the name of a module, its lines, the lines that a failing test runs, and that test's line."""
     functions = [_function(rng) for _ in range(rng.choice([1, 2, 2, 3, 3, 4]))]
     lines = "\n\n\n".join("\n".join(body) for _, body in functions).split("\n")
-    tested = rng.choice(functions)[0]
+    tested, ran = rng.choice(functions)[0], set()
+    for name in {tested, rng.choice(functions)[0]} if rng.random() < 0.1 else {tested}:
+        start = next(number for number, line in enumerate(lines, 1) if line.startswith(f"def {name}("))
+        body = next(len(body) for own, body in functions if own == name) - 1
+        ran |= {start + one for one in range(1, body + 1) if one == 1 or rng.random() < 0.85}
     number = rng.choice(NUMBERS)
     given = [rng.choice([number, f'"{rng.choice(NOUNS)}"', f"[{number}, 2]"]) for _ in range(rng.randint(1, 2))]
     call = f"{tested}({', '.join(given)})"
     ends = [f"assert {call} == {rng.choice(NUMBERS)}", f"assert {call}", f"assert not {call}", f"{call}: IndexError"]
-    return rng.choice(NOUNS), lines, rng.choice(ends)
+    return rng.choice(NOUNS), lines, ran, rng.choice(ends)
 
 
 def _function(rng: random.Random) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """The folder of `g2po init NAME --coding`: its repositories, its agent, and its bundled model's form of calls."""
 
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -9,15 +10,15 @@ import sys
 import pytest
 from run_g2po import outcome
 
-from g2po_trl.cli.commands.init import FILES, STARTER
+from g2po_trl.cli.commands.init import FILES, HELD_OUT, STARTER
 from g2po_trl.environments.agents.agent import AgentEnvironment
-from g2po_trl.environments.loading import load
+from g2po_trl.environments.loading import import_named, load
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.tool_format import make_tool_format
 
 REPOSITORIES = STARTER / "coding" / "repositories"
 BUGS = json.loads((REPOSITORIES / "bugs.json").read_text())
-HELD_OUT = 24
+HELD_OUT_TASKS = HELD_OUT * 6
 
 
 @pytest.fixture
@@ -31,6 +32,27 @@ def folder(tmp_path, monkeypatch, capsys):
 def run_tests(folder):
     command = [sys.executable, "-S", STARTER / "coding" / "run_tests.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_what_is_trained_on_has_other_names(folder):
+    for number in range(1, 7):
+        copy = folder / "repositories" / f"words-{number}"
+        code, tests = ((copy / name).read_text() for name in ("task.py", "test_task.py"))
+        assert not re.search("word|letter|longest|count|number", code) and not re.search(
+            "longest|count|is_short", tests
+        )
+        assert " fail: " in run_tests(copy).stdout and '"three"' in tests
+    assert "def shorten(text, size):" in (folder / "repositories" / "letters-1" / "task.py").read_text()
+
+
+def test_the_lines_that_the_failing_test_runs(tmp_path):
+    shutil.copytree(REPOSITORIES / "grades", tmp_path / "grades")
+    module = tmp_path / "grades" / "task.py"
+    module.write_text(module.read_text().replace("if passed", "if not passed"))
+    assert run_tests(tmp_path / "grades").stdout == (
+        "1 of 3 tests fail: assert passes([40, 90, 60]) == 2\n"
+        "ran task.py:14 task.py:15 task.py:16 task.py:2 task.py:17 task.py:18\n"
+    )
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -51,9 +73,11 @@ def test_what_init_writes_is_good(folder, capsys):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES["coding"], "model"])
     tasks = [json.loads(line)["repository"] for line in (folder / "tasks.jsonl").read_text().splitlines()]
     assert sorted(tasks) == sorted(path.name for path in (folder / "repositories").iterdir())
-    trained, held_out = ({task.partition("-")[0] for task in part} for part in (tasks[:-HELD_OUT], tasks[-HELD_OUT:]))
-    assert len(trained) == 8 and len(held_out) == 4 and trained.isdisjoint(held_out)
-    assert f"num_eval_tasks: {HELD_OUT} " in (folder / "config.yaml").read_text()
+    parts = tasks[:-HELD_OUT_TASKS], tasks[-HELD_OUT_TASKS:]
+    assert [len(part) for part in parts] == [(len(BUGS) - HELD_OUT) * 6, HELD_OUT_TASKS]
+    trained, held_out = ({task.partition("-")[0] for task in part} for part in parts)
+    assert len(held_out) == HELD_OUT and trained | held_out == set(BUGS) and trained.isdisjoint(held_out)
+    assert f"num_eval_tasks: {HELD_OUT_TASKS} " in (folder / "config.yaml").read_text()
     code, said, errors = outcome(capsys, "check")
     *lines, following = said.splitlines()
     warned, *lines = lines
@@ -84,12 +108,12 @@ def test_a_command_line_agent_as_in_the_readme(folder):
     )
     for said, reward in (("+=", 1.0), ("*=", 0.0)):
         environment = AgentEnvironment(load(f"{folder}/command.py:coder"), max_turns=2)
-        environment.reset(repository="ledger-1")
+        environment.reset(repository="kitchen-6")
         end = environment.step(ChatResponse(said).to_action())
         environment.close()
         assert end.terminated and end.reward == reward, end
-        assert f"+        result {said} amount" in end.info["diff"] and "test_task.py" in end.info["diff"]
-    assert "-= amount" in (folder / "repositories" / "ledger-1" / "task.py").read_text()
+        assert f"+        total {said} one" in end.info["diff"] and "test_task.py" in end.info["diff"]
+    assert "-= one" in (folder / "repositories" / "kitchen-6" / "task.py").read_text()
 
 
 def test_the_bundled_model_writes_short_calls(folder):
@@ -112,6 +136,25 @@ def test_the_bundled_model_writes_short_calls(folder):
     assert text == "<action>edit|line= 14|old= - 1|new=</action><|im_end|>"
     message, valid = form.parse(text, ids, prompt, tools)
     assert valid and message["tool_calls"] == [call]
+
+
+def test_samples_of_the_bundled_model_have_what_the_expert_does():
+    from tokenizers import Tokenizer
+
+    from g2po_recipes.cold_start.coding_model import Samples, probabilities
+
+    agent = import_named(str(STARTER / "coding" / "agent.py"))
+    code = " 1 def a(b, c):\n 2>     return b + c\n 5 def d(e):\n 6     return e < 1\n"
+    seen = f"{code}undone: line 2: + is now -\n1 of 2 tests fail: assert a(1, 2) == 2"
+    call = agent.expert([{"content": seen}], None, random.Random(0))
+    chances = {tuple(one["arguments"].values()): chance for chance, one in probabilities(agent, seen, call, care=0.4)}
+    assert chances == pytest.approx({(2, "+", "*"): 0.5, (2, "+", "-"): 0.1, (6, "<", "<="): 0.2, (6, "1", "0"): 0.2})
+    tokenizer = Tokenizer.from_file(str(STARTER / "coding" / "model" / "tokenizer.json"))
+    for sample in (Samples(tokenizer, agent, seed).draw(care=0.5) for seed in range(20)):
+        assert [sum(one.values()) for one in sample.following] == pytest.approx([1] * len(sample.positions))
+        assert all(sample.ids[place + 1] in one for place, one in zip(sample.positions, sample.following, strict=True))
+        marked = tokenizer.decode([i for i, mark in zip(sample.ids, sample.marks, strict=False) if mark == 1])
+        assert "\n" not in marked and "def" not in marked and bool(marked) == (">  " in tokenizer.decode(sample.ids))
 
 
 def test_one_kind_at_a_time(tmp_path, capsys):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import random
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +26,19 @@ FILES["coding"] = (*FILES["agent"], "run_tests.py", "repositories")
 # Of a model from the Hub, and of the bundled one of 0.7 M parameters.
 SETTINGS = {"RATE": "1.0e-6", "STEPS": "100", "TOKENS": "128", "TEACH_RATE": "1.0e-4"}
 _SMALL = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
-BUNDLED_SETTINGS = {"environment": _SMALL, "agent": _SMALL, "coding": {**_SMALL, "RATE": "1.0e-4", "TOKENS": "32"}}
+BUNDLED_SETTINGS = {
+    "environment": _SMALL,
+    "agent": _SMALL,
+    "coding": {**_SMALL, "STEPS": "30", "TOKENS": "32", "TEACH_RATE": "2.0e-4"},
+}
+
+HELD_OUT = 4  # repositories that are never trained on, the last ones of bugs.json
+NAMES = """
+apple bird boat book bottle box bridge cake card chair city cloud coin color cup day desk dog door dress egg engine
+farm field fish flag flower garden glass goal hat hill horse house island jar key kite lake lamp letter mile milk month
+night note paper path pen plant plate pool ring river road room rope shelf ship song star street sun tower toy tree
+wall wheel
+""".split()
 
 
 def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:
@@ -52,22 +67,40 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
 def write_repositories(folder: Path) -> None:
     """Write the repositories of the coding agent with a mistake each, and tasks.jsonl, which names them.
 
-    bugs.json has pairs of a right and a wrong text. Functions stand in another order in each copy.
+    bugs.json has pairs of a right and a wrong text. Functions stand in another order in each copy. Copies to
+    train on have other names each: a model would learn the files otherwise, and not how mistakes look.
     """
     sources, names = STARTER / "coding" / "repositories", []
-    for repository, bugs in json.loads((sources / "bugs.json").read_text(encoding="utf-8")).items():
-        code = (sources / repository / "task.py").read_text(encoding="utf-8").strip()
-        for number, (right, wrong) in enumerate(bugs, 1):
-            functions = code.replace(right, wrong).split("\n\n\n")
+    bugs = json.loads((sources / "bugs.json").read_text(encoding="utf-8"))
+    for place, repository in enumerate(bugs):
+        code, tests = (
+            (sources / repository / name).read_text(encoding="utf-8") for name in ("task.py", "test_task.py")
+        )
+        trained = place < len(bugs) - HELD_OUT
+        for number, (right, wrong) in enumerate(bugs[repository], 1):
+            functions = code.strip().replace(right, wrong).split("\n\n\n")
             first = number % len(functions)
-            text = "\n\n\n".join([*functions[first:], *functions[:first]])
             names.append(f"{repository}-{number}")
+            texts = {"task.py": "\n\n\n".join([*functions[first:], *functions[:first]]) + "\n", "test_task.py": tests}
+            if trained:
+                texts = renamed(texts, random.Random(names[-1]))
             copy = folder / "repositories" / names[-1]
             copy.mkdir(parents=True)
-            (copy / "task.py").write_text(f"{text}\n", encoding="utf-8")
-            shutil.copy(sources / repository / "test_task.py", copy)
+            for name, text in texts.items():
+                (copy / name).write_text(text, encoding="utf-8")
     lines = [json.dumps({"repository": name}) + "\n" for name in names]
     (folder / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def renamed(texts: dict[str, str], rng: random.Random) -> dict[str, str]:
+    """Return Python files with other names for the functions, arguments and variables that task.py defines."""
+    nodes = list(ast.walk(ast.parse(texts["task.py"])))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    given = dict(zip(sorted(own), rng.sample(NAMES, len(own)), strict=True))
+    word = re.compile(r"(?<![\w.\"])(test_)?(" + "|".join(own) + r")(?![\w\"])")
+    return {name: word.sub(lambda found: (found[1] or "") + given[found[2]], text) for name, text in texts.items()}
 
 
 def quoted(word: str, file: str) -> str:

@@ -1,6 +1,6 @@
 """`python run_tests.py`: run the tests of the current folder, the functions `test_*` of its files `test_*.py`.
 
-pytest runs them too. This takes 20 ms, and ends a test that runs for ever.
+pytest runs them too. This takes 20 ms, ends a test that runs for ever, and names the lines that the first failure ran.
 """
 
 import os
@@ -15,15 +15,27 @@ def end(*signal_and_frame):
 
 
 def failure(test):
-    """Return the line at which a test fails; "" if it passes."""
+    """Return the line at which a test fails, and the lines that it ran; "" if it passes."""
+    ran = {}
+
+    def trace(frame, event, _):
+        folder, file = os.path.split(frame.f_code.co_filename)
+        if folder == os.getcwd() and not file.startswith("test_"):
+            ran.update({f"{file}:{frame.f_lineno}": None} if event == "line" else {})
+        return trace
+
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    sys.settrace(trace)
     try:
         test()
     except Exception as error:
+        sys.settrace(None)
         with open(test.__code__.co_filename, encoding="utf-8") as file:
             line = file.readlines()[error.__traceback__.tb_next.tb_lineno - 1].strip()
-        return line if isinstance(error, AssertionError) else f"{line}: {type(error).__name__}"
+        line = line if isinstance(error, AssertionError) else f"{line}: {type(error).__name__}"
+        return f"{line}\nran {' '.join(ran)}"
     finally:
+        sys.settrace(None)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return ""
 

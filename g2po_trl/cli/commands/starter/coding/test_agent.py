@@ -35,7 +35,7 @@ def calls(*pairs):
     return lambda messages: next(answers, [])
 
 
-def desk(folder, name="ledger-1"):
+def desk(folder, name="kitchen-1"):
     return Desk(Workspace(HERE / "repositories" / name, folder / "workspace"))
 
 
@@ -48,16 +48,32 @@ def test_the_tests_of_each_repository_fail(tmp_path):
 
 def test_the_expert_corrects_most():
     rng = random.Random(0)
-    ends = [play(task, lambda messages: [expert(messages, None, rng)], turns=60)[1] for task in TASKS[::9]]
+    ends = [play(task, lambda messages: [expert(messages, None, rng)], turns=60)[1] for task in TASKS[::17]]
     assert sum(end.reward for end in ends) >= len(ends) // 2
     assert all("\n+" in end.info["diff"] for end in ends if end.reward)
 
 
-def test_an_edit_that_is_undone_leads_to_the_same_state():
-    read, edit = ("read", {"file": "task.py"}), ("edit", {"line": 2, "old": "0", "new": "1"})
-    keys, end = play({"repository": "ledger-3"}, calls(read, edit, ("test", {}), ("undo", {}), edit), turns=6)
-    assert len(set(keys)) == 4 and keys[1] == keys[4] and keys[2] == keys[5]
+def test_failed_guesses_in_any_order_lead_to_the_same_state():
+    def tried(*guesses):
+        edits = (("edit", {"line": 14, "old": "1", "new": new}) for new in guesses)
+        undone = [call for edit in edits for call in (edit, ("test", {}), ("undo", {}))]
+        return play({"repository": "kitchen-5"}, calls(("read", {"file": "task.py"}), *undone), turns=8)
+
+    (keys, end), (others, _) = tried("2", "3"), tried("3", "2")
+    assert keys[:2] == others[:2] and keys[7] == others[7] and len({*keys, *others}) == 13
     assert end.terminated and end.reward == 0
+
+
+def test_what_is_shown(tmp_path):
+    one = desk(tmp_path, "kitchen-3")
+    one.read("task.py")
+    one.edit(13, ">=", "<")
+    one.undo()
+    one.edit(13, "minutes", "2")
+    before, after = one.look().splitlines(), (one.test(), one.look().splitlines())[1]
+    assert after[-3:] == ["undone: line 13: >= is now <", "line 13: minutes is now 2", after[-1]]
+    assert before[-1] == "not tested" and after[-1] == "1 of 4 tests fail: assert is_done(9, 8)"
+    assert [line for line in after if ">" in line.split(" ")[1]] == [" 13>     return 2 - 1 >= needed"]
 
 
 def test_wrong_calls_change_nothing(tmp_path):
