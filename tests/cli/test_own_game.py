@@ -68,12 +68,9 @@ def test_it_is_learned(tmp_path, kind):
 
 @pytest.mark.slow
 def test_a_coding_agent_improves(tmp_path):
-    """On the repositories that it is trained on; the held-out ones are hardly solved more often (docs/agents.md)."""
+    """On repositories that it is not trained on: 58 to 88 % of 24 episodes with two seeds (docs/agents.md)."""
     outputs = follow(tmp_path / "fix", "--coding", flags={"view": "--no-open"})
     assert list(outputs) == ["check", "teach", "train", "evaluate", "view"]
     assert "% reached. The model is in runs/fix-start" in outputs["teach"][1]
-    run = tmp_path / "fix" / "runs" / "fix"
-    assert successes(run)[0] <= 0.6
-    lines = (run / "log.jsonl").read_text().splitlines()
-    played = [log["episode/success_rate"] for log in map(json.loads, lines) if "episode/success_rate" in log]
-    assert sum(played[-10:]) / 10 >= sum(played[:5]) / 5 + 0.1, played
+    before, after = successes(tmp_path / "fix" / "runs" / "fix")
+    assert before <= 0.75 <= after, (before, after)
