@@ -38,9 +38,7 @@ def test_what_is_trained_on_has_other_names(folder):
     for number in range(1, 7):
         copy = folder / "repositories" / f"words-{number}"
         code, tests = ((copy / name).read_text() for name in ("task.py", "test_task.py"))
-        assert not re.search("word|longest|count|number", code) and not re.search(
-            "longest|count|is_short", tests
-        )
+        assert not re.search("word|longest|count|number", code) and not re.search("longest|count|is_short", tests)
         assert " fail: " in run_tests(copy).stdout and '"three"' in tests
     assert "def shorten(text, size):" in (folder / "repositories" / "letters-1" / "task.py").read_text()
 
