@@ -1,5 +1,5 @@
 // -- the place in the page, kept in its address -----------------------------------------------------------------------
-// #iteration=3&group=2&episode=5&step=4, or …&state=7; #view=tasks; #evaluation=0-eval-000040&beside=…&task=ID&episode=2
+// #iteration=3&group=2&episode=5&step=4, or …&state=7; #view=tasks; #evaluation=0-eval-40&beside=…&task=ID&episode=2
 
 let following = true;  // a live page goes to the newest iteration until its reader has chosen something
 
