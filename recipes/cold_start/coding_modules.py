@@ -1,6 +1,6 @@
 """Random small modules as the coding agent of `g2po init --coding` shows them: what its bundled model is taught on.
 
-They share no code with the agent's repositories: names and operators are drawn at random, and no function makes sense.
+Names, operators and statements are drawn at random, not taken from the agent's repositories.
 """
 
 from __future__ import annotations

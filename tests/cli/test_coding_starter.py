@@ -12,6 +12,7 @@ from run_g2po import outcome
 
 from g2po_trl.cli.commands.init import FILES, HELD_OUT, STARTER
 from g2po_trl.environments.agents.agent import AgentEnvironment
+from g2po_trl.environments.agents.workspace import Workspace
 from g2po_trl.environments.loading import import_named, load
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.tool_format import make_tool_format
@@ -51,6 +52,28 @@ def test_the_lines_that_the_failing_test_runs(tmp_path):
         "1 of 3 tests fail: assert passes([40, 90, 60]) == 2\n"
         "ran task.py:14 task.py:15 task.py:16 task.py:2 task.py:17 task.py:18\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("class TestIt:\n    def test_one(self):\n        assert False\n", "no function test_*"),
+        ("def test_one(tmp_path):\n    pass\n", "1 of 1 tests fail: test(): TypeError"),
+    ],
+)
+def test_tests_that_are_not_run_do_not_pass(tmp_path, tests, said):
+    (tmp_path / "test_task.py").write_text(tests)
+    done = run_tests(tmp_path)
+    assert done.returncode == 1 and said in done.stdout + done.stderr
+
+
+def test_a_call_that_fails_changes_nothing(folder):
+    desk = import_named(str(folder / "agent.py")).Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
+    desk.read("task.py")
+    before = desk.file.read_bytes()
+    for line, new in ((0, "x"), (-1, "x"), (99, "x"), (1, "\ud800")):
+        desk.use("edit", json.dumps({"line": line, "old": "def", "new": new}))
+        assert desk.note.startswith("This call failed") and desk.file.read_bytes() == before, (line, desk.note)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -56,10 +56,10 @@ class Desk:
     def edit(self, line, old, new):
         text = self.file.read_text() if self.file else ""
         lines = text.splitlines(keepends=True)
-        if old not in lines[line - 1]:
+        if line < 1 or old not in lines[line - 1]:
             raise ValueError(f"line {line} has no {old}")
         lines[line - 1] = lines[line - 1].replace(old, new, 1)
-        self.file.write_text("".join(lines))
+        self.file.write_bytes("".join(lines).encode())
         self.edits.append((self.file, text, f"line {line}: {old} is now {new}"))
         self.results.append("not tested")
 
