@@ -6,13 +6,15 @@ LONGEST = 120  # characters of a line, but for commands
 
 
 def outcome(capsys, *arguments):
-    """Return exit code, output and errors of `g2po ARGUMENTS`; a finding, which is wrapped, in one line."""
+    """Return exit code, output and errors of `g2po ARGUMENTS`; findings of `check`, which are wrapped, in one line each."""
     try:
         main(list(arguments))
         code = 0
     except SystemExit as exit_:
         code = exit_.code or 0
     said, errors = capsys.readouterr()
-    findings = [line for line in said.splitlines() if not line.startswith("Next: ")]
-    assert arguments[0] != "check" or max(map(len, findings), default=0) <= LONGEST, said
-    return code, said.replace("\n" + " " * 10, " "), errors
+    if arguments[0] == "check":
+        findings = [line for line in said.splitlines() if not line.startswith("Next: ")]
+        assert max(map(len, findings), default=0) <= LONGEST, said
+        said = said.replace("\n" + " " * 10, " ")
+    return code, said, errors

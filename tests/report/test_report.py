@@ -39,7 +39,7 @@ def test_iterations_are_read_over_ranks(run, capsys):
     path = run / "trajectories" / "train-000001-rank0.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     main([str(run)])
-    assert "not written to their end, left out: 1" in capsys.readouterr().out
+    assert "incomplete lines that were skipped: 1" in capsys.readouterr().out
 
 
 def test_the_command_writes_numbers(run, capsys):

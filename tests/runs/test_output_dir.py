@@ -316,7 +316,7 @@ def test_names_of_panels_that_would_be_other_files(name):
 def test_panels_are_named_before_anything_is_played(make_trainer):
     with pytest.raises(G2POError, match="eval_dataset"):
         make_trainer(eval_dataset={"../x": TASKS})
-    with pytest.raises(ValueError, match="is 'a_t1', and other_eval_temperatures"):
+    with pytest.raises(ValueError, match="'a_t1', and other_eval_temperatures"):
         make_trainer(eval_dataset={"a": TASKS, "a_t1": TASKS}, other_eval_temperatures=[1.0])
 
 
