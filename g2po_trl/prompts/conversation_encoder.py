@@ -123,6 +123,7 @@ class ConversationEncoder:
         Raises:
             PromptTooLongError: if the prompt is too long, and cannot be shortened enough.
             RefusedConversationError: if the chat template cannot render the conversation.
+            UnreadableImageError: if the processor refuses an image.
         """
         head, exchanges = _exchanges(request.messages, request.task) if request.shorten else (request.messages, [])
         transcript.dropped = min(transcript.dropped, max(0, len(exchanges) - 1))
@@ -176,6 +177,8 @@ class ConversationEncoder:
         try:
             text = self._text_of_all(messages, tools)
             ids = self.encode.ids([text], [pictures_of(messages)])[0]
+        except G2POError:  # of an image, or of the template itself
+            raise
         except Exception as error:  # templates raise errors of any class
             raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
         return ConversationPrompt(ids, text, messages, 0, truncated)

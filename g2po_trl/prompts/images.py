@@ -36,6 +36,10 @@ def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:
     return [block for block in blocks if block.get("text") != ""]
 
 
+class UnreadableImageError(G2POError):
+    """The processor refuses an image, such as one that is too narrow."""
+
+
 class ImageEncoder:
     """Token ids of prompts with images.
 
@@ -60,6 +64,7 @@ class ImageEncoder:
 
         Raises:
             G2POError: if the text does not have the token of an image for each.
+            UnreadableImageError: for an image that the processor refuses.
         """
         if (written := sum(part.count(self.token) for part in parts)) != len(images):
             raise G2POError(
@@ -76,7 +81,13 @@ class ImageEncoder:
 
     def _with_images(self, part: str, images: Sequence[Picture]) -> list[int]:
         opened = [[image.open() for image in images]]
-        return list(self.processor(text=[part], images=opened, add_special_tokens=False)["input_ids"][0])
+        try:
+            return list(self.processor(text=[part], images=opened, add_special_tokens=False)["input_ids"][0])
+        except Exception as error:  # processors raise errors of any class
+            sizes = ", ".join("{} x {}".format(*image.size) for image in images)
+            raise UnreadableImageError(
+                f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape"
+            ) from error
 
 
 class ImageInputs:

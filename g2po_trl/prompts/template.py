@@ -201,18 +201,19 @@ class PromptTemplate:
             steps_taken: number of steps before this one.
             images: of the current observation; they stand before its text.
         """
-        first_shown = steps_taken - len(history) + 1
+        first_shown, plain = steps_taken - len(history) + 1, without_places if images else as_it_is
+        past_steps = self.history_separator.join(
+            self.history_entry.format(step=first_shown + i, observation=self.show_observation(past), action=action)
+            for i, (past, action) in enumerate(history)
+        )
         slots = {
-            "task": task,
+            "task": plain(task),
             "observation": self._shown(observation, images),
-            "actions": self.actions_separator.join(admissible_actions or ()),
+            "actions": plain(self.actions_separator.join(admissible_actions or ())),
             "steps_taken": steps_taken,
             "current_step": steps_taken + 1,
             "history_length": len(history),
-            "history": self.history_separator.join(
-                self.history_entry.format(step=first_shown + i, observation=self.show_observation(past), action=action)
-                for i, (past, action) in enumerate(history)
-            ),
+            "history": plain(past_steps),
         }
         content = (self.first if steps_taken == 0 else self.later).format(**slots)
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -238,10 +239,12 @@ class PromptTemplate:
         self, observation: str, admissible_actions: Sequence[str] | None = None, images: Sequence[Picture] = ()
     ) -> dict[str, Any]:
         """Return the user message that follows a completion in a conversation."""
-        listed = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
-        turn = "{observation}" + listed if self.turn is None else self.turn
-        shown = self._shown(observation, images)
-        content = turn.format(observation=shown, actions=self.actions_separator.join(admissible_actions or ()))
+        ending = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
+        turn = "{observation}" + ending if self.turn is None else self.turn
+        listed = self.actions_separator.join(admissible_actions or ())
+        content = turn.format(
+            observation=self._shown(observation, images), actions=without_places(listed) if images else listed
+        )
         return {"role": "user", "content": content, **({"images": list(images)} if images else {})}
 
 

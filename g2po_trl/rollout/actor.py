@@ -16,6 +16,7 @@ from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, RefusedConversationError
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
+from ..prompts.images import UnreadableImageError
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..prompts.tool_calls import call_in
@@ -229,7 +230,7 @@ class PromptSession:
         return False
 
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
-        """Yield the prompts of conversations; an episode ends if its prompt is too long or cannot be rendered."""
+        """Yield the prompts of conversations; an episode ends if its prompt cannot be made."""
         for episode in episodes:
             request = request_of(episode, self.actor.template.of(episode.environment))
             try:
@@ -238,26 +239,30 @@ class PromptSession:
                 episode.give_up(f"prompt too long: {error}")
             except RefusedConversationError as error:
                 episode.give_up(f"conversation refused: {error}")
+            except UnreadableImageError as error:
+                episode.fail(f"invalid: {error}")
             else:
                 yield Asked(episode, prompt, sampling_of(request, self.sampling), request)
 
     def _window(self, episodes: Sequence[Episode], chats: Sequence[Episode]) -> Iterator[Asked]:
-        """Yield prompts with the last steps, tokenized in one call; an episode whose prompt is too long ends."""
+        """Yield prompts with the last steps, tokenized in one call; an episode ends if its prompt cannot be made."""
         actor, numbers = self.actor, {episode.number for episode in chats}
         episodes = [episode for episode in episodes if episode.number not in numbers]
         contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
         templates = [actor.template.of(episode.environment) for episode in episodes]
         texts = [actor.encode.text(one.messages(**shown)) for one, shown in zip(templates, contents)]
-        images = [shown.get("images", ()) for shown in contents]
-        for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts, images), texts, contents):
-            if actor.max_prompt_length is None or len(ids) <= actor.max_prompt_length:
-                yield Asked(episode, FittedPrompt(ids, text, False, shown.get("images", ())), self.sampling)
-                continue
+        plain = iter(actor.encode.ids([text for text, shown in zip(texts, contents) if "images" not in shown]))
+        for episode, template, text, shown in zip(episodes, templates, texts, contents):
+            images, limit = shown.get("images", ()), actor.max_prompt_length
             try:
-                template = actor.template.of(episode.environment)
-                prompt = fit_prompt(template, actor.encode, actor.max_prompt_length, **shown)
+                ids = actor.encode.ids([text], [images])[0] if images else next(plain)
+                prompt = FittedPrompt(ids, text, False, images)
+                if limit is not None and len(ids) > limit:
+                    prompt = fit_prompt(template, actor.encode, limit, **shown)
             except PromptTooLongError as error:
                 episode.give_up(f"prompt too long: {error}")
+            except UnreadableImageError as error:
+                episode.fail(f"invalid: {error}")
             else:
                 yield Asked(episode, prompt, self.sampling)
 

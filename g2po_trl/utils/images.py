@@ -95,10 +95,14 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
         elif hasattr(image, "dtype") and str(image.dtype) == "uint8" and len(image.shape) in (2, 3):
             image = pil.fromarray(image)
         if isinstance(image, pil.Image):
+            if image.mode[0] in "IF":
+                raise G2POError(
+                    f"{what} has the mode {image.mode}: scale its values to 0 to 255, as an array of uint8"
+                )
             file = io.BytesIO()
-            image.convert("RGB").save(file, "PNG", compress_level=1)
+            _upright(image).convert("RGB").save(file, "PNG", compress_level=1)
             return Picture(file.getvalue())
-    except (OSError, TypeError, ValueError, pil.DecompressionBombError) as error:
+    except Exception as error:  # PIL raises errors of several classes for broken files
         if isinstance(error, G2POError):
             raise
         raise G2POError(f"{what} is {_named(image)}, which cannot be read ({error}): give {_TAKEN}") from error
@@ -124,6 +128,13 @@ def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
         return io.BytesIO(base64.b64decode(data, validate=True))
     except binascii.Error as error:
         raise G2POError(f"{what} is {show(place)}, which is not base64 ({error}): encode the file anew") from error
+
+
+def _upright(image: Any) -> Any:
+    """Return an image turned as its camera noted, as transformers loads one."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def _pil() -> Any:

@@ -52,6 +52,15 @@ def test_an_environment_cannot_write_the_token_of_an_image():
     assert (np.array(both) == processor.image_token_id).sum() == 8  # of 32 x 16 pixels, in squares of 8 x 8
 
 
+def test_no_text_takes_the_place_of_an_image():
+    """A model may write any character, and its actions stand in later prompts."""
+    template = PromptTemplate("{task}", "{task}{history}{actions}{observation}", turn="{actions}{observation}")
+    (message,) = template.messages("o", PLACE, [PLACE], [(PLACE, PLACE)], 1, images=[FIRST])
+    turn = template.turn_message("o", [PLACE], images=[FIRST])
+    assert [one["content"].count(PLACE) for one in (message, turn)] == [1, 1]
+    assert template.messages("o", PLACE)[0]["content"] == PLACE, "a text without images stays as it is"
+
+
 def test_a_conversation_continues_with_new_images_alone():
     encoder, transcript = ConversationEncoder(ChatEncoder(vision_models.qwen()[0])), Transcript()
     asked = [{"role": "user", "content": [text("a"), image(FIRST)]}]

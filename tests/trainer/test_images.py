@@ -1,17 +1,21 @@
 """Images, from an environment's observation to the gradient: a tiny vision-language model of each family."""
 
 import base64
+import io
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import vision_models
-from letter_trainer import flat_gradient, flat_weights, gradient_of, make_letter_trainer
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_letter_trainer
 from peft import LoraConfig
+from PIL import Image
 from vision_models import DrawnLetterEnvironment, drawing
 
 from g2po_trl import G2POError, Observation, StepResult, TextEnvironment
@@ -20,15 +24,14 @@ from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation
 from g2po_trl.trajectory import image_file, read_jsonl
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.utils.images import as_picture
+from g2po_trl.utils.images import PLACE, as_picture
 
 OTHERS = [one for one in vision_models.FAMILIES if one != "Qwen2.5-VL"]
 FAMILIES = ["Qwen2.5-VL", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
 
 
-def make_trainer(family, output, **options):
+def make_trainer(family, output, environment=DrawnLetterEnvironment, **options):
     model, processor = vision_models.build(family)
-    environment = options.pop("environment", DrawnLetterEnvironment)
     options = {"max_turns": 3, "disable_tqdm": True, **options}
     return make_letter_trainer(model, output, environment, processing_class=processor, **options)
 
@@ -123,6 +126,36 @@ def test_what_reads_text_alone_is_refused_before_any_work(tmp_path, tiny_model_d
         make_letter_trainer(model, tmp_path, DrawnLetterEnvironment, processing_class=processor)
 
 
+class Sketchbook(LetterEnvironment):
+    """Draws its rooms, but not the hall; those of task 1 on strips of paper."""
+
+    prompt_template = LETTER_PROMPT
+
+    def reset(self, seed):
+        self.size = (4000, 2) if seed == 1 else (32, 24)
+        return replace(super().reset(seed), task=f"paint {PLACE}")
+
+    def step(self, action):
+        result = super().step(action)
+        images = [drawing(len(result.observation), *self.size)] * (not result.terminated)
+        return replace(result, observation=Observation("a room", images=images))
+
+
+@pytest.mark.parametrize("history", ["window", pytest.param("conversation", marks=pytest.mark.slow)])
+def test_the_first_images_of_a_run_may_come_later(tmp_path, history):
+    """The engine's log-probabilities are compared with those that see them; what no processor reads is an error."""
+    options = {"history": history, "max_steps": 1, "max_error_rate": 1.0}
+    trainer = make_trainer("Qwen2.5-VL", tmp_path, Sketchbook, dataset=TASKS.select(range(2)), **options)
+    assert trainer.update.layout.kind == "shared"
+    trainer.train()
+    trainer.close()
+    assert trainer.update.layout.kind == "padded"
+    played = list(read_jsonl(tmp_path / "trajectories" / "train-000001.jsonl"))
+    assert {one.outcome for one in played if one.row["seed"] != 1} <= {"success", "failure", "truncated"}
+    reasons = [one.error for one in played if one.row["seed"] == 1]
+    assert reasons and all("invalid: the processor refuses an image among those of 4000 x 2" in one for one in reasons)
+
+
 class Gallery(TextEnvironment):
     """Shows what a task names, and the same again."""
 
@@ -174,3 +207,14 @@ NO_IMAGES = ["https://a.b/c.png", "/no/file.png", "data:image/png;base64,?", 3, 
 def test_what_is_no_image_is_refused_by_name(given):
     with pytest.raises(EnvironmentContractError, match="reset: an image is .*: (give|workers|.*encode)"):
         validate_observation(Observation("a", images=[given]), "reset")
+
+
+def test_pixels_are_those_that_a_reader_would_see():
+    """As transformers loads them: turned as the camera noted. Values beyond 255 would be white, fractions black."""
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[274] = 6
+    Image.fromarray(drawing(1)).save(file, "JPEG", exif=exif)
+    assert as_picture(Image.open(file)).size == (16, 24)
+    for values in (np.full((4, 4), 300, np.uint16), np.full((4, 4), 300, np.int32), np.full((4, 4), 0.5, np.float32)):
+        with pytest.raises(EnvironmentContractError, match="an image has the mode .*: scale its values to 0 to 255"):
+            validate_observation(Observation("a", images=[Image.fromarray(values)]), "reset")

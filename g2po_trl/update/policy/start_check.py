@@ -174,6 +174,8 @@ class StartCheck(TrainerCallback):
             samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
         batch = _some_samples(samples, self.layout.max_tokens) if samples and self.comparable else None
+        if self.layout.image_inputs is not None:  # the first ones of the run, if first observations have none
+            self.layout.pad_images(batch is not None and batch.images is not None)
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
             scored = self._score(model, batch or self.sample)
         sampled = torch.full_like(scored, torch.nan)
