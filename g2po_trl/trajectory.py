@@ -273,7 +273,7 @@ def image_file(path: str | Path, name: str) -> Path:
 
 def _write_images(path: Path, trajectory: Trajectory) -> None:
     """Write the images of an episode; another rank's or file's may be there."""
-    for image in {one for step in trajectory.steps for one in step.images or ()}:
+    for image in {one for step in trajectory.steps for one in (*(step.images or ()), *step.shown_images)}:
         file = image_file(path, image)
         if isinstance(image, Picture) and not file.exists():
             file.parent.mkdir(exist_ok=True)

@@ -15,8 +15,9 @@ from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import check_task_columns, player_of
 from ..evaluation.random_episodes import describe_failure
-from ..prompts.conversation import Message
+from ..prompts.conversation import Message, message_text, pictures_of
 from ..prompts.template import PromptTemplate
+from ..rollout.actor import PromptActor, prompt_contents
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
@@ -90,7 +91,7 @@ class FirstPrompt:
         if self.history == "conversation" or first.request is not None:
             request = request_of(self.episode, self.template)
             return request.messages, request.tools
-        return self.template.messages(first.text, first.task or "", first.admissible_actions), None
+        return self.template.messages(**prompt_contents(self.episode, 0)), None
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:
         """Return the prompt's token ids and text for a model, a folder or a Hub id.
@@ -98,22 +99,28 @@ class FirstPrompt:
         Raises:
             G2POError: for a model without a chat template, and a prompt that is too long.
         """
-        from transformers import AutoTokenizer  # slow to import
+        from transformers import AutoProcessor, AutoTokenizer  # slow to import
 
         from ..engines.base import Engine
         from ..engines.stop_tokens import get_stop_token_ids_of_checkpoint
-        from ..prompts.chat_template import get_chat_template
+        from ..prompts.chat_template import get_chat_template, get_tokenizer
+        from ..prompts.images import reads_images
         from ..prompts.tokenization import ChatEncoder
-        from ..rollout.actor import PromptActor
 
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-        if get_chat_template(tokenizer) is None:
+        kind = AutoProcessor if pictures_of(self.messages) else AutoTokenizer
+        processing_class = kind.from_pretrained(model, padding_side="left")
+        tokenizer = get_tokenizer(processing_class)
+        if get_chat_template(processing_class) is None:
             raise G2POError(f"model is {model!r}, whose tokenizer has no chat template: pass another")
         named = ("history_length", "max_prompt_length")
         lengths = {name: self.settings[name] for name in named if name in self.settings}
+        engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model))
+        engine.reads_text_because = (
+            None if reads_images(processing_class) else f"{model} reads text alone: pass another"
+        )
         actor = PromptActor(
-            Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model)),
-            ChatEncoder(tokenizer, self.settings.get("chat_template_kwargs")),
+            engine,
+            ChatEncoder(processing_class, self.settings.get("chat_template_kwargs")),
             self.template,
             history=self.history,
             **lengths,
@@ -121,7 +128,7 @@ class FirstPrompt:
         session = actor.session(Sampling(), None, RolloutStats())
         session.ask([self.episode])
         if not session.asked:
-            raise G2POError(f"the first prompt ends the episode: {self.episode.failure_reason}")
+            raise G2POError(f"the first prompt ends the episode: {self.episode.failure_reason or self.episode.error}")
         prompt = session.asked[self.episode.number].prompt
         return list(prompt.ids), tokenizer.decode(prompt.ids)
 
@@ -130,6 +137,6 @@ class FirstPrompt:
         if model is not None:
             ids, text = self.tokens_for(model)
             return f"{text}\n--- {len(ids)} tokens ---"
-        texts = [f"--- {message['role']} ---\n{message['content']}" for message in self.messages]
+        texts = [f"--- {message['role']} ---\n{message_text(message)}" for message in self.messages]
         texts += [f"--- tools ---\n{json.dumps(self.tools, ensure_ascii=False, indent=2)}"] if self.tools else []
         return "\n".join([*texts, f"--- {sum(len(m['content']) for m in self.messages)} characters ---"])

@@ -9,14 +9,17 @@ from pathlib import Path
 import cloudpickle
 import programs
 import pytest
+import vision_models
 from letter_environment import LetterEnvironment
 from scripted_actors import ScriptedEngine
 from tools_by_hand import Safe
 from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
 from transformers import AutoTokenizer
+from vision_models import DrawnLetterEnvironment
 
 from g2po_trl import (
     EnvironmentPool,
+    G2POError,
     Observation,
     Player,
     PoolLimits,
@@ -359,6 +362,19 @@ def test_the_first_prompt_is_the_trainings_to_the_token(tiny_model_dir, kind):
         assert "turn" in text if kind == "tools" else "Open it." in text, "the tools are in it"
         assert len(ids) > len(tokenizer.apply_chat_template(first.messages, tokenize=True)), "which a template adds"
     assert first.text(str(tiny_model_dir)).endswith(f"--- {len(ids)} tokens ---")
+
+
+def test_the_first_prompt_has_its_images(tmp_path, tiny_model_dir):
+    model, processor = vision_models.build("Gemma 3")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    first = FirstPrompt.of(DrawnLetterEnvironment, {"seed": 1}, 3)
+    ids, _ = first.tokens_for(str(tmp_path))
+    wanted, _ = ChatEncoder(processor)(first.messages)
+    assert ids == wanted and processor.image_token_id in ids
+    assert f"[image {first.episode.observation.images[0]}]" in first.text()
+    with pytest.raises(G2POError, match="reads text alone"):
+        first.tokens_for(str(tiny_model_dir))
 
 
 def test_tool_calls_of_a_model_are_counted():

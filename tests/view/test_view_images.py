@@ -86,10 +86,13 @@ def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
     assert "too large" in (bounded := Texts(folder)).all[bounded.images([first])[0]]
 
 
-def test_messages_show_their_images(folder):
+def test_messages_show_their_images(tmp_path):
+    """Also those of examples, which no observation shows."""
     seen = solved("image").steps[0].images[0]
-    step = Step("o", "{}", messages=[{"role": "tool", "name": "look", "content": f"{PLACE}fast", "images": [seen]}])
-    texts = Texts(folder)
+    message = {"role": "tool", "name": "look", "content": f"{PLACE}fast", "images": [seen]}
+    step = Step("o", "{}", messages=[message], prompt_images=[seen])
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("a", [step], 0.0, "failure")])
+    texts = Texts(tmp_path)
     (message,) = step_data(step, texts, None)["m"]
     assert texts.all[message["c"]] == "fast" and texts.all[message["img"][0]] == seen.data_url
 
