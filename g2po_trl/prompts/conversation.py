@@ -173,7 +173,7 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
         G2POError: for a part of another type, or an image that cannot be read.
     """
     kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in content]
-    has_images = not {*IMAGE_PARTS}.isdisjoint(kinds)
+    has_images = any(kind in IMAGE_PARTS for kind in kinds)  # a client may send any JSON value as a type
     text, images, after_text = "", [], False
     for place, (kind, part) in enumerate(zip(kinds, content)):
         if kind in IMAGE_PARTS:

@@ -170,8 +170,8 @@ def test_messages_by_anthropic():
     assert first.tools == [function("add", "Add.", NUMBER)] and (first.stop, first.max_tokens) == (("END",), 50)
     assert second.messages == [
         {"role": "user", "content": "What is 1 + 2?"},
-        {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "toolu_1", **call("add", {"a": 1})}]},
-        {"role": "tool", "content": "3", "tool_call_id": "toolu_1", "name": "add"},
+        {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "call_1", **call("add", {"a": 1})}]},
+        {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"},
         {"role": "user", "content": "So?"},
     ]
     assert third.messages == [{"role": "user", "content": "Once more."}]
@@ -199,10 +199,9 @@ def test_messages_by_anthropic():
         ("/v1/responses", {"input": "a", "tools": 3}, "tools"),
         ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
-        *(
-            ("/v1/responses", {"input": "a", "previous_response_id": name}, "previous_response_id")
-            for name in ("resp_x", "msg_1", "resp_\N{ARABIC-INDIC DIGIT THREE}", "resp_" + "9" * 5000)
-        ),
+        ("/v1/responses", {"input": "a", "top_logprobs": 2}, "top_logprobs"),
+        ("/v1/responses", {"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "input"),
         ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
         ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_tokens"),
         ("/v1/messages", {}, "messages"),
@@ -211,6 +210,9 @@ def test_messages_by_anthropic():
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "thread": "new"}, "thread"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "compaction": {"type": "x"}}, "compaction"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(route, data, parameter):
@@ -228,15 +230,109 @@ def test_what_templates_cannot_express_is_named():
     assert request_of("/v1/messages", messages=[*asked[:1], prefill]).ignored == ("messages.prefill",)
 
 
-def test_a_response_of_another_episode_is_unknown():
+def test_what_is_decided_otherwise_is_named():
+    asked, schema = [{"role": "user", "content": "a"}], {"type": "json_schema", "schema": {}}
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    assert request_of("/v1/messages", messages=asked, tool_choice=one).ignored == ("tool_choice",)
+    for config, named in (({"format": schema}, ()), ({"format": schema, "effort": "low"}, ("output_config",))):
+        assert request_of("/v1/messages", messages=asked, output_config=config).ignored == named
+    for text, named in (({"format": schema}, ()), ({"verbosity": "low"}, ("text",)), (3, ("text",))):
+        assert request_of("/v1/responses", input="a", text=text, top_logprobs=0, include=[]).ignored == named
+    for role, named in (("user", ("messages.name",)), ("tool", ())):
+        message = {"role": role, "content": "a", "name": "ann"}
+        assert request_of("/v1/chat/completions", messages=[message]).ignored == named
+    assert request_of("/v1/responses", input=[{"type": None, **asked[0]}]).chat.messages == asked
+
+
+@pytest.mark.parametrize("name", ["resp_7", "", ["resp_1"]])
+@pytest.mark.parametrize("field", ["previous_response_id", "item_reference"])
+def test_a_response_of_another_episode_is_unknown(name, field):
     def agent(task, client):
         model = client.openai(max_retries=0).responses
         model.create(model=client.model, input="a")
-        model.create(model=client.model, input="b", previous_response_id="resp_7")
+        by_reference = {"input": [{"type": field, "id": name}]}
+        given = by_reference if field == "item_reference" else {"input": "b", "extra_body": {field: name}}
+        model.create(model=client.model, **given)
 
     _, end = play(agent, [says("first")])
     assert end.info["failure_reason"].startswith("agent error: BadRequestError")
-    assert "response 7" in end.info["refusal"]
+    assert f"{name!r} is none of this episode's responses" in end.info["refusal"]
+
+
+def test_items_of_earlier_responses_by_their_ids():
+    """As Vercel's `ai` sends them by default."""
+
+    def agent(task, client):
+        model = client.openai().responses
+        asked = [{"role": "user", "content": "1 + 2?"}]
+        first = model.create(model=client.model, input=asked, instructions="Be brief.")
+        asked += [{"type": "item_reference", "id": item.id} for item in first.output]
+        asked += [{"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "3"}]
+        second = model.create(model=client.model, input=asked)
+        asked += [{"type": "item_reference", "id": second.output[0].id}]
+        third = model.create(model=client.model, input=asked)
+        asked += [{"type": "item_reference", "id": third.output[0].id}, {"role": "user", "content": "Why?"}]
+        model.create(model=client.model, input=asked, text={"format": {"type": "json_schema", "schema": {}}})
+        return 1.0
+
+    seen, _ = play(agent, [calls(("look", {}), ("add", {"a": 1}), content="I add."), says("3"), says("So it is.")])
+    own = [{"id": f"call_{n}", **call(*made)} for n, made in enumerate((("look", {}), ("add", {"a": 1})), 1)]
+    schema, *others = seen[3].request.messages
+    assert others == [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": "I add.", "tool_calls": own},
+        {"role": "tool", "content": "3", "tool_call_id": "call_2", "name": "add"},
+        {"role": "assistant", "content": "3"},
+        {"role": "assistant", "content": "So it is."},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert schema["role"] == "system" and others[:4] == seen[2].request.messages
+
+
+def by_a_tool_runner(task, client):
+    """Anthropic's own loop, which sends the new messages alone, and neither tools nor system message again."""
+    anthropic = pytest.importorskip("anthropic")
+
+    @anthropic.beta_tool
+    def add(a: int, b: int) -> str:
+        """Add.
+
+        Args:
+            a: one.
+            b: the other.
+        """
+        return str(a + b)
+
+    given = {"model": client.model, "max_tokens": 9, "system": "Be brief.", "tools": [add]}
+    asked = [{"role": "user", "content": "1 + 2?"}]
+    runner = client.anthropic().beta.messages.tool_runner(
+        messages=asked, output_config={"format": {"type": "json_schema", "schema": {"title": "sum"}}}, **given
+    )
+    return float(runner.until_done().content[0].text == "3")
+
+
+def test_a_thread_keeps_its_messages_and_tools():
+    seen, end = play(by_a_tool_runner, [calls(("add", {"a": 1, "b": 2})), says("3")])
+    first, second = (one.request for one in seen)
+    assert first.messages[0]["content"].startswith("Be brief.") and "sum" in first.messages[0]["content"]
+    made = [{"id": "call_1", **call("add", {"a": 1, "b": 2})}]
+    assert second.messages == [
+        *first.messages,
+        {"role": "assistant", "content": "", "tool_calls": made},
+        {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"},
+    ]
+    assert second.tools and second.tools == first.tools and end.reward == 1.0
+    assert "ignored_fields" not in end.info
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_events_have_lines_for_whichever_client(route):
+    """Some, such as `httpx` by `iter_lines`, end a line at any of Unicode's separators."""
+    dialect, text = ROUTES[f"POST {route}"][0], "a\u2028b\u2029c\x85d\x1ce\x0bf"
+    given = {"input": "a"} if dialect is responses else {"messages": [{"role": "user", "content": "a"}]}
+    completion = Completion(ChatResponse(text, (call("add", {"ä": text}),), "tool_calls"), 1, 0)
+    lines = dialect.stream(completion, request_of(route, **given)).decode().splitlines()
+    assert all(line.startswith(("data: ", "event: ")) for line in lines if line)
 
 
 def test_a_completion_that_reached_its_limit():

@@ -273,7 +273,8 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     chat = [{"role": "user", "content": picture}, {"role": "critic", "content": "?"}, call("x"), call("y")]
     blocks = [{"type": "text", "text": "Look:"}, {"type": "document"}, {"type": "tool_result", "content": picture}]
     image = [{"type": "input_text", "text": "Look:"}, {"type": "input_image"}]
-    items = [{"role": "user", "content": image}, {"type": "mcp_call"}, {"role": "assistant", "content": "yes"}]
+    items = [{"role": "user", "content": image}, {"type": "mcp_call"}, {"type": "item_reference", "id": "m"}]
+    items += [{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]
     lines = [
         {"task_id": "t", "reward": 1, "messages": chat},
         {"task_id": "t", "reward": 1, "messages": [{"role": "user", "content": blocks}, call("x")]},
@@ -282,7 +283,7 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     traces = trajectories_of_traces(lines)
     assert traces.skipped == {
         "messages.image_url": 2, "messages of role critic": 1, "messages.document": 1,
-        "input.input_image": 1, "input.mcp_call": 1,
+        "input.input_image": 1, "input.mcp_call": 1, "input.item_reference": 1,
     }  # fmt: skip
     first = [trajectory.steps[0].observation for trajectory in traces.trajectories]
     assert first == ["user: Look:", "user: Look:\n\ntool: Look:", "user: Look:"]

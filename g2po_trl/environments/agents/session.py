@@ -93,7 +93,12 @@ class Session:
                 earlier.connections += call.connections
                 return earlier
             self._count_request()
-            call.request = self._whole(call.request)
+            answered = [(one.request, one.answer) for one in self._calls if isinstance(one.answer, Completion)]
+            try:
+                call.request = call.request.whole(answered)
+            except RefusedRequestError as error:
+                self.refused.append(str(error))
+                raise
             self._calls.append(call)
             self.ignored.update(call.request.ignored)
             self._count(+1)
@@ -116,16 +121,6 @@ class Session:
         if self._requests == self.max_requests + 1:
             self._events.put(AgentEnd(error=TooManyRequestsError(what)))
         raise RefusedRequestError(f"the episode is over: {what}", code="request_limit", status=404)
-
-    def _whole(self, request: AgentRequest) -> AgentRequest:
-        """Return a request with the conversation that it continues by the number of a response."""
-        if request.after is None:
-            return request
-        for call in self._calls:
-            if isinstance(call.answer, Completion) and call.answer.number == request.after:
-                return request.continuing(call.request, call.answer)
-        self.refused.append(f"response {request.after} is none of this episode's: send the whole conversation")
-        raise RefusedRequestError(self.refused[-1], code="not_found")
 
     def _repeated(self, call: Call) -> Call | None:
         """Return the call that another one repeats.

@@ -95,7 +95,10 @@ def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
         "response_format": data.get("response_format") != {"type": "json_object"},
     }
     known = {*_READ, *_WITHOUT_EFFECT, *_REFUSED}
-    return tuple(name for name in sorted(data) if not given.get(name, name in known))
+    ignored = [name for name in data if not given.get(name, name in known)]
+    if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
+        ignored.append("messages.name")
+    return tuple(sorted(ignored))
 
 
 def answer(completion: Completion, request: AgentRequest) -> bytes:

@@ -28,15 +28,8 @@ from .request import (
 
 # Read by `parse`, or sent by clients for their own records.
 _READ = (
-    "max_tokens",
-    "messages",
-    "metadata",
-    "service_tier",
-    "stop_sequences",
-    "stream",
-    "system",
-    "tool_choice",
-    "tools",
+    *("max_tokens", "messages", "metadata", "output_config", "service_tier", "stop_sequences", "stream", "system"),
+    *("thread", "tool_choice", "tools"),
 )
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
@@ -51,20 +44,34 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     messages = read_messages(data, ignored)
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
-    choice = data.get("tool_choice", {})
-    choice = choice.get("type") if isinstance(choice, dict) else choice
-    if choice not in (None, "auto", "none"):  # a call cannot be promised
+    if data.get("compaction"):
+        raise RefusedRequestError(f"compaction is {show(data['compaction'])}: shorten the messages", "compaction")
+    choice, only = data.get("tool_choice", {}), False
+    if isinstance(choice, dict):
+        choice, only = choice.get("type"), choice.get("disable_parallel_tool_use")
+    if choice not in (None, "auto", "none") or only:  # neither a call nor a single one can be promised
         ignored.add("tool_choice")
     config = data.get("output_config", {})
     form = config.get("format") if isinstance(config, dict) else None
+    if config not in ({}, {"format": form}):
+        ignored.add("output_config")
+    schema, after = answer_schema("output_config.format", form), _after(data.get("thread"))
     chat = chat_request(
-        answer_schema("output_config.format", form),
+        schema if after is None else None,  # a thread keeps the system message, which asks for it
         messages=messages,
         tools=None if choice == "none" else read_tools(data.get("tools", []), ignored),
         stop=data.get("stop_sequences", []),
         max_tokens=data.get("max_tokens"),
     )
-    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")))
+    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")), after=after, keeps_tools=True)
+
+
+def _after(thread: Any) -> Any:
+    """Return the id of the response that a request continues, without its messages, system message and tools."""
+    kind = "create" if thread is None else thread.get("type") if isinstance(thread, dict) else None
+    if kind not in ("create", "continue"):
+        raise RefusedRequestError(f"thread is {show(thread)}: give the type create or continue", "thread")
+    return thread.get("previous_message_id", "") if kind == "continue" else None
 
 
 def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
@@ -197,7 +204,7 @@ def _written(completion: Completion) -> dict[str, Any]:
     for number, name, arguments in completion.calls():
         # A text is what the model wrote instead of an object, and the protocol has objects alone.
         arguments = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        content.append({"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": arguments})
+        content.append({"type": "tool_use", "id": f"call_{number}", "name": name, "input": arguments})
     return {
         "id": f"msg_{completion.number}",
         "type": "message",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,22 +51,46 @@ class AgentRequest:
         ignored: names of fields that the trainer decides otherwise.
         stream: the response is sent as events.
         fields: what its dialect needs of it for the response.
-        after: number of the response that the messages continue; the conversation up to it is not among them.
+        after: id of the response that the messages continue; the conversation up to it is not among them.
         instructions: number of messages at the beginning that a request after this one does not continue.
+        keeps_tools: of the request that `after` answered, instead of its own.
+        references: place of a message -> ids of the items of earlier responses that it stands for.
     """
 
     chat: ChatRequest
     ignored: tuple[str, ...] = ()
     stream: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
-    after: int | None = None
+    after: Any = None
     instructions: int = 0
+    keeps_tools: bool = False
+    references: Mapping[int, Sequence[Any]] = field(default_factory=dict)
 
-    def continuing(self, earlier: AgentRequest, completion: Completion) -> AgentRequest:
-        """Return the request with the whole conversation, after an earlier one and its completion."""
-        own, new = self.chat.messages[: self.instructions], self.chat.messages[self.instructions :]
-        before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
-        return replace(self, chat=chat_request(**{**vars(self.chat), "messages": [*own, *before, *new]}))
+    def whole(self, answered: Sequence[tuple[AgentRequest, Completion]]) -> AgentRequest:
+        """Return the request with all messages that it continues or refers to, from its episode's completions so far.
+
+        Raises `RefusedRequestError` for an id that none of them has.
+        """
+        if self.after is None and not self.references:
+            return self
+        messages, tools = list(self.chat.messages), self.chat.tools
+        for place, names in sorted(self.references.items(), reverse=True):
+            items = [_named(name, answered)[1] for name in names]
+            messages[place : place + 1] = [one.message() for one in {item.number: item for item in items}.values()]
+        if self.after is not None:
+            earlier, completion = _named(self.after, answered)
+            tools = earlier.chat.tools if self.keeps_tools else tools
+            before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
+            messages[self.instructions : self.instructions] = before
+        return replace(self, chat=chat_request(**{**vars(self.chat), "messages": messages, "tools": tools}))
+
+
+def _named(name: Any, answered: Sequence[tuple[AgentRequest, Completion]]) -> tuple[AgentRequest, Completion]:
+    """Return the completion with an item or a response of this id, and its request."""
+    for request, completion in answered:
+        if name in completion.names:
+            return request, completion
+    raise RefusedRequestError(f"{show(name)} is none of this episode's responses: send the messages", code="not_found")
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,11 @@ class Completion:
         """Return the tool calls: number in the episode, name and arguments, a text if the model wrote no object."""
         calls = enumerate(self.response.tool_calls, self.calls_before + 1)
         return [(number, one["function"]["name"], one["function"].get("arguments", {})) for number, one in calls]
+
+    @property
+    def names(self) -> list[str]:
+        """The ids by which a later request may refer to it: of the response, its message and its calls."""
+        return [f"resp_{self.number}", f"msg_{self.number}", *(f"fc_{number}" for number, _, _ in self.calls())]
 
     def message(self) -> Message:
         """Return the model's message, its calls with their ids."""
@@ -105,7 +134,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def to_body(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(data).encode()  # in ASCII: some clients end a line of a stream at any of Unicode's separators
 
 
 def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatRequest:

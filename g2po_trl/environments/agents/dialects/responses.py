@@ -7,7 +7,6 @@ Functions in a namespace are offered as `namespace.name`, custom tools as functi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,15 +42,19 @@ _NEUTRAL = {
     "parallel_tool_calls": (True,),
     "truncation": ("disabled",),
     "background": (False,),
+    "top_logprobs": (0,),
 }
 _REFUSED = {
     "conversation": "send the items, or previous_response_id",
+    "top_logprobs": "log-probabilities are not returned: leave it out",
     "prompt": "send its text as instructions",
     "background": "ask without it, and wait",
 }
+_LOGPROBS = "message.output_text.logprobs"
 _CONTENT = ("input_text", "output_text", "text", "refusal", "summary_text")
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+REFERENCES = "references"
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
 
@@ -62,11 +65,14 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     for name, remedy in _REFUSED.items():
         if data.get(name):
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
+    if isinstance(data.get("include"), list) and _LOGPROBS in data["include"]:
+        raise RefusedRequestError(f"include has {_LOGPROBS}: {_REFUSED['top_logprobs']}", "include")
     ignored = LeftOut(n for n in data if not (data[n] in _NEUTRAL[n] if n in _NEUTRAL else n in _READ))
     system = read_instructions(data)
     tools, items = read_tools(data.get("tools", []), ignored)
-    form = data["text"].get("format") if isinstance(data.get("text"), dict) else None
-    if form == {"type": "json_object"}:
+    text = data.get("text", {})
+    form = text.get("format") if isinstance(text, dict) else None
+    if form == {"type": "json_object"} or text not in ({}, {"format": form}):
         ignored.add("text")
     messages = [*system, *read_items(data.get("input"), ignored)]
     chat = chat_request(
@@ -75,22 +81,16 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         tools=None if data.get("tool_choice") == "none" else tools,
         max_tokens=data.get("max_output_tokens"),
     )
-    instructions = len(system) + len(chat.messages) - len(messages)  # one that asks for the schema is added
-    stream = bool(data.get("stream"))
-    return AgentRequest(chat, tuple(sorted(ignored)), stream, {"items": items}, _after(data), instructions)
-
-
-def _after(data: Mapping[str, Any]) -> int | None:
-    """Return the number of the response that a request continues."""
-    name = data.get("previous_response_id")
-    if name is None:
-        return None
-    known = re.fullmatch("resp_([0-9]{1,9})", str(name))
-    if known is None:
-        raise RefusedRequestError(
-            f"previous_response_id is {show(name)}: give the id of a response", "previous_response_id"
-        )
-    return int(known[1])
+    added = len(chat.messages) - len(messages)  # one that asks for the schema
+    return AgentRequest(
+        chat,
+        tuple(sorted(ignored)),
+        bool(data.get("stream")),
+        {"items": items},
+        data.get("previous_response_id"),
+        len(system) + added,
+        references={place + added: one[REFERENCES] for place, one in enumerate(messages) if REFERENCES in one},
+    )
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -124,7 +124,7 @@ def read_instructions(data: Mapping[str, Any]) -> list[Message]:
 
 
 def read_items(items: Any, ignored: LeftOut) -> list[Message]:
-    """Return the messages that items are."""
+    """Return the messages that items are. A message for earlier items has their ids (`REFERENCES`)."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
@@ -132,7 +132,8 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
     messages: list[Message] = []
     for place, item in enumerate(items):
         where = f"input[{place}]"
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+        kind = item.get("type") if isinstance(item, dict) else item
+        kind = "message" if kind is None and isinstance(item, dict) else kind
         if kind in _LEFT_OUT:
             ignored.add(f"input.{kind}")
         elif kind == "message":
@@ -149,6 +150,8 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             arguments = item.get(_CALLS[kind])
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+        elif kind == "item_reference":
+            _own(messages).setdefault(REFERENCES, []).append(item.get("id"))
         elif kind in _OUTPUTS:
             content = _content(item.get("output"), where, ignored)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
@@ -170,8 +173,9 @@ def _content(content: Any, where: str, ignored: LeftOut) -> str:
         texts = []
         for place, part in enumerate(content):
             kind = part.get("type") if isinstance(part, dict) else part
-            if isinstance(part, dict) and kind in _CONTENT:
-                texts.append(str(part.get("text", part.get("refusal", ""))))
+            text = part.get("text", part.get("refusal")) if isinstance(part, dict) and kind in _CONTENT else None
+            if isinstance(text, str):
+                texts.append(text)
             else:
                 why = f"{where}: content[{place}] is {show(kind)}: only text is supported"
                 ignored.unknown(f"input.{kind}", why, "input")
