@@ -6,6 +6,7 @@ a group with a success: before it the other episodes of the group succeeded ofte
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from ..utils.show import printable
 SHOWN = 5  # tasks and turning points
 TEXT = 60  # characters of a state or an action
 TURN_LIMIT = "the turn limit"
+UNBROKEN = "\N{NO-BREAK SPACE}"  # in a command, which is copied from one line
 
 
 def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
@@ -30,19 +32,22 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
     Returns:
         `tasks`: number of tasks with a result. `never_won`: those without a success, most episodes first: `task_id`,
         `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends` (pairs of a
-        state's text and the number of episodes that end there, most first), and `iteration` and `episode` of one of
-        them, for `g2po play --from`. `lost`: number of lost episodes in groups that also won. `turning_points` of
-        these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`, most first.
+        state's text, or of why there was no step, and the number of episodes that end there, most first), and
+        `iteration` and `episode` of one of them, for `g2po play --from`. `lost`: number of lost episodes in groups
+        that also won. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`, most
+        first.
     """
     by_task: dict[str, list[tuple[Trajectory, int, str]]] = defaultdict(list)
     turns: Counter[tuple[str, str]] = Counter()
     texts: dict[str, str] = {}
+    lost = 0
     for iteration in iterations:
         for number, group in enumerate(iteration.groups, 1):
             for place, one in enumerate(group, 1):
-                if one.counted and one.steps:
+                if one.counted:
                     by_task[one.task_id].append((one, iteration.number, f"{number}.{place}"))
             if any(one.success for one in group):
+                lost += sum(one.counted and not one.success for one in group)
                 for one, step in turning_points(group, gamma):
                     key = one.steps[step].key
                     texts.setdefault(key, _short(state_text(one.steps[step])))
@@ -55,7 +60,7 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
         "never_won": [
             _lost_task(name, never[name], alike) for name in sorted(never, key=lambda name: -len(never[name]))
         ],
-        "lost": turns.total(),
+        "lost": lost,
         "turning_points": [
             {"state": texts[key], "action": action, "episodes": number}
             for (key, action), number in turns.most_common(SHOWN)
@@ -74,7 +79,7 @@ def in_short(found: dict[str, Any], folder: str | None = None) -> str:
     said = []
     if found["never_won"]:
         first = found["never_won"][0]
-        play = "" if folder is None else f"; {_play(first, folder)}"
+        play = "" if folder is None else f"; {_play(first, folder)}".replace(" ", UNBROKEN)
         said.append(
             f"{len(found['never_won'])} of {found['tasks']} tasks are never solved, for example {first['name']!r} in "
             f"{first['episodes']} episodes{play}."
@@ -106,8 +111,12 @@ def text(found: dict[str, Any], folder: str) -> str:
 
 
 def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: bool) -> dict[str, Any]:
-    ends = Counter(one.steps[-1].key for one, *_ in played)
-    texts = {one.steps[-1].key: _short(state_text(one.steps[-1])) for one, *_ in played}
+    # (key, text) of where each ended
+    ended = [
+        (one.steps[-1].key, state_text(one.steps[-1])) if one.steps else (None, f"no step: {one.failure_reason}")
+        for one, *_ in played
+    ]
+    ends, texts = Counter(key for key, _ in ended), {key: _short(said) for key, said in ended}
     last, iteration, place = played[-1]
     return {
         "task_id": name,
@@ -121,7 +130,7 @@ def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: 
 
 
 def _play(task: dict[str, Any], folder: str) -> str:
-    return f"g2po play --from {folder} {task['episode']} --iteration {task['iteration']}"
+    return f"g2po play --from {shlex.quote(folder)} {task['episode']} --iteration {task['iteration']}"
 
 
 def _short(words: str) -> str:

@@ -235,6 +235,6 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _wrapped(name: str, text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent=f"{name:<{INDENT}}", subsequent_indent=" " * INDENT, break_on_hyphens=False
-    )
+    options = {"break_on_hyphens": False, "break_long_words": False}
+    lines = textwrap.fill(text, WIDTH, initial_indent=f"{name:<{INDENT}}", subsequent_indent=" " * INDENT, **options)
+    return lines.replace(losses.UNBROKEN, " ")

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from letter_graphs import episode
 
-from g2po_trl import StateGraph, write_jsonl
+from g2po_trl import G2POError, StateGraph, Trajectory, write_jsonl
+from g2po_trl.cli.commands.play import recorded_episode
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report.key_texts import different_parts, hidden_example, key_texts
 from g2po_trl.report.key_texts import text as lines_of_keys
-from g2po_trl.report.losses import in_short, losses, turning_points
+from g2po_trl.report.losses import UNBROKEN, in_short, losses, turning_points
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 from g2po_trl.runs.iterations import Iteration, load_iterations
@@ -209,13 +210,38 @@ def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
     assert (task["iteration"], task["episode"]) == (7, "2.3")
     said = in_short(found, "runs/x")
     assert '1 of 2 tasks are never solved, for example \'{"name": "y"' in said
-    assert "g2po play --from runs/x 2.3 --iteration 7" in said
+    assert "g2po play --from runs/x 2.3 --iteration 7" in said.replace(UNBROKEN, " ")
     assert said.endswith("Most failures in groups with a success come after 'h' by 'go down' (3 of 4).")
     write_jsonl(tmp_path / "trajectories" / "train-000007.jsonl", [one for group in groups for one in group])
     main([str(tmp_path), "--details"])
     printed = capsys.readouterr().out
     assert "never solved: 1 of 2 tasks" in printed and "    2 end in 'c'" in printed
     assert "     1 after 'k' by the turn limit" in printed
+
+
+def test_no_lost_episode_is_left_out(tmp_path, capsys):
+    """Neither one without a step nor one whose V never falls; a file that is cut in its first line has none."""
+    too_long = Trajectory(
+        "y", [], 0.0, "failure", failure_reason="prompt too long: 9 tokens", row={"name": "y"}, group=1
+    )
+    played = [episode("hk", 8.0, "x"), episode("hk", 8.0, "x", outcome="failure"), too_long, too_long]
+    played[0].group = played[1].group = 0
+    found = losses([Iteration(1, [played[:2], played[2:]])], 1.0)
+    assert (found["tasks"], found["lost"], found["turning_points"]) == (2, 1, [])
+    assert [one["ends"] for one in found["never_won"]] == [[["no step: prompt too long: 9 tokens", 2]]]
+    folder = tmp_path / f"my {'very ' * 20}long runs"
+    write_jsonl(folder / "trajectories" / "train-000001.jsonl", played)
+    cut = folder / "trajectories" / "train-000002.jsonl"
+    cut.write_bytes((folder / "trajectories" / "train-000001.jsonl").read_bytes()[:40])
+    main([str(folder)])
+    printed = capsys.readouterr().out
+    assert f"g2po play --from '{folder}' 2.2 --iteration 1" in printed, "on one line, to be copied"
+    assert "incomplete lines that were skipped: 1" in printed
+    (folder / "trajectories" / "train-000001.jsonl").write_bytes(cut.read_bytes())
+    with pytest.raises(G2POError, match="no episode that was written to its end"):
+        main([str(folder)])
+    with pytest.raises(G2POError, match="no episode of iteration 2 that was written to its end"):
+        recorded_episode(str(folder), "1.1", None, None)
 
 
 def test_observations_under_a_key_and_keys_of_an_observation():

@@ -164,8 +164,12 @@ def recorded_episode(run: str, place: str, iteration: int | None, tasks: Path | 
     numbers = iteration_numbers(run)
     if not numbers or iteration not in (None, *numbers):
         there = f"there are {numbers[0]} to {numbers[-1]}" if numbers else "it needs save_trajectories"
-        raise G2POError(f"{run} has no training episodes of iteration {iteration or 'any'}: {there}")
+        raise G2POError(
+            f"{run} has no training episodes of iteration {'any' if iteration is None else iteration}: {there}"
+        )
     groups = load_iteration(run, iteration or numbers[-1]).groups
+    if not groups:
+        raise G2POError(f"{run} has no episode of iteration {iteration or numbers[-1]} that was written to its end")
     group, episode = map(int, place.split("."))
     if not 1 <= group <= len(groups) or not 1 <= episode <= len(groups[group - 1]):
         number = len(groups[min(group, len(groups)) - 1])

@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, _ = parse((Options,), argv, command="g2po report", description=__doc__)
     run = read_run(args.run)
     iterations = load_iterations(args.run)
+    unfinished = sum(iteration.unfinished for iteration in iterations)
+    if not (iterations := [iteration for iteration in iterations if iteration.groups]):
+        raise G2POError(f"{args.run} has no episode that was written to its end: wait for one, or restore the files")
     numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
     try:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
-    if unfinished := sum(iteration.unfinished for iteration in iterations):
+    if unfinished:
         print(f"incomplete lines that were skipped: {unfinished}")
     if args.details:
         found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["key_texts"], numbers["hidden_example"])]
