@@ -203,7 +203,8 @@ def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
         return masked(plain)
     kept: dict[str, Any] = {}
     room = LONGEST_ROW
-    for name, value in masked({name: _cut(value) for name, value in plain.items()}).items():
+    for name, value in plain.items():
+        value = _cut(value, name)
         room -= len(to_json({name: value}))
         if room < 0:
             return {**kept, f"{CUT}columns>": len(plain) - len(kept)}
@@ -217,12 +218,23 @@ def is_whole(row: Mapping[str, Any]) -> bool:
     return CUT not in text and HIDDEN not in text
 
 
-def _cut(value: Any) -> Any:
-    """Return a value with at most `LONGEST_TEXT` characters; a secret at the cut is masked whole."""
+def _cut(value: Any, name: str) -> Any:
+    """Return the value of a column without secrets, with at most `LONGEST_TEXT` characters."""
     text = value if isinstance(value, str) else to_json(value)
     if len(text) <= LONGEST_TEXT:
-        return value
-    return f"{masked(text[: 2 * LONGEST_TEXT])[:LONGEST_TEXT]} {CUT}{len(text):,} characters>"
+        return masked(value, name)
+    shown = masked(_beginning(value), name)
+    shown = shown if isinstance(shown, str) else to_json(shown)
+    return f"{shown[:LONGEST_TEXT]} {CUT}{len(text):,} characters>"
+
+
+def _beginning(value: Any) -> Any:
+    """Return plain data with what is shown of its texts, and as much again: a secret at the cut is masked whole."""
+    if isinstance(value, dict):
+        return {name: _beginning(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_beginning(part) for part in value]
+    return value[: 2 * LONGEST_TEXT] if isinstance(value, str) else value
 
 
 def is_listed(action: str, listed: Sequence[str]) -> bool:

@@ -66,6 +66,8 @@ def test_a_row_is_stored_without_secrets_and_in_a_bounded_size():
     assert long["seed"] == 3 and not is_whole(long) and long["story"].endswith(" <cut: 10,000,515 characters>")
     assert "hf_" not in long["story"] and len(long["story"]) < 540, "the secret was at the cut"
     assert long["parts"].startswith('["zzz') and long["parts"].endswith("<cut: 8,136 characters>")
+    deep = stored_row({"story": "y" * 5000, "server": {"headers": [{"Authorization": f"Basic {pad}"}], "notes": pad}})
+    assert deep["server"].startswith('{"headers": [{"Authorization": "<not written') and "Basic" not in deep["server"]
     many = stored_row({f"column {i}": i for i in range(100_000)})
     assert len(json.dumps(many)) < 4_100 and many["column 0"] == 0 and not is_whole(many)
     assert many["<cut: columns>"] == 100_000 - (len(many) - 1)
