@@ -93,6 +93,6 @@ def expert_findings(
     )
     few = len(won) < FEW * len(rows)
     return [
-        Finding("warning", text + why, remedy) if few else Finding("ok", text + why),
+        Finding("warning", text + why, remedy, is_final=True) if few else Finding("ok", text + why),
         *(finding for find in extra for finding in find(played)),
     ]

@@ -38,7 +38,7 @@ class Finding:
         level: "error", "warning" or "ok".
         text: what was found.
         remedy: what to do, as sentences.
-        is_final: a training of what was tried would learn nothing.
+        is_final: a training of what was tried would learn nothing; of an expert, teaching its episodes.
     """
 
     level: str

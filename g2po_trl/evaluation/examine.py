@@ -246,13 +246,22 @@ def _examine_each(
         check_mixture(environment_factory, {"check": tasks})
     except G2POError as error:
         return [Finding("error", str(error))]
-    findings = []
+    found = {}
     for name, one in environments.items():
         own, of_episodes = [task for task in tasks if task[COLUMN] == name], episode_limits.by(name)
         rows = [dict(player_of(environment_factory, task)[1]) for task in own]
-        found = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes, extra)
-        findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
-    return findings
+        found[name] = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes, extra)
+    return of_several(found)
+
+
+def of_several(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Return the findings of environments, each after its environment's name; final only if each has a final one."""
+    nothing = all(any(one.is_final for one in some) for some in found.values())
+    return [
+        replace(one, text=f"{name}: {one.text}", is_final=one.is_final and nothing)
+        for name, some in found.items()
+        for one in some
+    ]
 
 
 def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:

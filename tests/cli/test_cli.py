@@ -314,6 +314,25 @@ def test_after_a_check_with_options_comes_a_file_that_has_them(folder, capsys):
     assert code == 1 and "derive from GymnasiumEnvironment and override read_observation" in said
 
 
+def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
+    file = tmp_path / "doors.py"
+    file.write_text(
+        "from g2po_trl import Observation, StepResult, TextEnvironment\n\n\n"
+        "class Door(TextEnvironment):\n"
+        "    def reset(self):\n"
+        "        return Observation('a door', task='leave', admissible_actions=['push', 'pull'])\n\n"
+        "    def step(self, action):\n"
+        "        return StepResult('outside', 10.0 * (action == 'pull'), True)\n\n\n"
+        "def expert(environment, rng):\n"
+        "    return 'push'\n"
+    )
+    code, said, _ = outcome(capsys, "check", str(file))
+    assert code == 0 and "the expert succeeds in 0 of 4 episodes" in said
+    assert said.splitlines()[-1] == f"Next: an expert in doors.py that succeeds, then g2po check {file}:Door again"
+    file.write_text(file.read_text().replace("return 'push'", "return 'pull'"))
+    assert outcome(capsys, "check", str(file))[1].splitlines()[-1] == f"Next: g2po teach {file}:Door"
+
+
 def test_what_init_writes_is_good(folder, capsys):
     """`g2po check` finds nothing, and the folder's own tests pass."""
     code, said, _ = outcome(capsys, "check")

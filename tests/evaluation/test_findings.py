@@ -36,7 +36,8 @@ from g2po_trl.environments.adapters.trl_tools import played_as
 from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.evaluation.examine import examine
+from g2po_trl.evaluation.contract import Finding
+from g2po_trl.evaluation.examine import examine, of_several
 from g2po_trl.evaluation.findings import call_findings, recurrence_by_key, spelled_words
 from g2po_trl.evaluation.random_episodes import Played, describe_failure
 from g2po_trl.prompts.state_keys import workspace_key
@@ -319,6 +320,17 @@ def test_all_is_told_at_once():
 def test_too_easy_is_not_too_hard():
     (doubt,) = [text for text in doubts(Generous) if "succeed in" in text]
     assert "succeed in 8 of 8 episodes" in doubt
+
+
+def test_training_on_several_environments_learns_if_one_has_something_to_learn():
+    won, learns = Finding("warning", "nothing to learn", is_final=True), Finding("ok", "rewards from 0 to 10")
+    assert [one.is_final for one in of_several({"a": [won], "b": [learns]})] == [False, False]
+    found = of_several({"a": [won], "b": [learns, won]})
+    assert [(one.text, one.is_final) for one in found] == [
+        ("a: nothing to learn", True),
+        ("b: rewards from 0 to 10", False),
+        ("b: nothing to learn", True),
+    ]
 
 
 def test_the_first_prompt_is_shown(tiny_model_dir):

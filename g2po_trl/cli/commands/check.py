@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from ...environments.loading import binds, load, read_source, resolve_agent_name
 from ...environments.pool.limits import PoolLimits
 from ...environments.validation import player_of
 from ...evaluation.contract import LEVELS, Finding
-from ...evaluation.examine import examine, examine_agent, try_model
+from ...evaluation.examine import examine, examine_agent, of_several, try_model
 from ...evaluation.findings import spelled_words
 from ...evaluation.random_episodes import TEXTS, Played
 from ...prompts.template import PromptTemplate
@@ -204,10 +204,13 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
     words = ["--agent", name] if options.agent else [] if name == ENVIRONMENT else [name]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
     all_won = any(one.is_final and "nothing to learn" in one.text for one in findings)
+    expert_fails = any(one.is_final and one.text.startswith("the expert") for one in findings)
     learns_nothing, has_expert = any(one.is_final for one in findings), _has_expert(path)
     model = options.model or config.get("model_name_or_path") or "MODEL"
     if all_won:
         return f"harder tasks, then {shlex.join(['g2po', 'check', *words])} again"
+    if expert_fails:
+        return f"an expert in {path.name} that succeeds, then {shlex.join(['g2po', 'check', *words])} again"
     if has_expert and (learns_nothing or not options.model):
         taught = ["--model", options.model] if options.model and not options.base_url else []
         return shlex.join(["g2po", "teach", *words, *taught])
@@ -258,13 +261,12 @@ def _try_model(
         if not environments_of(environment):
             return try_model(environment, tasks, *played, *how, template, **more)
         check_mixture(environment, {"check": tasks})
-        findings = []
+        found = {}
         for name, one in environments_of(environment).items():
             rows = [dict(player_of(environment, task)[1]) for task in tasks if task[COLUMN] == name]
             own = {**more, "episode_limits": more["episode_limits"].by(name)}
-            found = try_model(one, rows, *played, *how, template and template.of(name), **own)
-            findings += [replace(finding, text=f"{name}: {finding.text}") for finding in found]
-        return findings
+            found[name] = try_model(one, rows, *played, *how, template and template.of(name), **own)
+        return of_several(found)
 
 
 def _setting(config: Mapping[str, Any]) -> SimpleNamespace:
