@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..utils.show import show
 from .log_protocols import Skipped
 from .otel_messages import Call, Event, call_of, read_json
 
@@ -90,7 +91,9 @@ class Spans:
         events = [_event(event) for event in _objects(data, "events")]
         events += [_event(event) for event in _objects({"events": read_json(attributes.get("events"))}, "events")]
         parent, start = str(_first(data, _PARENT) or ""), _nanoseconds(_first(data, _START))
-        self._spans[_key(data)] = Span(number, _key(data), parent, start, attributes, events)
+        trace, name = _key(data)
+        key = trace, f"without an id: {len(self._spans)}" if _first(data, _SPAN) is None else name
+        self._spans[key] = Span(number, key, parent, start, attributes, events)
 
     def episodes(
         self, results: Mapping[str, Mapping[str, Any]], skipped: Skipped
@@ -104,8 +107,11 @@ class Spans:
         Raises:
             ValueError: if no call has messages, or no episode has a task and a reward.
         """
-        for key in self._records.keys() & self._spans.keys():
-            self._spans[key].events += self._records[key]
+        for key, records in self._records.items():
+            if key in self._spans:
+                self._spans[key].events += records
+            else:
+                skipped.update("records without their span" for name, _ in records if name.startswith("gen_ai."))
         calls = {key: call for key, span in self._spans.items() if (call := span.call()) is not None}
         calls = {key: call for key, call in calls.items() if not self._is_within(key, calls)}
         if calls and not any(calls.values()):
@@ -118,7 +124,8 @@ class Spans:
         known, without = 0, []  # lines and names of episodes that are skipped
         for name, spans in self._by_episode().items():
             own = [calls[span.key] for span in sorted(spans, key=lambda one: one.start) if span.key in calls]
-            line, facts = min(span.line for span in spans), _facts(spans, results.get(name, {}))
+            line = min(span.line for span in spans)
+            facts = _facts(spans, results.get(name, {}), f"line {line}: the episode {name!r}")
             skipped.update(["spans without messages"] * own.count({}))
             if any(own) and "reward" in facts and {"task_id", "task"} & facts.keys():
                 known += 1
@@ -156,13 +163,26 @@ class Spans:
         return found
 
 
-def _facts(spans: Sequence[Span], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return task and result of an episode: in attributes of its spans, in a line of its own, in an evaluation."""
+def _facts(spans: Sequence[Span], result: Mapping[str, Any], episode: str) -> dict[str, Any]:
+    """Return task and result of an episode: in attributes of its spans, in a line of its own, in an evaluation.
+
+    Raises `ValueError`, naming the episode, if its spans have different ones: several episodes have one name.
+    """
     facts = {fact: result[fact] for fact in _FACTS if fact in result}
+    said = defaultdict(list)
     for span, fact in itertools.product(spans, _FACTS):
         given = next((span.attributes[name] for name in (fact, f"g2po.{fact}") if name in span.attributes), None)
         if given is not None:
-            facts[fact] = _number(given) if fact in ("reward", "success") else given
+            said[fact].append(_number(given) if fact in ("reward", "success") else given)
+    for fact, values in said.items():
+        other = next((value for value in values if value != values[0]), None)
+        is_name = fact != "task" or "task_id" not in {*facts, *said}  # else a span may call its own part a task
+        if other is not None and is_name:
+            raise ValueError(
+                f"{episode} has {fact} {show(values[0])} and {show(other)}; give each episode its own trace or "
+                f"{_CONVERSATION}, and one {fact}"
+            )
+        facts[fact] = values[-1]
     scores = [fields for span in spans for name, fields in span.events if name == "gen_ai.evaluation.result"]
     if "reward" not in facts and len(scores) == 1:
         facts["reward"] = scores[0].get("gen_ai.evaluation.score.value")

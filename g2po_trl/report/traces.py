@@ -140,7 +140,7 @@ class _Reader:
     def read_calls(self, number: int, data: Mapping[str, Any]) -> None:
         episode = self._episode(number, data, "id")
         for place, call in enumerate(data["calls"]):
-            where = f"calls[{place}]"
+            where, call = f"calls[{place}]", _present(call)
             if not isinstance(call, Mapping) or not _RESPONSE & call.keys() or not _REQUEST & call.keys():
                 raise ValueError(f"{where} is {show(call)}; give an object with messages and response")
             known = _FIELDS_OF_A_CALL | {"tools"}
@@ -184,9 +184,9 @@ class _Reader:
         return episode
 
     def _add_call(self, episode: Episode, call: Mapping[str, Any], where: str = "") -> None:
-        body = call["request"] if isinstance(call.get("request"), Mapping) else {}
+        body = _present(call["request"]) if isinstance(call.get("request"), Mapping) else {}
         self.found.unread.update(f"request.{name}" for name in body.keys() - REQUEST_FIELDS - {"tools"})
-        data = {**body, **{name: value for name, value in call.items() if value is not None or name not in body}}
+        data = {**body, **_present(call)}
         skipped = self.found.skipped
         try:
             check_fields({name: data[name] for name in ("request", "tools") if name in data})
@@ -262,8 +262,17 @@ def _parse(line: Any) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}); write one object per line") from error
     if not isinstance(data, Mapping):
-        raise ValueError(f"{show(data)} is not a JSON object; write one per line, with task_id, reward and messages")
-    return data
+        others = [one for one in data if not isinstance(one, Mapping)] if isinstance(data, list) else []
+        what = f"{show(others[0])} in an array" if others else show(data)
+        raise ValueError(f"{what} is not a JSON object; write one per line, with task_id, reward and messages")
+    return _present(data)
+
+
+def _present(data: Any) -> Any:
+    """Return an object without the fields that are null, as writers of records leave them; but for a null reward."""
+    if not isinstance(data, Mapping):
+        return data
+    return {name: value for name, value in data.items() if value is not None or name == "reward"}
 
 
 _REQUEST = {*REQUEST_FIELDS - {"system", "instructions", "previous_response_id"}, "request"}

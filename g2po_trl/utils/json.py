@@ -75,7 +75,7 @@ def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def _values_over_lines(data: bytes, number: int) -> Iterator[tuple[int, Any]]:
-    text, place, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
+    text, place, decoder = data.decode(json.detect_encoding(data), "surrogateescape"), 0, json.JSONDecoder()
     if is_array := text.lstrip().startswith("["):
         try:
             is_table = _is_table(json.loads(data))

@@ -213,6 +213,29 @@ def test_a_conversation_is_an_episode_and_results_may_follow():
         trajectories_of_traces([*lines, results[0], {**results[1], "reward": "high"}])
 
 
+def test_episodes_of_one_name_are_not_one():
+    """As where each run of a program calls its conversation alike."""
+    named = {"gen_ai.conversation.id": "main"}
+    lines = [(*one[:4], ({**one[4][0], **named}, one[4][1])) for one in spans(current)]
+    with pytest.raises(
+        ValueError, match="^line .: the episode 'main' has reward [08] and [80]; give each episode its"
+    ):
+        trajectories_of_traces(otlp(lines))
+    parts = [(*one[:4], ({**one[4][0], "task": one[1]}, one[4][1])) for one in spans(current)]
+    assert [t.task_id for t in trajectories_of_traces(otlp(parts)).trajectories] == ["mug", "mug"]
+
+
+def test_spans_without_an_id_are_calls_and_records_without_a_span_are_counted():
+    lines = [json.loads(line) for line in otlp(spans(current))]
+    for line in lines:
+        del line["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["spanId"]
+    named = [{"traceId": "a", "spanId": "b", "eventName": name} for name in ("gen_ai.choice", "log")]
+    lines.append({"resourceLogs": [{"scopeLogs": [{"logRecords": named}]}]})
+    traces = trajectories_of_traces(lines)
+    assert [len(t.steps) for t in traces.trajectories] == [2, 2]
+    assert traces.skipped == {"messages.reasoning": 6, "records without their span": 1}
+
+
 def test_the_only_evaluation_is_the_reward():
     found = []
     for trace, name, parent, start, (attributes, events) in spans(current):

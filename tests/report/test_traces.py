@@ -230,7 +230,8 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
     ("lines", "message"),
     [
         (["{"], r"line 1: not valid JSON .*; write one object per line"),
-        (["[1]"], r"line 1: \[1\] is not a JSON object"),
+        (["[1]"], "line 1: 1 in an array is not a JSON object"),
+        (["[]"], r"line 1: \[\] is not a JSON object"),
         (["[" * 100_000], "line 1: not valid JSON"),
         ([LINE, {"task_id": "t", "reward": 1}], "line 2: there is neither messages nor calls"),
         ([{**LINE, "calls": []}], "line 1: there are both calls and messages"),
@@ -259,7 +260,9 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ),
         ([{**CALL, "response": TASK}], "line 1: response is .*; give the assistant's message"),
         ([{**CALL, "response": {"choices": []}}], r"line 1: response\.choices is \[\]; give the one choice"),
-        ([{**CALL, "episode_id": None}], "line 1: episode_id is None; give a text"),
+        ([{**CALL, "episode_id": None}], "line 1: episode_id is missing; a call has"),
+        ([{**CALL, "episode_id": []}], r"line 1: episode_id is \[\]; give a text"),
+        (["[{}, null]"], "line 1: None in an array is not a JSON object"),
     ],
 )
 def test_errors_name_line_field_and_remedy(lines, message):
@@ -289,6 +292,32 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert first == ["user: Look:", "user: Look:\n\ntool: Look:", "user: Look:"]
     said = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines))[1]
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
+
+
+def test_fields_that_are_null_are_missing():
+    """As writers of records leave them, in each form."""
+    nulls = dict.fromkeys(
+        ("messages", "calls", "request", "response", "input", "system", "episode_id", "id", "success")
+    )
+    body = {**nulls, "messages": [TASK], "previous_response_id": None}
+    calls = [{**nulls, "request": body, "response": "ok"}, {**nulls, "messages": [TASK], "response": "ok"}]
+    lines = [{**nulls, **LINE}, {**nulls, "task_id": "t", "reward": None, "calls": calls}, {**nulls, **CALL}]
+    traces = trajectories_of_traces([*lines, {**nulls, "task_id": "t", "episode_id": "e", "reward": 0}])
+    assert [(t.outcome, len(t.steps)) for t in traces.trajectories] == [("success", 1), ("error", 2), ("failure", 1)]
+    assert set(traces.unread) <= {f"request.{name}" for name in nulls}
+
+
+def test_what_a_log_contains_does_not_reach_the_terminal(tmp_path, capsys):
+    asked = {"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "\x1b]0;a\x07"}]}
+    file = write(tmp_path / "runs.jsonl", [{**LINE, "messages": [asked, call("x")], "\ud800\x1b": 1}])
+    said = outcome(capsys, "credit", file)[1]
+    assert "skipped: messages.\N{REPLACEMENT CHARACTER}]0;a" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_log_in_each_of_unicodes_encodings(tmp_path, encoding):
+    (tmp_path / "log.jsonl").write_text(2 * f"{json.dumps({**LINE, 'task_id': 'ü'}, ensure_ascii=False)}\n", encoding)
+    assert [t.task_id for t in trajectories_of_file(tmp_path / "log.jsonl").trajectories] == ["ü", "ü"]
 
 
 def test_an_earlier_response_that_is_not_in_the_log():

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _write(output, credit, {"traces": source, "estimator": settings})
     except OSError as error:
         raise G2POError(f"{error.filename or output} cannot be read or written: {error.strerror or error}") from error
-    print(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n")
+    print(printable(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n"))
     print(printable(f"{extremes(credit)}\n\n{states(credit, compares_steps(name, kwargs))}\n"))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
     print(f"g2po view {output}      its state graphs\ng2po report {output}    a test of the state keys")
