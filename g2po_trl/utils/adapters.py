@@ -110,7 +110,8 @@ def load_adapter_to_train(
     adapter = adapter_of(model, revision) if isinstance(model, str) else None
     if adapter is None:
         if options.get("peft_config") is not None:
-            options["peft_config"] = on_language_part(options["peft_config"], model, revision)
+            known = {"revision": revision, "trust_remote_code": settings["trust_remote_code"]}
+            options["peft_config"] = on_language_part(options["peft_config"], model, **known)
         return model, processing_class
     if options.get("peft_config") is not None:
         raise G2POError(
@@ -128,11 +129,11 @@ def load_adapter_to_train(
     return loaded, processing_class
 
 
-def on_language_part(config: Any, model: Any, revision: str | None = None) -> Any:
+def on_language_part(config: Any, model: Any, **known: Any) -> Any:
     """Return an adapter's configuration that leaves out the parts of a vision-language model that read images.
 
     One that says what it excludes (`exclude_modules`, also `[]`), or which modules it targets by their paths, stays.
-    `model` is a model or its name.
+    `model` is a model or its name; of the latter, `known` are arguments of `AutoConfig.from_pretrained`.
     """
     if getattr(config, "exclude_modules", ...) is not None:
         return config
@@ -143,7 +144,7 @@ def on_language_part(config: Any, model: Any, revision: str | None = None) -> An
     if isinstance(model, str):
         from transformers import AutoConfig
 
-        of_model = AutoConfig.from_pretrained(model, revision=revision)
+        of_model = AutoConfig.from_pretrained(model, **known)
     else:
         of_model = model.config
     return replace(config, exclude_modules=_READS_IMAGES) if hasattr(of_model, "vision_config") else config

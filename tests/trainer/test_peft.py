@@ -5,14 +5,16 @@ from importlib.metadata import Distribution, version
 import pytest
 import torch
 from families import FAMILIES
+from letter_trainer import make_config
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 from trl.trainer.utils import create_model_from_path
 
 from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.runs.model_card import loading_code
 from g2po_trl.runs.run_json import installed_versions
+from g2po_trl.utils.adapters import load_adapter_to_train
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
@@ -64,6 +66,17 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch):
     hidden = classmethod(lambda cls, name: found("no-such-package" if name == "g2po-trl" else name))
     monkeypatch.setattr(Distribution, "from_name", hidden)
     assert installed_versions()["trl"] == version("trl") and "g2po-trl" not in installed_versions()
+
+
+def test_an_adapter_on_a_model_with_code_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    code = "from transformers import Qwen2Config\nclass Own(Qwen2Config):\n    model_type = 'own'\n"
+    (tmp_path / "own.py").write_text(code)
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    options = {"peft_config": LORA}
+    args = make_config(tmp_path / "run", trust_remote_code=True)
+    assert load_adapter_to_train(str(tmp_path), args, options, None) == (str(tmp_path), None)
+    assert options["peft_config"] is LORA, "it reads no images"
 
 
 def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):
