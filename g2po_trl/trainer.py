@@ -229,7 +229,7 @@ class G2POTrainer(GRPOTrainer):
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
-        self.verdict = ClosingVerdict(self.tally, self.estimator_name)
+        self.verdict = ClosingVerdict(self.tally, self.estimator_name, args.invalid_action_penalty)
         self.player = make_player(self, wrapped_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)

@@ -194,19 +194,19 @@ class ClosingVerdict(TrainerCallback):
     """Prints the verdict when training ends, if there is one; once before, since a run may take days.
 
     Args:
-        tally: of the run. estimator_name: see `verdict`.
+        tally: of the run. estimator_name, penalty: see `verdict`.
 
     `waits`: the caller of `train` prints `text` later.
     """
 
-    def __init__(self, tally: Tally, estimator_name: str):
-        self.tally, self.estimator_name, self.waits = tally, estimator_name, False
+    def __init__(self, tally: Tally, estimator_name: str, penalty: float = 0.0):
+        self.tally, self.estimator_name, self.penalty, self.waits = tally, estimator_name, penalty, False
         self._warned_early = self._warned_of_cut = False
 
     @property
     def text(self) -> str | None:
         """The verdict on what was played so far."""
-        return verdict(self.tally, self.estimator_name)
+        return verdict(self.tally, self.estimator_name, self.penalty)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration

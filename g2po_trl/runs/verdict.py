@@ -92,8 +92,11 @@ class Tally:
         self.__init__(**state)
 
 
-def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
-    """Return why there was nothing to learn from and what to do next, in a paragraph, if that can be said."""
+def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str | None:
+    """Return why there was nothing to learn from and what to do next, in a paragraph, if that can be said.
+
+    `penalty`: `invalid_action_penalty`, by which completions of equal rewards differ.
+    """
     if not tally.episodes:
         return None
     if tally.errors == tally.episodes:
@@ -116,7 +119,9 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
         )
     groups = _all(tally.groups, "group")
     if not tally.successes:
-        return f"Nothing to learn from: {groups} failed in every episode, with equal rewards. {_remedy(tally)}"
+        has_format = penalty and 0 < tally.valid < tally.completions
+        what = "Nothing but the format (invalid_action_penalty)" if has_format else "Nothing"
+        return f"{what} to learn from: {groups} failed in every episode, with equal rewards. {_remedy(tally)}"
     if tally.successes == tally.episodes - tally.errors:
         return f"Success could not rise: {groups} succeeded in every episode, with equal rewards. Use harder tasks."
     if compares is None:  # it may learn from equal rewards of a group

@@ -1,5 +1,6 @@
 """A server of ours over loopback plays as in process does; one that is cut off costs an episode, not the run."""
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ pytest.importorskip("openenv")
 
 from tools_by_hand import Safe
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+from vision_models import drawing
 
 from g2po_trl import (
     EnvironmentPool,
@@ -31,6 +33,9 @@ from g2po_trl.cli.commands.serve import main
 from g2po_trl.environments.adapters import openenv
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment, make_app, read_observation
 from g2po_trl.environments.loading import load
+from g2po_trl.environments.validation import validate_observation
+from g2po_trl.prompts.conversation import ChatRequest
+from g2po_trl.utils.images import as_picture
 
 TESTS = Path(__file__).parents[1] / "helpers"
 
@@ -280,6 +285,19 @@ def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(se
     finally:
         if process.poll() is None:
             stop(process)
+
+
+def test_images_travel_with_observations_and_with_messages(tmp_path):
+    picture = as_picture(drawing(1))
+    shown = [{"type": "text", "text": "see"}, {"type": "image", "image": picture}, {"type": "text", "text": "there"}]
+    asked = ChatRequest([{"role": "system", "content": "look"}, {"role": "user", "content": shown}], stop=("x",))
+    for seen in (Observation("a", images=[picture]), Observation("a", request=asked)):
+        seen = validate_observation(seen, "reset")
+        received = read_observation(json.loads(json.dumps(openenv._as_json(seen))))
+        assert seen.images == (picture,) and validate_observation(received, "reset") == seen
+    (tmp_path / "here.png").write_bytes(picture.png)
+    with pytest.raises(G2POError, match="no address or file is read"):
+        read_observation({"text": "a", "admissible_actions": None, "images": [str(tmp_path / "here.png")]})
 
 
 def test_read_observation_of_other_servers_finds_their_text():

@@ -74,6 +74,9 @@ def test_estimators_learn_from_different_things():
     assert verdict(tally_of(ALONE), "grpo") is None and verdict(tally_of(ALONE), "my_advantages") is None
     assert verdict(tally_of(WON, LOST), "rloo") and verdict(tally_of(WON, LOST), "ppo") is None
     assert verdict(tally_of(LOST, LOST), "ppo")
+    only_format = verdict(tally_of(LOST, MUTE), "g2po", penalty=0.1)
+    assert only_format.startswith("Nothing but the format (invalid_action_penalty) to learn from: all 2 groups failed")
+    assert verdict(tally_of(MUTE), "g2po", penalty=0.1).startswith("Nothing to learn from")
 
 
 def test_groups_that_were_replaced_are_not_forgotten():

@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...prompts.conversation import ChatRequest
+from ...prompts.conversation import ChatRequest, Message, read_parts
+from ...prompts.images import content_blocks
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
 from ..contract import Observation, StepResult, TextEnvironment
@@ -49,7 +50,10 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
         request = None if request is None else ChatRequest(**request)
-        return Observation(**texts, images=fields.get("images") or (), request=request)
+        images = [
+            {"type": "image", "image": image} for image in fields.get("images") or ()
+        ]  # no files of this machine
+        return Observation(**texts, images=tuple(read_parts(images, "images")[1]), request=request)
     if not _has_text(fields):
         raise G2POError(
             f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
@@ -317,7 +321,19 @@ def make_app(
 
 
 def _as_json(seen: Observation) -> dict[str, Any]:
-    return {**asdict(seen), "images": [image.data_url for image in seen.images]}
+    if seen.request is None:
+        return {**asdict(seen), "images": [image.data_url for image in seen.images]}
+    messages = [_in_parts(message) for message in seen.request.messages]
+    return {**asdict(seen), "images": [], "request": {**vars(seen.request), "messages": messages}}
+
+
+def _in_parts(message: Message) -> Message:
+    """Return a message whose images are data URLs in its content."""
+    if "images" not in message:
+        return message
+    images, blocks = iter(message["images"]), content_blocks(message)
+    parts = [{**block, "image": next(images).data_url} if block["type"] == "image" else block for block in blocks]
+    return {name: part for name, part in message.items() if name != "images"} | {"content": parts}
 
 
 class RejectBrowserRequests:
