@@ -55,9 +55,8 @@ class CopyingSession(ExpertSession):
         return {number: self._choose(one) for number, one in self.asked.items()}
 
     def _choose(self, one: Asked) -> Completion:
-        completions = [
-            self._text_ids(one, as_message(action)) for action in one.episode.observation.admissible_actions
-        ]
+        listed = one.episode.observation.admissible_actions or ["look"]  # a dead end may list none
+        completions = [self._text_ids(one, as_message(action)) for action in listed]
         scores = completion_scores(self.actor.model, one.prompt.ids, completions)
         if self.sampling.temperature > 0:
             place = int(torch.multinomial((scores / self.sampling.temperature).softmax(0), 1))

@@ -280,15 +280,17 @@ def test_what_limits_a_model(tiny_model_dir):
 
     class Door(TextEnvironment):
         def reset(self, **task):
+            self.is_stuck = False
             return Observation("hall", None, ["a", "z"], "go")
 
         def step(self, action):
-            return StepResult(Observation("end"), 10.0 * (action == "a"), True)
+            self.is_stuck |= action != "a"
+            return StepResult(Observation("end", None, []), 10.0 * (not self.is_stuck), not self.is_stuck)
 
     rows = [{"seed": seed} for seed in range(16)]
     template = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
     sampling = Sampling(temperature=1.0, max_completion_length=2)
-    one = SuccessEvaluation(Door, rows, template, 0, 1, sampling, 0.9, 1, limits=PoolLimits(1))
+    one = SuccessEvaluation(Door, rows, template, 0, 2, sampling, 0.9, 1, limits=PoolLimits(1))
     shown = [Trajectory("t", [Step("hall", "a", admissible_actions=["a", "z"])], 10.0, "success")]
     last = {"valid_action_ratio": 1.0, "success_rate": 0.0}
     about = {"shown": shown, "expert": lambda door: "a", "needs_worker": True, "model_name": "none"}
