@@ -13,15 +13,18 @@ import pytest
 import torch
 import vision_models
 from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_letter_trainer
+from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_config, make_letter_trainer
 from peft import LoraConfig
 from PIL import Image
 from vision_models import DrawnLetterEnvironment, drawing
 
-from g2po_trl import G2POError, Observation, StepResult, TextEnvironment
+from g2po_trl import G2POError, Observation, PPOConfig, PPOTrainer, PromptActor, StepResult, TextEnvironment
+from g2po_trl.engines.transformers import TransformersEngine
+from g2po_trl.engines.vllm_requests import RequestEngine
 from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decode, encode
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.trajectory import image_file, read_jsonl
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.utils.images import PLACE, as_picture
@@ -124,6 +127,22 @@ def test_what_reads_text_alone_is_refused_before_any_work(tmp_path, tiny_model_d
     processor.chat_template = processor.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(G2POError, match="the chat template writes .* 0 times for 1 images"):
         make_letter_trainer(model, tmp_path, DrawnLetterEnvironment, processing_class=processor)
+
+
+def test_who_cannot_take_images_says_so_before_the_first_rollout(tmp_path):
+    with pytest.raises(G2POError, match="has 1 images, and checkpoints of partial_rollouts keep none"):
+        make_trainer("Qwen2.5-VL", tmp_path, rollout_strategy="partial_rollouts")
+    model, processor = vision_models.build("Qwen2.5-VL")
+    args = make_config(tmp_path, PPOConfig, max_turns=3)
+    with pytest.raises(G2POError, match="observations have images, and the critic of PPO reads text alone"):
+        PPOTrainer(model, args, TASKS, None, DrawnLetterEnvironment, LETTER_PROMPT, processing_class=processor)
+    seen = Observation("a", images=[as_picture(drawing(1))])
+    for engine, why in (
+        (TransformersEngine(processor.tokenizer, [1], None, is_collective=True, image_inputs=list), "is sharded"),
+        (RequestEngine(processor.tokenizer, [1]), "set engine='transformers'"),
+    ):
+        with pytest.raises(G2POError, match=f"the observation has 1 images, and .*{why}"):
+            PromptActor(engine, ChatEncoder(processor)).choose_template(seen)
 
 
 class Sketchbook(LetterEnvironment):
