@@ -34,9 +34,8 @@ def environment_and_tasks(
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
     """Return the tasks in JSON or a file, by default tasks.jsonl beside file.py; else one without arguments."""
     path = Path(name.rpartition(":")[0] if ":" in name else name)
-    beside = path.with_name("tasks.jsonl")
-    if not given and file is None and path.suffix == ".py" and beside.is_file():
-        file = beside
+    if not given and file is None and path.suffix == ".py" and path.with_name("tasks.jsonl").is_file():
+        file = path.with_name("tasks.jsonl")
     return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
 
 

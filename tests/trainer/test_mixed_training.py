@@ -88,6 +88,9 @@ def test_it_trains_logs_evaluates_and_is_evaluated_and_checked_again(tmp_path, t
     code, said, errors = outcome(capsys, "check", str(run), "--episodes", "4")
     assert code == 0, (said, errors)
     assert all(f"{name}: " in said for name in ("lamp", "shop", "speaker")) and "Next: g2po evaluate" in said
+    task = '{"environment": "lamp", "seed": 1}'
+    code, said, errors = outcome(capsys, "play", "--model", str(run), "--task", task)
+    assert code == 0 and "--- prompt 1, " in said and " after 2 steps, reward" in said, (said, errors)
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     factory = text_environment_factory(environment, EpisodeLimits(turns), "conversation" if is_chat else "window")
     check_task_columns(factory, row)
     reward, steps, outcome = play(factory, row, turns, recorded.steps if recorded else ())
-    print(f"\n{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}")
+    print(f"\n{_ended(outcome, steps, reward)}")
     if recorded is not None:
-        print(f"recorded: {recorded.outcome} after {len(recorded.steps)} steps, reward {recorded.reward:g}")
+        print(f"recorded: {_ended(recorded.outcome, len(recorded.steps), recorded.reward)}")
+
+
+def _ended(outcome: str, steps: int, reward: float) -> str:
+    return f"{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}"
