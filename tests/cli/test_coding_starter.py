@@ -76,6 +76,24 @@ def test_a_call_that_fails_changes_nothing(folder):
         assert desk.note.startswith("This call failed") and desk.file.read_bytes() == before, (line, desk.note)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import time\ntime.sleep(9)\n", "the tests take more than 0.2 s"),
+        ("import os, time\nos.fork() or time.sleep(9)\n", "the tests take more than 0.2 s"),
+        ("input()\n", "the tests cannot be run: EOFError"),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff')\n", "\N{REPLACEMENT CHARACTER}1 of "),
+    ],
+)
+def test_code_that_waits_fails_its_tests(folder, monkeypatch, code, said):
+    agent = import_named(str(folder / "agent.py"))
+    desk = agent.Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
+    monkeypatch.setattr(agent, "SECONDS", 0.2 if "take more" in said else 60)
+    (desk.workspace.folder / "task.py").write_text(code + (desk.workspace.folder / "task.py").read_text())
+    desk.use("test", "{}")
+    assert desk.results[-1].startswith(said) and not desk.note
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_the_right_code_passes_and_each_bug_fails(name, tmp_path):
     shutil.copytree(REPOSITORIES / name, tmp_path / name)

@@ -10,7 +10,7 @@ from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
 from g2po_trl.environments.adapters.mixed import check_mixture, mixed, one_task_each, weighted
-from g2po_trl.environments.adapters.trl_rewards import with_rewards
+from g2po_trl.environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.adapters.trl_tools import (
     ChatToolEnvironment,
     ToolEnvironment,
@@ -165,6 +165,30 @@ def test_limits_and_rewards_reach_each_environment():
     environment = text_environment_factory(with_rewards(mixed({"shop": Shop}), bonus, None, None), limits, None)()
     environment.reset(environment="shop", goal="mug", prompt="x")
     assert environment.step(says("done")).reward == 1.25
+
+
+def test_reward_functions_get_the_columns_of_all_environments():
+    """With `None` where a task has no value, and the column `environment`: as in TRL, in each run."""
+    seen = []
+
+    def answered(completions, answer, environment, **columns):
+        seen.append((answer, environment, sorted(columns)))
+        return [None if answer == [None] else 1.0]
+
+    factory = with_rewards(mixed({"shop": Shop, "mall": Shop}), answered, None, None)
+    rows = [
+        {"environment": "shop", "goal": "mug", "prompt": "x", "answer": None},
+        {"environment": "mall", "goal": "mug", "prompt": "x", "answer": "y"},
+    ]
+    environment = text_environment_factory(factory, EpisodeLimits(3))()
+    for row, reward in zip(rows, (0.25, 1.25)):
+        check_reward_columns(factory, row)
+        environment.reset(**row)
+        assert environment.step("done").reward == reward
+    given = ["environments", "goal", "prompts"]
+    assert seen == [([None], ["shop"], given), (["y"], ["mall"], given)]
+    with pytest.raises(G2POError, match="missing a required argument: 'answer'"):
+        check_reward_columns(factory, {name: one for name, one in rows[0].items() if name != "answer"})
 
 
 def test_a_run_describes_its_environments_and_prompts():

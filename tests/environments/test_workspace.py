@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -336,6 +337,26 @@ def test_what_is_planted_does_not_pass(command, source, planted):
     assert end.reward == 0.0, end.info
 
 
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ("import os; os._exit(0)", 0.0),
+        ("import atexit; atexit.register(print, '9 passed'); add = min", 0.0),
+        ("import atexit; atexit.register(print, 1000); add = max", 1.0),
+    ],
+)
+def test_what_tested_code_prints_decides_nothing(command, source, code, reward):
+    """With the command of the documentation."""
+    page = Path(__file__).parents[2] / "docs" / "agents.md"
+    (verify,) = re.findall(r"`(sh -c \"[^`]*pytest[^`]*)`", page.read_text())
+    (source / "tests" / "test_add.py").write_text(
+        "from add import add\n\ndef test_add():\n    assert add(1, 2) == 2\n"
+    )
+    options = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
+    _, end = play(command(verify, **options), [says(f'echo "{code}" > add.py'), says("done")])
+    assert end.reward == reward, end.info
+
+
 @pytest.mark.parametrize("ends", ["kill -9 $(ps -o ppid= -p $PPID)", "pkill -9 -f agent.py"])
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
 def test_a_program_that_kills_its_supervisor_leaves_nothing(command, ends):
@@ -495,6 +516,9 @@ def test_a_column_chooses_the_workspace(command, source):
         ({"verify_timeout": 0}, "verify_timeout"),
         ({"max_processes": 0}, "max_processes"),
         ({"max_disk_mb": -1}, "max_disk_mb"),
+        ({"max_disk_mb": "9"}, "max_disk_mb"),
+        ({"timeout": True}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
     ],
 )
 def test_options_that_cannot_be(command, options, field):

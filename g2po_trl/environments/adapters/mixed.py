@@ -48,7 +48,10 @@ class MixedEnvironment(TextEnvironment):
                     f"environment {name!r} is a {type(made).__name__} without a step: add one"
                 )
         self._playing = self._made[name]
-        return self._playing.reset(**_row_of(getattr(self._playing, "inner", None) or self._playing, task))
+        seen = self._playing.reset(**_row_of(getattr(self._playing, "inner", None) or self._playing, task))
+        if (rewarded := getattr(self._playing, "rewarded", None)) is not None:
+            rewarded.take_columns(task)
+        return seen
 
     def step(self, action: str) -> StepResult:
         return self._playing.step(action)

@@ -65,8 +65,12 @@ class TRLEnvironment:
 
     def reset(self, **row: Any) -> Any:
         """Return what the environment's `reset` returns; `None` without one."""
-        self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
+        self.take_columns(row)
         return None if self.environment is None else self.environment.reset(**row)
+
+    def take_columns(self, row: Mapping[str, Any]) -> None:
+        """Have reward functions get the columns of a row: of several environments, those of all, as in TRL."""
+        self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
 
     async def reward(self, prompt: list[Message], completion: list[Message]) -> tuple[float, dict[str, float]]:
         """Return an episode's reward, and if it has several parts each of them by its name.
@@ -147,11 +151,11 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
 
 def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
     """Refuse (`G2POError`) a reward function that cannot be called with the columns of a task."""
-    environment_factory, columns = player_of(environment_factory, task)
+    environment_factory, _ = player_of(environment_factory, task)
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
     arguments = _arguments(environment_factory)
-    known = {"prompts", "completions", *(name for name in columns if name not in _NOT_COLUMNS)}
+    known = {"prompts", "completions", *(name for name in task if name not in _NOT_COLUMNS)}
     known |= set() if arguments["environment_factory"] is None else {"environments"}
     for name, function in named_functions(arguments.get("reward_funcs", ())).items():
         try:

@@ -126,8 +126,8 @@ class ToolEnvironment(TextEnvironment):
     def __init__(self, environment_factory: Callable[[], Any], max_turns: int, tool_schemas: str | None = None):
         self._loop = asyncio.Runner()
         has_rewards = unwrap_factory(environment_factory) is TRLEnvironment
-        self._rewarded = environment_factory() if has_rewards else TRLEnvironment(environment_factory)
-        self.inner, self.tools, self.max_turns = self._rewarded.environment, self._rewarded.tools, max_turns
+        self.rewarded = environment_factory() if has_rewards else TRLEnvironment(environment_factory)
+        self.inner, self.tools, self.max_turns = self.rewarded.environment, self.rewarded.tools, max_turns
         self.tool_schemas = describe_tools(self.tools) if tool_schemas is None else tool_schemas
         self._instructions = HOW_TO_CALL.format(tools=self.tool_schemas)
 
@@ -152,7 +152,7 @@ class ToolEnvironment(TextEnvironment):
     def close(self) -> None:
         """Close the environment, then its event loop."""
         try:
-            self._await(self._rewarded.close())
+            self._await(self.rewarded.close())
         finally:
             self._loop.close()
 
@@ -161,13 +161,13 @@ class ToolEnvironment(TextEnvironment):
         self._turns, self._completion = 0, []
         prompt = row.get("prompt") or [{"role": "user", "content": ""}]
         self._prompt = normalize_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-        first = self._await(self._rewarded.reset(**row))
+        first = self._await(self.rewarded.reset(**row))
         return Shown() if first is None else content_of(first, "reset")
 
     def _end(self, text: str, has_calls: bool, prompt: list[Message], completion: list[Message]) -> StepResult:
         """Return the end of an episode, with its reward."""
         try:
-            reward, parts = self._await(self._rewarded.reward(prompt, completion))
+            reward, parts = self._await(self.rewarded.reward(prompt, completion))
         except Exception as error:
             if not has_gone(error):
                 raise

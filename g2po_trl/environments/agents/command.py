@@ -115,7 +115,8 @@ class AgentCommand:
         limits = {"timeout": timeout, "verify_timeout": verify_timeout}
         limits |= {"max_processes": max_processes, "max_disk_mb": max_disk_mb}
         for name, limit in limits.items():
-            require(limit is None or limit > 0, name, limit, "set it above 0")
+            is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            require(limit is None or (is_number and limit > 0), name, limit, "set it to a number above 0, or to None")
         if workspace is None:
             require(not self._checks, "verify", verify, "a command runs in a workspace: give one, or a function")
             require(not restore, "restore", restore, "it puts back files of a workspace: give one")

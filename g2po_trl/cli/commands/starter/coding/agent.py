@@ -12,6 +12,7 @@ from g2po_trl import Workspace
 HERE = Path(__file__).resolve().parent
 RULES = "The tests fail. Find the mistake in the code, correct it, and run the tests."
 PASSED = "all tests pass"
+SECONDS = 10  # that the tests may take
 RESULTS = {}  # of the tests, by the state of a workspace
 
 
@@ -77,8 +78,12 @@ class Desk:
         files = self.workspace.state()
         if files not in RESULTS:  # of the same files, the result is the same
             command = [sys.executable, "-S", str(HERE / "run_tests.py")]
-            done = subprocess.run(command, cwd=self.workspace.folder, capture_output=True, text=True, timeout=60)
-            RESULTS[files] = (done.stdout + done.stderr).strip()
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            try:
+                done = subprocess.run(command, cwd=self.workspace.folder, timeout=SECONDS, **pipes)
+                RESULTS[files] = done.stdout.decode(errors="replace").strip()
+            except subprocess.TimeoutExpired:  # the model's mistake, and no end of the episode
+                return f"the tests take more than {SECONDS} s"
         return RESULTS[files]
 
     def look(self):
