@@ -307,3 +307,12 @@ def test_exams_of_a_taught_model_open(tmp_path, browser):
     opened(browser, (tmp_path / "view.html").as_uri())
     assert [one.text for one in browser.find_elements("css selector", "#tasks .what")] == ["Task one", "seed 7"]
     assert browser.find_elements("css selector", "#runs circle"), "success by step"
+
+
+def test_episodes_without_a_step_have_a_result(tmp_path, browser):
+    lost = Trajectory("t", [], 0.0, "failure", failure_reason="prompt too long: 9 tokens")
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost, lost])
+    main([str(tmp_path), "--no-open"])
+    opened(browser, (tmp_path / "view.html").as_uri())
+    said = text_of(browser, "#panel")
+    assert "taught nothing: all episodes lost" in said and "No episode took a step: there is no graph" in said

@@ -98,7 +98,7 @@ function showOverview() {
   outline({});
   const notes = [];
   if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this ${run.log ? "log" : "iteration"} not written to the end: left out.`);
-  if (!group.nodes.length) notes.push("No episode came to a result: there is no graph.");
+  if (!group.nodes.length) notes.push(`No episode ${group.nothing === "errors" ? "came to a result" : "took a step"}: there is no graph.`);
   if (run.log && !group.stored) notes.push("This task has no two episodes with a result: nothing is compared.");
   else if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
     (hasParts() ? "Advantages are computed now, with the settings in run.json." : "There are no advantages to show."));
