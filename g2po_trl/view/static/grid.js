@@ -48,12 +48,3 @@ function observed(text) {
   picture.append(drawn("title", {}, text));
   return grid.rest ? make("div", {}, picture, make("pre", {}, grid.rest)) : picture;
 }
-
-// A state of a graph as a picture on the colour of its value; nothing where it is no board.
-function boardNode(text, size) {
-  const grid = gridOf(text);
-  if (!grid) return {};
-  const source = new XMLSerializer().serializeToString(drawGrid(grid.rows));
-  return { shape: "image", image: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`, size: size + 14,
-    shapeProperties: { useBorderWithImage: true } };
-}
