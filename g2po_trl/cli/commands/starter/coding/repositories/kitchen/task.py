@@ -1,21 +1,18 @@
-def share(cups, people):
-    return cups / people
+def plates(people):
+    return people + people // 2
 
 
 def is_done(minutes, needed):
-    return minutes >= needed
+    return minutes - needed >= 0
 
 
-def shopping(foods, pantry):
-    result = []
+def to_buy(foods, pantry):
+    number = 0
     for food in foods:
         if food not in pantry:
-            result.append(food)
-    return result
+            number += 1
+    return number
 
 
-def weight(grams):
-    total = 0
-    for one in grams:
-        total += one
-    return total
+def lighter(grams, other):
+    return grams if grams <= other else other

@@ -1,8 +1,8 @@
-from task import is_done, share, shopping, weight
+from task import is_done, lighter, plates, to_buy
 
 
-def test_share():
-    assert share(3, 2) == 1.5
+def test_plates():
+    assert plates(5) == 7
 
 
 def test_is_done():
@@ -11,9 +11,9 @@ def test_is_done():
     assert not is_done(7, 8)
 
 
-def test_shopping():
-    assert shopping(["egg", "rice"], ["rice"]) == ["egg"]
+def test_to_buy():
+    assert to_buy(["egg", "rice", "salt"], ["rice"]) == 2
 
 
-def test_weight():
-    assert weight([200, 50]) == 250
+def test_lighter():
+    assert lighter(200, 50) == 50

@@ -10,10 +10,11 @@ def test_free():
 
 
 def test_may_enter():
-    assert may_enter(9, 4)
-    assert may_enter(9, 9)
-    assert not may_enter(4, 9)
+    assert may_enter(9, 4, False)
+    assert may_enter(9, 8, False)
+    assert not may_enter(9, 9, False)
+    assert may_enter(4, 9, True)
 
 
 def test_income():
-    assert income([3, 5]) == 8
+    assert income([[2, 5], [1, 3]]) == 13

@@ -5,13 +5,9 @@ def mean(values):
     return total / len(values)
 
 
-def warmest(values):
-    best = values[0]
-    for value in values:
-        if value >= best:
-            best = value
-    return best
+def warm(values, limit):
+    return [value for value in values if value >= limit]
 
 
-def is_frost(value):
-    return value <= 3
+def is_frost(night, day):
+    return night <= 0 or day <= 0
