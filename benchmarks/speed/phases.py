@@ -204,7 +204,7 @@ def peak_memory(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> fl
         def note(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
             if tensor.untyped_storage().data_ptr() not in weights:
                 kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+            return tensor.detach()  # with its graph, it would be a cycle, which nothing frees
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch))
