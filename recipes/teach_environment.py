@@ -242,8 +242,10 @@ def demonstrate(
         G2POError: if there is none, with what happened in the others.
     """
     name, tokenizer = base_model
+    engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
+    engine.reads_text_because = "teaching is by text alone: train a vision-language model with g2po train"
     actor = ExpertActor(
-        Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name)),
+        engine,
         ChatEncoder(tokenizer, game.chat_template_kwargs),
         game.template,
         script_args.history_length,

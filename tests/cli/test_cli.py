@@ -331,6 +331,10 @@ def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
     assert said.splitlines()[-1] == f"Next: an expert in doors.py that succeeds, then g2po check {file}:Door again"
     file.write_text(file.read_text().replace("return 'push'", "return 'pull'"))
     assert outcome(capsys, "check", str(file))[1].splitlines()[-1] == f"Next: g2po teach {file}:Door"
+    drawn = "'pull'], images=[np.zeros((8, 8, 3), np.uint8)])"
+    file.write_text(f"import numpy as np\n{file.read_text()}".replace("'pull'])", drawn))
+    said = outcome(capsys, "check", str(file))[1]
+    assert said.splitlines()[-1] == f"Next: g2po train {file}:Door --model MODEL", "teaching takes text alone"
 
 
 def test_what_init_writes_is_good(folder, capsys):
