@@ -131,9 +131,9 @@ class ImageInputs:
         import torch
 
         inputs, (names, types) = {}, self._names
-        if types:
-            of_tokens = torch.tensor(self.processor.create_mm_token_type_ids(ids.tolist()), device=ids.device)
-            inputs = dict.fromkeys(types, of_tokens)
+        for name in types:  # a processor may make some in a way of its own, as for experts of images
+            made = getattr(self.processor, f"create_{name}", self.processor.create_mm_token_type_ids)
+            inputs[name] = torch.tensor(made(ids.tolist()), device=ids.device)
         if opened := [[image.open() for image in row] for row in images if row]:
             found = self._processed(opened)
             inputs |= {name: found[name].to(ids.device) for name in names}

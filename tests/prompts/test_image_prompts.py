@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import vision_models
 from vision_models import drawing
 
@@ -15,6 +16,7 @@ from g2po_trl.environments.validation import EnvironmentContractError, validate_
 from g2po_trl.prompts.chat_template import merge_same_roles
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse, Transcript, normalize_messages, pictures_of
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.images import ImageInputs
 from g2po_trl.prompts.state_keys import request_key, workspace_key
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -61,7 +63,25 @@ def test_no_text_takes_the_place_of_an_image():
     assert template.messages("o", PLACE)[0]["content"] == PLACE, "a text without images stays as it is"
 
 
-def test_a_conversation_continues_with_new_images_alone():
+class WithExperts(vision_models.QwenProcessor):
+    """Also says which tokens go to experts of images, as ERNIE's: those around an image, too."""
+
+    def __call__(self, **inputs):
+        made = super().__call__(**inputs)
+        return made | {"moe_mm_token_type_ids": self.create_moe_mm_token_type_ids(made["input_ids"])}
+
+    def create_moe_mm_token_type_ids(self, ids):
+        names = ("<|vision_start|>", self.image_token, "<|vision_end|>")
+        return np.isin(ids, self.tokenizer.convert_tokens_to_ids(names)).astype(int).tolist()
+
+
+def test_kinds_of_tokens_are_those_of_the_processor():
+    processor = vision_models.qwen()[0]
+    processor.__class__ = WithExperts
+    inputs = ImageInputs(processor, ["pixel_values", "mm_token_type_ids", "moe_mm_token_type_ids"])
+    ids, _ = ChatEncoder(processor)(normalize_messages([{"role": "user", "content": [image(FIRST)]}]))
+    made = inputs(torch.tensor([ids]), [[FIRST]])
+    assert made["moe_mm_token_type_ids"].sum() == made["mm_token_type_ids"].sum() + 2 > 2
     encoder, transcript = ConversationEncoder(ChatEncoder(vision_models.qwen()[0])), Transcript()
     asked = [{"role": "user", "content": [text("a"), image(FIRST)]}]
     prompt = encoder.prompt(ChatRequest(asked), transcript)
