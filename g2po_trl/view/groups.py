@@ -99,7 +99,7 @@ def group_data(
 
 
 def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> list[dict[str, Any]]:
-    """Return the steps of an episode that lost most, the turning point first; see `credit.turning`.
+    """Return the steps of an episode that lost most value, the turning point first; see `credit.turning`.
 
     Args:
         trajectory: the episode.
@@ -108,8 +108,8 @@ def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> li
 
     Returns:
         Each with "step" from 0, and "why": "fall" of V, with the values "from" and "to"; "limit" for the fall of a
-        last step at the turn limit, which is followed by the largest fall before it. In a lost episode whose V never
-        falls (it is the same everywhere if the group won nothing): "fault", the first step whose completion is not
+        last step at the turn limit, which is followed by the largest fall before it. In a failed episode whose V never
+        falls (it is the same everywhere if the group has no success): "fault", the first step whose completion is not
         valid or whose action is not admissible, or else "return", the first to a state where the episode had been.
     """
     mine = graph.trajectory == number
@@ -135,7 +135,7 @@ def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> li
 def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = None) -> str | None:
     """Return why no step of a group had an advantage, and `None` if one had, or if that is not known.
 
-    "errors": no episode has a result; "one": a single one has; "won", "lost": all of them; "equal": equal rewards.
+    "errors": no episode has a result; "one": a single one has; "solved", "failed": all; "equal": equal rewards.
 
     Args:
         group: the trajectories.
@@ -150,7 +150,7 @@ def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = No
     if len(counted) < 2:
         return "one" if counted else "errors"
     wins = sum(trajectory.success for trajectory in counted)
-    return "lost" if not wins else "won" if wins == len(counted) else "equal"
+    return "failed" if not wins else "solved" if wins == len(counted) else "equal"
 
 
 def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ SMOOTHED = 5  # iterations, as in the page
 HEIGHT = 9  # lines of the curve
 STEPS = 60  # of an episode that are shown, half of them from its end
 OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
-ENDS = {"success": "won", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
+ENDS = {"success": "solved", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
 _CODES = {"good": "32", "bad": "31", "soft": "2", "bold": "1"}
 
 
@@ -38,8 +38,8 @@ class TerminalView:
     def text(self, iteration: int | None = None, episode: tuple[int, int] | None = None) -> str:
         """Return success by iteration, the groups of an iteration or the tasks of an evaluation, and an episode.
 
-        `iteration` is the last one by default; `episode`, group (or task) and episode in it from 1, is a lost
-        one of a group that also won. Raises `ValueError` if there is no such episode.
+        `iteration` is the last one by default; `episode`, group (or task) and episode in it from 1, is a failed
+        one of a group that also has a success. Raises `ValueError` if there is no such episode.
         """
         parts = [self._paint("bold", self.source.name)]
         if self.source.numbers:
@@ -104,11 +104,11 @@ class TerminalView:
         return "\n".join([*textwrap.wrap(key, self.width), *lines, axis])
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
-        """Return a line for each group: an episode a character, how many won, the task, whether it taught nothing."""
+        """Return a line for each group: an episode a character, successes, the task, whether it taught nothing."""
         counted = [one for group in groups for one in group["episodes"] if one["outcome"] not in ("error", "lost")]
         won = sum(one["outcome"] == "success" for one in counted)
         rate = (
-            f"{100 * won / len(counted):.1f} % of {len(counted)} episodes won"
+            f"{100 * won / len(counted):.1f} % of {len(counted)} episodes solved"
             if counted
             else "no episode with a result"
         )
@@ -171,7 +171,7 @@ class TerminalView:
         return "\n".join(lines)
 
     def _turning_points(self, one: dict[str, Any]) -> str:
-        """Return where a lost episode of a training run lost most; "" if that is not known."""
+        """Return where a failed episode of a training run lost most value; "" if that is not known."""
         turns = [] if one["outcome"] == "success" else one.get("turns", [])
         said = []
         for turn in turns:
@@ -208,7 +208,7 @@ class TerminalView:
 
 
 def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return a lost episode of a group that also won, or else any lost one, or the first."""
+    """Return a failed episode of a group that also has a success, or else any failed one, or the first."""
     everyone = [
         (number, place) for number, group in enumerate(groups, 1) for place in range(1, len(group["episodes"]) + 1)
     ]

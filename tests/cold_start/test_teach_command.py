@@ -80,7 +80,7 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
     assert more.startswith("Or the same command with --num-episodes 70 --num-demonstrations 80: at most about ")
     assert start.startswith("Or, if the model sometimes succeeds: g2po train letters")
     view_main(["runs/game-start", "--text"])
-    assert "Evaluation exam, step 1: 0.0 % of 16 episodes won" in capsys.readouterr().out
+    assert "Evaluation exam, step 1: 0.0 % of 16 episodes solved" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -292,10 +292,10 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     assert len(browser.find_elements(By.CSS_SELECTOR, "#curves figure")) == 4
     groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
-    assert "Task one" in panel(browser) and "2 of 4 episodes won; 3 states" in panel(browser)
+    assert "Task one" in panel(browser) and "2 of 4 episodes solved; 3 states" in panel(browser)
     assert browser.execute_script("return howTrained()") == "Trained with g2po, λ 1."
     # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
-    until(browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes won. Trained"))
+    until(browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes solved. Trained"))
 
     click_node(browser, "state 1:")
     wait_for(browser, "State with value 1.25, 3 visits")
@@ -304,13 +304,13 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     visits = browser.find_elements(By.CSS_SELECTOR, "#panel tr.visit")
     assert len(visits) == 3 and not visits[0].is_displayed()
     action.click()
-    assert visits[0].text == "episode 1, step 1 +3.33 +2.50 +1.43 +7.26 won"
+    assert visits[0].text == "episode 1, step 1 +3.33 +2.50 +1.43 +7.26 solved"
     visits[0].click()
-    wait_for(browser, "Episode 1: won, reward 10")
+    wait_for(browser, "Episode 1: solved, reward 10")
     assert "room a" in panel(browser) and "the end of ha" in panel(browser)
 
     browser.find_element(By.ID, "theme").click()
-    assert "Episode 1: won" in panel(browser), "a change of colours changes nothing else"
+    assert "Episode 1: solved" in panel(browser), "a change of colours changes nothing else"
 
     groups[1].click()
     wait_for(browser, "Task two")
@@ -338,7 +338,7 @@ def test_the_page_of_a_run_without_any_success(lost, browser):
     assert len(browser.find_elements(By.CSS_SELECTOR, "#curves circle")) == 1, "an evaluation of errors alone has none"
     groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
     assert [group.text for group in groups] == ["1: 0/2", "2: 0/2"]
-    assert "0 of 2 episodes won; 3 states" in panel(browser) and "Advantages are computed now" in panel(browser)
+    assert "0 of 2 episodes solved; 3 states" in panel(browser) and "Advantages are computed now" in panel(browser)
     groups[1].click()
     wait_for(browser, "No episode came to a result")
     browser.find_element(By.CSS_SELECTOR, "#panel button").click()

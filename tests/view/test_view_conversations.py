@@ -201,10 +201,10 @@ def test_a_log_is_no_training_run(tmp_path, browser, capsys):
     for hidden in ("curves", "choose-iteration", "iteration-keys"):
         assert not browser.find_element("id", hidden).is_displayed(), hidden
     browser.execute_script("showNode(0)")
-    assert texts_of(browser, "#panel th") == ["action", "times", "A_EP", "A_NC", "A_EC", "advantage", "won"]
+    assert texts_of(browser, "#panel th") == ["action", "times", "A_EP", "A_NC", "A_EC", "advantage", "solved"]
     browser.find_element("id", "theme").click()
     browser.execute_script("showGroup(1)")
     assert "no two episodes with a result" in browser.find_element("id", "panel").text
     browser.execute_script("showNode(0)")
-    assert texts_of(browser, "#panel th") == ["action", "times", "won"]
+    assert texts_of(browser, "#panel th") == ["action", "times", "solved"]
     assert browser.execute_script("return edgesOf(group).map((edge) => edge.advantage)") == [None]

@@ -164,9 +164,9 @@ def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
     opened(browser, (evaluation / "view.html").as_uri())
     assert texts(browser, "#filters button") == [
         "all 2",
-        "won 0",
-        "won by some episodes 1",
-        "not won 1",
+        "solved 0",
+        "solved by some episodes 1",
+        "not solved 1",
         "no result 1",
     ]
     assert texts(browser, "#tasks .what") == [BAD_TEXT, "Put a cup on the desk."], "named by their sentences"
@@ -177,13 +177,13 @@ def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
     assert "1 lines of My games are not written to their end" in texts(browser, "#sides")[0]
 
     press(browser, "j")  # to task one: its won episode beside the one that was not
-    assert texts(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 won"]
-    assert texts(browser, ".head strong") == ["won", "failed"]
+    assert texts(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 solved"]
+    assert texts(browser, ".head strong") == ["solved", "failed"]
     assert "After 1 shared step they part: other observations." in episodes(browser)
     assert "reflection 1, read by this trial" in episodes(browser) and "Task one" in episodes(browser)
     press(browser, "s")
     assert texts(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
-    assert texts(browser, ".head strong") == ["won"]
+    assert texts(browser, ".head strong") == ["solved"]
     press(browser, "5")  # the fifth filter
     assert texts(browser, "#tasks .what") == ["Task four"] and texts(browser, "#tasks .verdict") == ["no result"]
 
@@ -196,10 +196,10 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     main([str(trained), str(evaluation), "--no-open", "--output", str(page)])
     opened(browser, page.as_uri())
     filters = texts(browser, "#filters button")
-    assert filters == ["all 2", "won by A only 0", "won by B only 0", "by both 1", "by neither 1", "only A has it 1",
+    assert filters == ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1", "only A has it 1",
                        "only B has it 1"]  # fmt: skip
     assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts(browser, "#numbers")[0]
-    assert texts(browser, "#tasks .verdict") == ["A ✓ won", "B 1/2 won", "A ✗ not won", "B 0/2 won"]
+    assert texts(browser, "#tasks .verdict") == ["A ✓ solved", "B 1/2 solved", "A ✗ not solved", "B 0/2 solved"]
     rows = [texts(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
     assert rows == [["A", "50.0"], ["B", "25.0"], ["B − A", "−25.0"]], "two tasks have no interval"
     script = (
@@ -213,7 +213,7 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     assert texts(browser, ".columns .shared .act") == ["→ go 0"]
 
     browser.find_element(By.CSS_SELECTOR, "#set-of-A option[value='0-eval-0']").click()
-    until(browser, lambda b: texts(b, "#filters button")[1:3] == ["won by A only 1", "won by B only 1"])
+    until(browser, lambda b: texts(b, "#filters button")[1:3] == ["solved by A only 1", "solved by B only 1"])
     press(browser, Keys.ESCAPE)
     browser.execute_script("document.activeElement.blur()")
     press(browser, "3")  # won by B only
@@ -266,7 +266,7 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     assert "value_lambda" not in texts(browser, "#settings")[0]
     assert "Trained with gigpo." in texts(browser, "#used")[0] and "λ" not in texts(browser, "#used")[0]
     browser.execute_script("showNode(0)")
-    assert texts(browser, "#panel th") == ["action", "times", "A of gigpo", "won"]
+    assert texts(browser, "#panel th") == ["action", "times", "A of gigpo", "solved"]
     assert texts(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
     assert "A_NC" not in texts(browser, "body")[0]
 
@@ -274,8 +274,8 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     until(browser, lambda b: texts(b, "#tasks .what"))
     assert texts(browser, "#filters button") == [
         "all 3",
-        "won by A only 1",
-        "won by B only 1",
+        "solved by A only 1",
+        "solved by B only 1",
         "by both 0",
         "by neither 1",
     ]

@@ -66,10 +66,10 @@ def test_a_group_that_taught_nothing_says_why():
         return [*played, *[Trajectory("t", [], 0.0, "error", error="boom")] * error]
 
     told = [group(10.0, 10.0), group(0.0, 0.0), group(10.0, error=1), group(error=2), group(10.0, 0.0)]
-    assert [taught_nothing(one) for one in told] == ["won", "lost", "one", "errors", "equal"]
+    assert [taught_nothing(one) for one in told] == ["solved", "failed", "one", "errors", "equal"]
     assert taught_nothing(group(10.0, 10.0, advantage=0.1)) is None, "wins of different length teach"
     unstored = [trajectory("t", "h", 0.0)] * 2
-    assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "lost"
+    assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "failed"
 
 
 def test_the_error_of_success_takes_groups_for_the_sample():
@@ -197,11 +197,11 @@ def click(browser, selector):
 def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#tab-failures")
     said = " ".join(text_of(at_run, "#verdict").split())
-    assert said == "2 of 4 groups lost every episode in iterations 1 to 2. 2 tasks: 1 never won 1 sometimes"
+    assert said == "2 of 4 groups failed in every episode in iterations 1 to 2. 2 tasks: 1 never solved 1 sometimes"
     click(at_run, "#verdict button")  # those that were lost
     assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
     click(at_run, ".heat tbody td:nth-child(4) button")
-    until(at_run, lambda b: "taught nothing: all episodes lost" in text_of(b, "#panel"))
+    until(at_run, lambda b: "taught nothing: all episodes failed" in text_of(b, "#panel"))
     click(at_run, "#panel .turn")
     here = text_of(at_run, "#panel .here")
     assert here.startswith("3. V 0.00") and "not admissible" in here and "turning point" in here
@@ -315,4 +315,4 @@ def test_episodes_without_a_step_have_a_result(tmp_path, browser):
     main([str(tmp_path), "--no-open"])
     opened(browser, (tmp_path / "view.html").as_uri())
     said = text_of(browser, "#panel")
-    assert "taught nothing: all episodes lost" in said and "No episode took a step: there is no graph" in said
+    assert "taught nothing: all episodes failed" in said and "No episode took a step: there is no graph" in said

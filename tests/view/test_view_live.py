@@ -105,7 +105,7 @@ def test_a_half_written_iteration_is_shown_as_far_as_it_is(run, address, browser
     assert state(browser)[0] == 2 and browser.execute_script(
         "return shown.groups.map((g) => g.trajectories.length)"
     ) == [2, 2]
-    assert panel(browser).startswith("Episode 1: won" if part < 0 else "Task one")
+    assert panel(browser).startswith("Episode 1: solved" if part < 0 else "Task one")
 
 
 def test_a_line_that_is_no_trajectory_is_reported_and_gone_when_it_is_mended(run, address, browser):

@@ -41,14 +41,14 @@ def test_success_is_drawn_in_characters(run):
 
 def test_groups_and_a_lost_episode(run):
     text = TerminalView(Run(run)).text(iteration=2)
-    assert "Iteration 2 of 3: 50.0 % of 2 episodes won\n   1 █· 1/2  wash the mug\n" in text
+    assert "Iteration 2 of 3: 50.0 % of 2 episodes solved\n   1 █· 1/2  wash the mug\n" in text
     assert "Episode 1.2: out of turns, reward 0, 3 steps" in text, "of a group that also won, a lost one"
     assert "  Turning point: step 2, V 4.8 to 0.0\n" in text and "g2po play" not in text, "older runs have no rows"
     assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible] [turning point]\n" in text
     assert "     → go 2 [not admissible] [turn limit]\n" in text
     assert text.endswith("     the end of hab") and "\033" not in text
     coloured = TerminalView(Run(run), colour=True).text(2, (1, 1))
-    assert "Episode 1.1: \033[32mwon\033[0m" in coloured
+    assert "Episode 1.1: \033[32msolved\033[0m" in coloured
 
 
 def test_a_group_that_taught_nothing_and_the_command_that_plays_it_again(run):
@@ -117,13 +117,13 @@ def test_an_evaluation_has_tasks(tmp_path):
     )
     (folder / "settings.json").write_text(json.dumps({"panel": "mine"}))
     text = TerminalView(open_folder(folder)).text()
-    assert "Evaluation mine: 50.0 % of 2 episodes won\n   1 █ 1/1  task one\n   2 · 0/1  task two" in text
+    assert "Evaluation mine: 50.0 % of 2 episodes solved\n   1 █ 1/1  task one\n   2 · 0/1  task two" in text
     assert "Episode 2.1: failed" in text
 
 
 def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
     main([str(run), "--text", "--iterations", "2", "--episode", "1.1"])
-    assert "Episode 1.1: won, reward 10, 2 steps" in capsys.readouterr().out
+    assert "Episode 1.1: solved, reward 10, 2 steps" in capsys.readouterr().out
     assert not (run / "view.html").exists()
     with pytest.raises(ValueError, match=r"episode is 1\.3: group 1 has 2 episodes in iteration 3"):
         main([str(run), "--text", "--episode", "1.3"])

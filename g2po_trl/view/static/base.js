@@ -10,7 +10,7 @@ const signed = (x, digits = 2) => {
 const mean = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : NaN);
 const percent = (x) => (Number.isFinite(x) ? (100 * x).toFixed(1) : "–");
 const dark = () => document.documentElement.dataset.theme === "dark";
-const ENDS = { success: "won", failure: "failed", truncated: "out of turns", lost: "lost with its worker" };
+const ENDS = { success: "solved", failure: "failed", truncated: "out of turns", lost: "lost with its worker" };
 const UNCOUNTED = ["error", "lost"];
 const oneLine = (text, longest = 120) => {
   const line = text.replace(/\s+/g, " ").trim();

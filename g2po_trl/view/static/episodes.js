@@ -11,7 +11,7 @@ function showTask() {
   const [mine, theirs] = current.tasks;
   at = [last(mine), last(sides.length === 2 ? theirs : mine)];
   if (sides.length === 1) {
-    // What says most: where an episode that won and one that did not part.
+    // What says most: where an episode that succeeded and one that did not part.
     const first = (is) => mine.episodes.findIndex((one) => one.last && won(one) === is);
     apart = current.is === "some";
     if (apart) at = [first(true), first(false)];

@@ -5,7 +5,7 @@ function mix(low, high, part) {
   const [a, b] = [read(low), read(high)];
   return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * Math.min(1, Math.max(0, part)))).join(",")})`;
 }
-// Green means the same in every group: an episode that came through this state won. Its strength is the value, on one scale
+// Green means the same in every group: an episode that came through this state succeeded. Its strength is the value, on one scale
 // for the iteration: from the lowest reward of an episode, or 0, to the highest.
 const valueColour = (part, won) => mix(...(won ? (dark() ? ["#23443c", "#35c48d"] : ["#d9efe5", "#15905f"])
   : (dark() ? ["#2a3442", "#8b98a9"] : ["#eef1f5", "#7d8998"])), part);

@@ -24,7 +24,7 @@ const MEANINGS = { A_EP: "the episode's reward against the group's mean", A_NC: 
   A_EC: "the change of value against all steps of the group", trained: "what the step was trained with", sum: "A_EP + A_NC + A_EC" };
 const meanOf = (values) => (values.some((x) => x === null) ? null : mean(values));
 
-// Steps by action: how often, with which mean advantage, in how many episodes that won. A click shows the visits.
+// Steps by action: how often, with which mean advantage, in how many successful episodes. A click shows the visits.
 function steps(rows) {
   const actions = new Map();
   for (const row of rows) {
@@ -34,7 +34,7 @@ function steps(rows) {
   const meanNumbers = (some) => heads().map((_, i) => meanOf(some.map(([step]) => numbers(step)[i])));
   const sorted = [...actions.values()].map((some) => [some, meanNumbers(some)])
     .sort(([, a], [, b]) => (b.at(-1) ?? 0) - (a.at(-1) ?? 0));
-  const names = ["action", "times", ...heads(), "won"].map((name) => make("th", { title: MEANINGS[name] }, name));
+  const names = ["action", "times", ...heads(), "solved"].map((name) => make("th", { title: MEANINGS[name] }, name));
   return make("table", { class: "actions" }, make("thead", {}, make("tr", {}, ...names)), make("tbody", {}, ...sorted.flatMap(([some, means]) => {
     const visits = some.map(([step, t, s]) => make("tr", { tabindex: 0, class: "visit", hidden: "", onclick: () => showTrajectory(t, s) },
       make("td", {}, `episode ${t + 1}, step ${s + 1}`), make("td", {}), ...numbers(step).map(number),
@@ -58,7 +58,7 @@ function allSteps(wanted) {
 }
 
 // Why a group taught nothing, and the marks of an episode.
-const NOTHING = { won: "all episodes won, and in the same way", lost: "all episodes lost", equal: "all episodes have the same reward",
+const NOTHING = { solved: "all episodes solved, and in the same way", failed: "all episodes failed", equal: "all episodes have the same reward",
   one: "one episode has a result, and there is none to compare it with", errors: "no episode has a result: environment errors" };
 const CUT_OFF = "The turn limit ended the episode here. Such an end is worth 0 whatever the last action did, so the advantage of this step is low even if its action was right.";
 const isCutOff = (trajectory, s) => trajectory.outcome === "truncated" && s === trajectory.steps.length - 1;
@@ -71,7 +71,7 @@ function turnWords(turn, { steps: taken }) {
 }
 // Buttons to the turning point of an episode, and to the largest fall before the turn limit.
 const turnButtons = (t) => group.trajectories[t].turns.map((turn) => make("button", { type: "button", class: "turn",
-  title: "where the episode lost most", onclick: () => showTrajectory(t, turn.step) }, turnWords(turn, group.trajectories[t])));
+  title: "where the episode lost most value", onclick: () => showTrajectory(t, turn.step) }, turnWords(turn, group.trajectories[t])));
 
 // The command that plays an episode again, to be copied; nothing of a run that did not keep its tasks' rows.
 function playCommand(episode = 1) {
@@ -82,13 +82,13 @@ function playCommand(episode = 1) {
   return make("p", { class: "command" }, button, make("code", {}, command));
 }
 
-// Other groups of this task: where it was won.
+// Other groups of this task: where it was solved.
 function elsewhere() {
   if (!index || run.log) return [];
   const others = index.iterations.flatMap(({ n, groups }) => groups.map((one, g) => ({ n, g, one })))
     .filter(({ n, g, one }) => index.tasks[one.task].id === group.id && !(n === shown.n && g === groupNumber() - 1));
   if (!others.length) return [`The task is in no other group of ${amountOf(index.iterations.length, "iteration")}.`];
-  return [`The task in other groups, iteration: won. `, ...others.slice(-24).flatMap(({ n, g, one }) => [make("button", { type: "button",
+  return [`The task in other groups, iteration: solved. `, ...others.slice(-24).flatMap(({ n, g, one }) => [make("button", { type: "button",
     class: winsOf(one) ? "success" : "", title: `iteration ${n}, group ${g + 1}`, onclick: () => openGroup(n, g) },
     `${n}: ${winsOf(one)}/${one.episodes.length}`), " "])];
 }
@@ -106,11 +106,11 @@ function showOverview() {
   const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits).sort((a, b) => b[0].visits - a[0].visits);
   const about = [group.task || group.row !== null ? `Task ${group.id}` : "", group.environment || ""].filter(Boolean).join(", ");
   fill(make("h2", {}, groupName(group)), about ? make("p", { class: "note" }, about) : null,
-    make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${amountOf(group.nodes.length, "state")}.`),
+    make("p", {}, `${group.success} of ${group.trajectories.length} episodes solved; ${amountOf(group.nodes.length, "state")}.`),
     group.nothing && !run.log ? make("p", { class: "nothing" }, make("b", {}, "This group taught nothing: "), `${NOTHING[group.nothing]}.`) : null,
     ...notes.map((note) => make("p", { class: "note" }, note)),
     group.trajectories.some((t) => t.turns.length && t.outcome !== "success") ? make("p", { class: "note fact" },
-      "Beside a lost episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
+      "Beside a failed episode, its turning point: the step at which the value V of its states falls most, or else the first fault.") : null,
     make("ol", { class: "episodes" }, ...group.trajectories.map((t, i) => make("li", {}, make("button", { type: "button", class: t.outcome,
       onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ${amountOf(t.steps.length, "step")}`),
       make("span", {}, ...(t.outcome === "success" ? [] : turnButtons(i)))))),

@@ -12,8 +12,8 @@ const rate = (task) => wins(counted(task)) / counted(task).length;  // NaN witho
 const of = (task) => `${wins(counted(task))} of ${counted(task).length}`;
 
 // Filters: name -> what its button says. A task is in one of them, and in "all" if it can be compared.
-const ONE = { all: "all", every: "won", some: "won by some episodes", none: "not won", void: "no result" };
-const TWO = { all: "all", a: "won by A only", b: "won by B only", both: "by both", none: "by neither",
+const ONE = { all: "all", every: "solved", some: "solved by some episodes", none: "not solved", void: "no result" };
+const TWO = { all: "all", a: "solved by A only", b: "solved by B only", both: "by both", none: "by neither",
   void: "no result on a side", onlyA: "only A has it", onlyB: "only B has it" };
 const uncompared = (row) => ["void", "onlyA", "onlyB"].includes(row.is);
 
@@ -156,7 +156,7 @@ function showFilters() {
       make("b", {}, number)) : null;
   });
   $("filters").replaceChildren(...buttons.filter(Boolean));
-  if (several && sides.length === 2) $("filters").append(make("span", { class: "note" }, "won: by at least one of its episodes"));
+  if (several && sides.length === 2) $("filters").append(make("span", { class: "note" }, "solved: by at least one of its episodes"));
 }
 
 function listTasks() {
@@ -175,8 +175,8 @@ function listTasks() {
 
 function verdict(task, at) {
   const number = counted(task).length;
-  const text = !task ? "not played" : !number ? "no result" : number === 1 ? (rate(task) ? "✓ won" : "✗ not won")
-    : `${wins(counted(task))}/${number} won`;
+  const text = !task ? "not played" : !number ? "no result" : number === 1 ? (rate(task) ? "✓ solved" : "✗ not solved")
+    : `${wins(counted(task))}/${number} solved`;
   const is = !number ? "truncated" : rate(task) === 1 ? "success" : rate(task) > 0 ? "mixed" : "failure";
   return make("span", { class: `verdict ${is}` }, sides.length === 2 ? make("b", { class: `letter-${LETTERS[at]}` },
     LETTERS[at]) : null, ` ${text}`);

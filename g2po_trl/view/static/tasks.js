@@ -1,9 +1,9 @@
-// -- tasks: which are never won, and the episodes, states and tools that say why -----------------------------------------
+// -- tasks: which are never solved, and the episodes, states and tools that say why -----------------------------------------
 
 const winsOf = (one) => one.episodes.filter(([outcome]) => index.outcomes[outcome] === "success").length;
 const countedOf = (one) => one.episodes.filter(([outcome]) => !UNCOUNTED.includes(index.outcomes[outcome])).length;
 const indexName = ({ id, task, row }) => taskName({ id, task }, row);
-const KINDS = { never: "never won", sometimes: "sometimes", always: "always", unknown: "no result" };
+const KINDS = { never: "never solved", sometimes: "sometimes", always: "always", unknown: "no result" };
 const LATE = 5, COLUMNS = 40, ROWS = 60, FOUND = 50;
 let kind = "all", rowsShown = ROWS;
 
@@ -13,7 +13,7 @@ async function openGroup(n, g, episode = null) {
   if (episode !== null) showTrajectory(episode, group.trajectories[episode].turns[0]?.step ?? 0);
 }
 
-// Tasks with their groups, never won first, then by success.
+// Tasks with their groups, never solved first, then by success.
 function tasksByFailure() {
   const tasks = index.tasks.map((task) => ({ ...task, groups: [], won: 0, counted: 0, late: false }));
   const last = index.iterations.slice(-LATE).map(({ n }) => n);
@@ -39,7 +39,7 @@ function showTasks() {
   const lost = groups.filter((one) => !winsOf(one)).length;
   const choice = (is, text) => make("button", { type: "button", "aria-pressed": kind === is, onclick: () => { kind = is; showTasks(); } }, text);
   $("verdict").replaceChildren(
-    ...(late.length && !run.log ? [choice("late", `${lost} of ${amountOf(groups.length, "group")} lost every episode`),
+    ...(late.length && !run.log ? [choice("late", `${lost} of ${amountOf(groups.length, "group")} failed in every episode`),
       ` in iteration${late.length > 1 ? `s ${late[0].n} to ${late.at(-1).n}` : ` ${late[0].n}`}. `] : []),
     choice("all", amountOf(tasks.length, "task")), ": ", ...Object.entries(KINDS).flatMap(([is, text]) => {
       const number = tasks.filter((task) => task.kind === is).length;
@@ -59,20 +59,20 @@ function drawHeat(tasks) {
     const groups = task.groups.filter(({ n }) => some.includes(n));
     if (!groups.length) return make("td");
     const [won, counted] = ["won", "counted"].map((what) => groups.reduce((sum, one) => sum + one[what], 0));
-    const says = `${named(some)}: ${counted ? `${won} of ${counted} won` : "no result"}`, { n, g } = groups.at(-1);
+    const says = `${named(some)}: ${counted ? `${won} of ${counted} solved` : "no result"}`, { n, g } = groups.at(-1);
     return make("td", {}, make("button", { type: "button", tabindex: -1, title: says, "aria-label": `${indexName(task)}, ${says}`,
       class: !counted ? "void" : won ? "" : "lost", onclick: () => openGroup(n, g),
       style: won ? `background:${valueColour(won / counted, true)}` : null }, won || !counted ? "" : "×"));
   };
   const rows = tasks.slice(0, rowsShown).map((task) => make("tr", {}, make("th", { scope: "row", title: `${indexName(task)}\n${task.id}` },
     make("span", {}, indexName(task))), make("td", { class: "sum" }, `${task.won}/${task.counted}`), ...columns.map((some) => cell(task, some))));
-  const head = make("tr", {}, make("th", { scope: "col" }, "task"), make("th", { scope: "col", class: "sum" }, "won"), ...columns.map((some, i) =>
+  const head = make("tr", {}, make("th", { scope: "col" }, "task"), make("th", { scope: "col", class: "sum" }, "solved"), ...columns.map((some, i) =>
     make("th", { scope: "col" }, i % 5 && i !== columns.length - 1 ? unseen(named(some)) : some[0])));
   const table = make("table", { class: "heat" }, make("thead", {}, head), make("tbody", {}, ...rows));
   const cells = [...table.querySelectorAll("button")];
   if (cells.length) cells[0].tabIndex = 0;
   table.addEventListener("keydown", (event) => stepThrough(event, table));
-  $("heat").replaceChildren(make("p", { class: "note" }, "Success by task over iterations: × nothing won; a stronger green, more won. A cell opens its group."), make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "heat map" }, table),
+  $("heat").replaceChildren(make("p", { class: "note" }, "Success by task over iterations: × never solved; a stronger green, more often. A cell opens its group."), make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "heat map" }, table),
     rows.length ? "" : make("p", { class: "note" }, "No such task."),
     tasks.length > rows.length ? make("button", { type: "button", onclick: () => { rowsShown += 5 * ROWS; drawHeat(tasks); } },
       `${tasks.length - rows.length} more tasks`) : "");

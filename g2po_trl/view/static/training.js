@@ -2,7 +2,7 @@
 
 let shown, group, index = null;
 
-// Without a group's number: the first in which some episodes won, since there actions are compared.
+// Without a group's number: the first in which some episodes solved, since there actions are compared.
 async function choose(number, wanted = null) {
   if (!run.iterations.length) return;
   const nearest = run.iterations.reduce((best, n) => (Math.abs(n - number) < Math.abs(best - number) ? n : best));
@@ -41,14 +41,14 @@ async function choose(number, wanted = null) {
 const groupName = (one) => taskName(one, one.row === null ? null : shown.texts[one.row]);
 const estimator = () => run.settings.estimator_name || "g2po";
 
-// How many episodes of an iteration won, with the standard error by groups.
+// How many episodes of an iteration succeeded, with the standard error by groups.
 function resultOf(n) {
   const counted = shown.groups.flatMap(({ trajectories }) => trajectories).filter(({ outcome }) => !UNCOUNTED.includes(outcome));
   if (!counted.length || run.log) return "";
   const error = index && index.iterations.find((one) => one.n === n)?.error;
   const idle = shown.groups.filter((one) => one.nothing).length;
   return `${percent(counted.filter(({ outcome }) => outcome === "success").length / counted.length)}` +
-    `${error ? ` ± ${percent(error)}` : ""} % of ${counted.length} episodes won. ` +
+    `${error ? ` ± ${percent(error)}` : ""} % of ${counted.length} episodes solved. ` +
     (idle ? `${idle} of ${amountOf(shown.groups.length, "group")} taught nothing. ` : "");
 }
 
@@ -89,7 +89,7 @@ function drawGroup(number) {
     onnode: showNode, onedge: showEdge, onnothing: showOverview,
   });
   $("legend").replaceChildren(
-    ...[["an episode through it won: value", true], ["none won: value", false]].map(([what, is]) => make("span", {}, `${what} ${short(low)}`,
+    ...[["an episode through it succeeded: value", true], ["none succeeded: value", false]].map(([what, is]) => make("span", {}, `${what} ${short(low)}`,
       make("i", { style: `background:linear-gradient(90deg,${valueColour(0, is)},${valueColour(1, is)})` }), short(high))),
     hasAdvantages() ? make("span", {}, "advantage of an edge: below", make("i", { style:
       `background:linear-gradient(90deg,${advantageColour(-2)},${advantageColour(0)},${advantageColour(2)})` }), "above") : "",
