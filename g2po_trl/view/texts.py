@@ -64,7 +64,11 @@ def _image_url(file: Path, room: int) -> str:
         return f"an image whose file {file.name} is not there"
     data, kind = file.read_bytes(), "png"
     if len(data) > _IMAGE_BYTES:
-        image, smaller = Picture(data).open(), io.BytesIO()
+        smaller = io.BytesIO()
+        try:
+            image = Picture(data).open()
+        except Exception:  # PIL raises errors of several classes for broken files
+            return f"an image whose file {file.name} is broken"
         image.thumbnail(_THUMBNAIL)
         image.save(smaller, "JPEG", quality=80)
         data, kind = smaller.getvalue(), "jpeg"
