@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -229,11 +230,11 @@ def _cut(value: Any, name: str) -> Any:
 
 
 def _beginning(value: Any) -> Any:
-    """Return plain data with what is shown of its texts, and as much again: a secret at the cut is masked whole."""
+    """Return the parts of plain data that may be shown, with texts of twice the length: a secret at the cut is whole."""
     if isinstance(value, dict):
-        return {name: _beginning(part) for name, part in value.items()}
+        return {name: _beginning(part) for name, part in islice(value.items(), LONGEST_TEXT)}
     if isinstance(value, list):
-        return [_beginning(part) for part in value]
+        return [_beginning(part) for part in value[:LONGEST_TEXT]]
     return value[: 2 * LONGEST_TEXT] if isinstance(value, str) else value
 
 
