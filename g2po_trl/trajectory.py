@@ -230,7 +230,7 @@ def _cut(value: Any, name: str) -> Any:
 
 
 def _beginning(value: Any) -> Any:
-    """Return the parts of plain data that may be shown, with texts of twice the length: a secret at the cut is whole."""
+    """Return the parts of plain data that may be shown, texts of twice the length: a secret at the cut is whole."""
     if isinstance(value, dict):
         return {name: _beginning(part) for name, part in islice(value.items(), LONGEST_TEXT)}
     if isinstance(value, list):
