@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..utils.errors import G2POError
-from .conversation import Message
+from .conversation import Message, joined_content
 from .images import content_blocks
 
 _SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
@@ -174,9 +174,7 @@ def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> l
         same = bool(joined) and joined[-1]["role"] == message["role"] != "tool"
         plain = same and joined[-1].keys() | message.keys() <= {"role", "content", "images"}
         if plain and (until is None or place < until):
-            images = [*joined[-1].get("images", ()), *message.get("images", ())]
-            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
-            joined[-1] |= {"images": images} if images else {}
+            joined[-1] = joined[-1] | joined_content([joined[-1], message], "\n\n")
         else:
             joined.append(message)
     return joined

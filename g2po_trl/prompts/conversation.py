@@ -200,6 +200,13 @@ def without_places(text: str) -> str:
     return text.replace(PLACE, "\N{REPLACEMENT CHARACTER}")
 
 
+def joined_content(messages: Sequence[Message], between: str) -> Message:
+    """Return the content of messages in one, with their images."""
+    images = pictures_of(messages)
+    shown = [one["content"] if one.get("images") or not images else without_places(one["content"]) for one in messages]
+    return {"content": between.join(shown), **({"images": images} if images else {})}
+
+
 def pictures_of(messages: Iterable[Message]) -> list[Picture]:
     """Return the images of messages, in order."""
     return [image for message in messages for image in message.get("images", ())]

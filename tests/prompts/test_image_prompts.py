@@ -101,6 +101,8 @@ def test_messages_with_images_are_joined_with_them():
         normalize_messages([{"role": "user", "content": [image(one)]} for one in (FIRST, SECOND)])
     )
     assert joined == [{"role": "user", "content": f"{PLACE}\n\n{PLACE}", "images": [FIRST, SECOND]}]
+    beside = merge_same_roles([{"role": "user", "content": PLACE}, *joined])
+    assert beside[0]["content"] == f"\ufffd\n\n{PLACE}\n\n{PLACE}", "a character of a text is no image"
 
 
 def body(url):
@@ -143,8 +145,8 @@ def call(name):
 
 def test_tools_return_images_as_in_trl():
     chat = ChatToolEnvironment(Camera, 4)
-    first = validate_observation(chat.reset(prompt="Drive."), "reset")
-    assert first.images == (FIRST,) and first.request.messages[-1]["content"] == f"Drive.start{PLACE}"
+    first = validate_observation(chat.reset(prompt=f"Drive{PLACE}."), "reset")
+    assert first.images == (FIRST,) and first.request.messages[-1]["content"] == f"Drive\ufffd.start{PLACE}"
     seen = validate_step(chat.step(call("look")), "step").observation
     assert seen.images == (SECOND,) and pictures_of(seen.request.messages) == [FIRST, SECOND]
     result = {"role": "tool", "name": "look", "content": f"{PLACE}Speed: 3.", "images": [SECOND]}

@@ -28,7 +28,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages
+from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, joined_content, normalize_messages
 from ...prompts.state_keys import request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate, PromptTemplates
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
@@ -215,9 +215,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def reset(self, **row) -> Observation:
         first = self._start(row)
-        last = self._prompt[-1]
-        images = [*last.get("images", ()), *first.images]
-        self._prompt[-1] = {**last, "content": last["content"] + first, **({"images": images} if images else {})}
+        self._prompt[-1] |= joined_content([self._prompt[-1], first.message("user")], "")
         return self._observation(self._prompt)
 
     def step(self, action: str) -> StepResult:
