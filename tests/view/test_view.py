@@ -295,7 +295,9 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     assert "Task one" in panel(browser) and "2 of 4 episodes solved; 3 states" in panel(browser)
     assert browser.execute_script("return howTrained()") == "Trained with g2po, λ 1."
     # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
-    until(browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes solved. Trained"))
+    until(
+        browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes solved. Trained")
+    )
 
     click_node(browser, "state 1:")
     wait_for(browser, "State with value 1.25, 3 visits")

@@ -196,8 +196,10 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     main([str(trained), str(evaluation), "--no-open", "--output", str(page)])
     opened(browser, page.as_uri())
     filters = texts(browser, "#filters button")
-    assert filters == ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1", "only A has it 1",
-                       "only B has it 1"]  # fmt: skip
+    assert filters == ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1"] + [
+        "only A has it 1",
+        "only B has it 1",
+    ]
     assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts(browser, "#numbers")[0]
     assert texts(browser, "#tasks .verdict") == ["A ✓ solved", "B 1/2 solved", "A ✗ not solved", "B 0/2 solved"]
     rows = [texts(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
