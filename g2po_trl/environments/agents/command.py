@@ -75,8 +75,8 @@ class AgentCommand:
             episode) that its parameters name. If `returncode` is not among them, another exit status than 0 is an
             exception of the agent. Output beyond a megabyte loses its middle. With a workspace it may be a command,
             such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward
-            is 0 if its exit status is not 0, or else the number in its last line (0 if it is not finite), or 1
-            without one. The agent's exit status does not matter then.
+            is 0 if its exit status is not 0, or else its last line if that is a number (0 if it is not finite),
+            or 1. The agent's exit status does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without waiting for the model. After that it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -246,7 +246,7 @@ def _own_folders(parent: Path) -> dict[str, str]:
 
 
 def _reward(returncode: int, stdout: str) -> float:
-    """Return the number in the last line of what a successful command printed, 1 without one, and 0 if it failed.
+    """Return the last line of what a successful command printed if it is a number, else 1, and 0 if it failed.
 
     A number that is not finite is 0: it says of no file that it is right.
     """
