@@ -319,6 +319,7 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     for arguments, text in (
         (["--base-url", "http://127.0.0.1:9/v1"], "base_url has no effect without the name of a model"),
         (["--model", "m", "--response", "yes"], "response has no effect"),
+        (["--max-episode-tokens", "9"], "max_episode_tokens has no effect without --model"),
         (["--model", str(tmp_path / "nothing")], "which cannot be loaded"),
     ):
         code, _, errors = outcome(capsys, "check", *arguments)

@@ -86,6 +86,7 @@ class CheckOptions(PoolLimits, EpisodeLimits):
             "environment_options": (not is_agent, "with --agent"),
             "prompt": ((self.show or self.model) and not is_agent, "without --show or --model, and with --agent"),
             "base_url": (self.plays_with_model, "without the name of a model to play with (--model), and with --show"),
+            "max_episode_tokens": (self.plays_with_model, "without --model: random responses have no tokens"),
         }
         for name, (is_used, when) in conditions.items():
             if getattr(self, name) and not is_used:
