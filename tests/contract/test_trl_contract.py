@@ -225,6 +225,12 @@ def test_loss_types_are_all_known():
     assert named == {*ROW_MEAN_LOSSES, *MICRO_BATCH_TOKEN_MEAN_LOSSES, *TOKEN_MEAN_LOSSES}
 
 
+def test_the_trie_that_benchmarks_compare_with():
+    from trl.experimental.async_grpo.packing import TreeRow
+
+    assert all(callable(getattr(TreeRow(), name)) for name in ("add", "fits", "pack"))
+
+
 def test_refused_options_still_exist():
     from g2po_trl.config_validation import REFUSED
 
