@@ -12,7 +12,7 @@ from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_
 
 
 def card(*evaluations, best_was_chosen=False):
-    """`evaluations`: name, step and how many of four episodes solved."""
+    """`evaluations`: name, step and how many of four episodes succeeded."""
     entries = []
     for name, step, won in evaluations:
         outcomes = ["success"] * won + ["failure"] * (4 - won)

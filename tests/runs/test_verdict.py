@@ -36,7 +36,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
         ([LOST] * 3, ["all 3 groups failed in every episode", "g2po teach"]),
         ([LOST], ["the only group failed in every episode"]),
         ([WON, WON], ["all 2 groups succeeded in every episode", "harder tasks"]),
-        ([WON, LOST], ["in all 2 groups rewards were equal (2 of 4 episodes solved", "num_generations"]),
+        ([WON, LOST], ["in all 2 groups rewards were equal (2 of 4 episodes succeeded", "num_generations"]),
         ([ERRORS, ERRORS], ["all 4 episodes ended in an environment error", "g2po check"]),
         ([ERRORS, LOST], ["the only group failed in every episode"]),
         ([MUTE], ["No completion (0 of 6) had the required format"]),

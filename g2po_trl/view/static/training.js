@@ -2,7 +2,7 @@
 
 let shown, group, index = null;
 
-// Without a group's number: the first in which some episodes solved, since there actions are compared.
+// Without a group's number: the first in which some episodes succeeded, since there actions are compared.
 async function choose(number, wanted = null) {
   if (!run.iterations.length) return;
   const nearest = run.iterations.reduce((best, n) => (Math.abs(n - number) < Math.abs(best - number) ? n : best));
