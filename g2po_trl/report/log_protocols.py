@@ -48,14 +48,12 @@ class RequestForm:
         fields: names of the fields that are read.
         fits: whether fields of a line, or of a call, are of it.
         messages: of these fields; kinds that are left out are counted.
-        tools: as chat templates take them.
         instructions: number of messages at the beginning that a later request does not continue.
     """
 
     fields: tuple[str, ...]
     fits: Callable[[Mapping[str, Any]], bool]
     messages: Callable[[Mapping[str, Any], Skipped], Any]
-    tools: Callable[[Any, Skipped], Tools]
     instructions: Callable[[Mapping[str, Any]], int] = lambda data: 0
 
 
@@ -105,18 +103,14 @@ REQUESTS = {
         ("input", "items", "instructions", "previous_response_id"),
         lambda data: bool(data.keys() & {"input", "items", "output"}),
         _items,
-        lambda tools, skipped: openai_responses.read_tools(tools or [], skipped)[0],
         lambda data: len(openai_responses.read_instructions(data)),
     ),
     "Anthropic's Messages": RequestForm(
         (*_CONVERSATIONS, "system"),
         lambda data: "system" in data or _are_blocks(_conversation(data)),
         _blocks,
-        lambda tools, skipped: anthropic.read_tools(tools or [], skipped),
     ),
-    "OpenAI's chat completions": RequestForm(
-        _CONVERSATIONS, lambda data: _conversation(data) is not None, _chat, lambda tools, skipped: tools
-    ),
+    "OpenAI's chat completions": RequestForm(_CONVERSATIONS, lambda data: _conversation(data) is not None, _chat),
 }
 REQUEST_FIELDS = frozenset(name for form in REQUESTS.values() for name in form.fields)
 
@@ -125,7 +119,16 @@ def read_request(data: Mapping[str, Any], skipped: Skipped) -> Request:
     """Return the request in the fields of a line or a call. Raises `ValueError` for malformed ones."""
     form = next((form for form in REQUESTS.values() if form.fits(data)), REQUESTS["OpenAI's chat completions"])
     messages = _of_known_roles(form.messages(data, skipped), skipped)
-    return Request(normalize_messages(messages), form.tools(data.get("tools"), skipped), form.instructions(data))
+    return Request(normalize_messages(messages), _read_tools(data.get("tools"), skipped), form.instructions(data))
+
+
+def _read_tools(tools: Tools, skipped: Skipped) -> Tools:
+    """Return tools as chat templates take them, by their own form: messages may be of another."""
+    if any("input_schema" in tool for tool in tools or ()):
+        return anthropic.read_tools(tools, skipped)
+    if any("type" in tool and not {"function", "custom"} & tool.keys() for tool in tools or ()):
+        return openai_responses.read_tools(tools, skipped)[0]
+    return tools
 
 
 def _of_known_roles(messages: Any, skipped: Skipped) -> Any:

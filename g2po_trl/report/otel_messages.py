@@ -51,7 +51,7 @@ def _parts(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | Non
     several = attributes.get("gen_ai.request.choice.count") not in (None, 1)
     content = [block for one in (answered[:1] if several else answered) for block in _blocks(one)]
     return {
-        "system": system,  # also if there is none: it says that the messages have blocks
+        "system": system,
         "messages": [{"role": one.get("role"), "content": _blocks(one)} for one in asked],
         "response": {"type": "message", "role": "assistant", "content": content, **cut},
         "tools": _functions(tools, blocks=True),

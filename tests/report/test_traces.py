@@ -294,6 +294,41 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
 
 
+@pytest.mark.parametrize("beside", ["system", "thoughts", "answers"])
+def test_calls_beside_blocks_stay(beside):
+    """Chat completions with the system message apart, and with blocks of thoughts in messages that call tools."""
+    thought = [{"type": "thinking", "thinking": "…"}, {"type": "text", "text": ""}]
+    tools = [{"type": "function", "function": {"name": "go"}}]
+    line = {"task_id": "mug", "reward": 8, "tools": tools, "messages": conversation("kitchen", "mug")}
+    system, *walk = line["messages"]
+    thoughts = [{**one, "content": thought} if "tool_calls" in one else one for one in walk]
+    calls = [{**one, "response": {**one["response"], "content": thought}} for one in as_calls(line["messages"])]
+    other = {
+        "system": {**line, "messages": walk, "system": system["content"]},
+        "thoughts": {**line, "messages": [system, *thoughts]},
+        "answers": {**{name: one for name, one in line.items() if name != "messages"}, "calls": calls},
+    }[beside]
+    traces = trajectories_of_traces([line, other])
+    one, two = ([(s.action, s.key, s.observation) for s in t.steps] for t in traces.trajectories)
+    assert one == two and "kitchen" in one[0][0] and "tools.function" not in traces.skipped
+
+
+def test_tools_are_read_by_their_own_form():
+    schema = {"type": "object", "properties": {}}
+    own = {"name": "go", "description": "Go."}
+    forms = [
+        {"type": "function", "function": {**own, "parameters": schema}},
+        {**own, "input_schema": schema},
+        {"type": "function", **own, "parameters": schema},
+    ]
+    walk = {"task_id": "mug", "reward": 8, "messages": conversation("kitchen", "mug")}
+    keys = [
+        [s.key for t in trajectories_of_traces([{**walk, "tools": [one]}]).trajectories for s in t.steps]
+        for one in forms
+    ]
+    assert keys[0] == keys[1] == keys[2]
+
+
 def test_fields_that_are_null_are_missing():
     """As writers of records leave them, in each form."""
     nulls = dict.fromkeys(

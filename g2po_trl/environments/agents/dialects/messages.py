@@ -34,6 +34,7 @@ _READ = (
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
+_OF_CHAT = ("name", "reasoning_content", "tool_call_id", "tool_calls")  # beside blocks, in logs of chat completions
 _CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
 
 
@@ -89,9 +90,11 @@ def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
 
 def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
     """Yield the messages of templates that one message consists of."""
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    message = message if isinstance(message, dict) else {}
+    role, content = message.get("role"), message.get("content")
+    kept = {name: message[name] for name in _OF_CHAT if name in message}
     if not isinstance(content, list):
-        yield {"role": role, "content": content}
+        yield {"role": role, "content": content, **kept}
         return
     calls, texts = [], []
     for place, block in enumerate(content):
@@ -117,7 +120,7 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
             ignored.unknown(f"messages.{kind}", why, "messages")
     if texts or calls or not any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content):
         own = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": _text(texts, where, ignored), **own}
+        yield {"role": role, "content": _text(texts, where, ignored), **kept, **own}
 
 
 def _text(content: Any, where: str, ignored: LeftOut) -> Any:
