@@ -101,7 +101,7 @@ def _known(message: Any, skipped: Skipped) -> Any:
 REQUESTS = {
     "OpenAI's Responses": RequestForm(
         ("input", "items", "instructions", "previous_response_id"),
-        lambda data: bool(data.keys() & {"input", "items", "output"}),
+        lambda data: bool(data.keys() & {"input", "items"}),
         _items,
         lambda data: len(openai_responses.read_instructions(data)),
     ),
@@ -163,8 +163,12 @@ def _completion(body: Mapping[str, Any], where: str, skipped: Skipped) -> tuple[
 
 
 def _output(body: Mapping[str, Any], where: str, skipped: Skipped) -> tuple[Any, bool]:
-    answers = [one for one in openai_responses.read_items(body["output"], skipped) if one["role"] == "assistant"]
-    return answers[-1] if answers else {"content": ""}, body.get("status") == "incomplete"
+    output, is_cut = body["output"], body.get("status") == "incomplete"
+    if isinstance(output, str) or (isinstance(output, Mapping) and "output" not in output):
+        answer = read_response(output, f"{where}.output", skipped)
+        return answer.message, is_cut or answer.is_cut
+    answers = [one for one in openai_responses.read_items(output, skipped) if one["role"] == "assistant"]
+    return answers[-1] if answers else {"content": ""}, is_cut
 
 
 def _message(body: Mapping[str, Any], where: str, skipped: Skipped) -> tuple[Any, bool]:

@@ -294,6 +294,23 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
 
 
+@pytest.mark.parametrize("asked", ["messages", "input"])
+def test_an_output_in_each_form_is_the_response(asked):
+    """Texts and chat completions, in the fields that many libraries name so."""
+    chat = conversation("kitchen", "mug")
+    outputs = ["4", chat[4], [chat[4]], {"choices": [{"message": chat[4]}]}]
+    lines = [
+        {"task_id": "t", "episode_id": n, "reward": 1, asked: chat[:4], "output": output}
+        for n, output in enumerate(outputs)
+    ]
+    (expected,) = trajectories_of_traces([{"task_id": "t", "reward": 1, "messages": chat[:5]}]).trajectories
+    steps = [trajectory.steps for trajectory in trajectories_of_traces(lines).trajectories]
+    assert [action_text(one) for (one,) in steps] == ["4", *[action_text(expected.steps[1])] * 3]
+    assert {one.key for (one,) in steps} == {expected.steps[1].key}
+    (one,) = trajectories_of_traces([{**lines[0], "input": "2 + 2?", "messages": None}]).trajectories
+    assert (one.steps[0].observation, action_text(one.steps[0])) == ("user: 2 + 2?", "4")
+
+
 @pytest.mark.parametrize("beside", ["system", "thoughts", "answers"])
 def test_calls_beside_blocks_stay(beside):
     """Chat completions with the system message apart, and with blocks of thoughts in messages that call tools."""

@@ -13,6 +13,7 @@ from typing import Any
 from ....prompts.conversation import Message
 from ....utils.show import show
 from .request import (
+    CHAT_FIELDS,
     MODEL,
     AgentRequest,
     Completion,
@@ -34,7 +35,6 @@ _READ = (
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
-_OF_CHAT = ("name", "reasoning_content", "tool_call_id", "tool_calls")  # beside blocks, in logs of chat completions
 _CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
 
 
@@ -92,7 +92,7 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
     """Yield the messages of templates that one message consists of."""
     message = message if isinstance(message, dict) else {}
     role, content = message.get("role"), message.get("content")
-    kept = {name: message[name] for name in _OF_CHAT if name in message}
+    kept = {name: message[name] for name in CHAT_FIELDS if name in message}
     if not isinstance(content, list):
         yield {"role": role, "content": content, **kept}
         return

@@ -13,6 +13,8 @@ from ....utils.errors import G2POError
 from ....utils.show import show
 
 MODEL = "policy"
+# Fields of messages of chat completions, which logs also have in the places of other protocols.
+CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ....prompts.conversation import Message
 from ....utils.show import show
 from .request import (
+    CHAT_FIELDS,
     MODEL,
     AgentRequest,
     Completion,
@@ -138,11 +139,12 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             ignored.add(f"input.{kind}")
         elif kind == "message":
             content = _content(item.get("content"), where, ignored)
+            kept = {name: item[name] for name in CHAT_FIELDS if item.get(name)}
             if item.get("role") == "assistant":
                 own = _own(messages)
-                own["content"] = "\n".join(filter(None, [own["content"], content]))
+                own |= {**kept, "content": "\n".join(filter(None, [own["content"], content]))}
             else:
-                messages.append({"role": item.get("role"), "content": content})
+                messages.append({"role": item.get("role"), "content": content, **kept})
         elif isinstance(kind, str) and kind in _CALLS:
             if not isinstance(item.get("name"), str):
                 raise RefusedRequestError(f"{where} is {show(item)}: give the call's name", "input")
