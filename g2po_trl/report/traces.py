@@ -14,9 +14,9 @@ Optional are `success`, `tools` (of an episode or of a call) and, of an episode,
 A reward of `null` is no result. `reward` is on at least one line of an episode.
 
 A request is `messages` as in OpenAI's chat completions or (with `system`) in Anthropic's Messages, or `input` (and
-`instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's message, or the body.
-An episode of items has `items` in place of `messages`. What is of an unknown kind is skipped and counted
-(`log_protocols`).
+`instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's
+message, or the body. An episode of items has `items` in place of `messages`. What is of an unknown kind is skipped and
+counted (`log_protocols`).
 """
 
 from __future__ import annotations
