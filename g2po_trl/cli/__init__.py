@@ -19,12 +19,12 @@ GROUPS = {
     "Prepare": {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
-        "play": "play an environment yourself, in the terminal",
+        "play": "play an environment in the terminal: you, a recording or a model",
         "estimate": "estimate the memory and tokens of a training",
     },
     "Train": {
         "teach": "fine-tune a model on an expert's actions, as a start for training",
-        "train": "train on alfworld, sokoban, textworld, … or your own environment",
+        "train": "train on alfworld, sokoban, … or your own environment or agent",
     },
     "Inspect": {
         "view": "view a run or an evaluation, or compare several",
@@ -48,7 +48,7 @@ HELP = "\n".join(
         *sum(_LINES, []),
         "Examples",
         "  g2po train alfworld                             a tiny model on small games, on the CPU",
-        "  g2po init my_game && cd my_game && g2po train   an environment of your own",
+        "  g2po init my_game && cd my_game && g2po check   an environment of your own",
         "  g2po view runs/alfworld-tiny                    its episodes and advantages",
         "  g2po evaluate --model runs/alfworld-tiny --seeds 3",
         "",

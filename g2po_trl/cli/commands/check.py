@@ -1,7 +1,7 @@
 """Check an environment or an agent before training: play it at random and report findings, each with a remedy.
 
-    g2po check [environment.py] [--tasks tasks.jsonl]
-    g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--max-turns 30]
+    g2po check                                           # environment.py here, or agent.py; their tasks.jsonl
+    g2po check module:Environment --task '{"seed": 1}' --episodes 8 --max-turns 30
     g2po check --agent agent.py                          # an agent, with random answers
     g2po check --model FOLDER                            # a few episodes with a model, also --base-url
     g2po check environment.py --show [--model FOLDER]    # the first prompt of the training, with a model to the token
@@ -52,10 +52,10 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     """Options of `g2po check`."""
 
     environment: str | None = option(
-        "file.py[:Class], module:Class, a server, or a run's folder; default: environment.py",
+        "file.py[:Class], module:Class, a server, or a run's folder; default: environment.py, else agent.py",
         None,
         positional=True,
-        metavar="FILE",
+        metavar="[FILE]",
     )
     agent: str | None = option("function (task, client) or AgentCommand", None, metavar="FILE[:NAME]")
     agent_state_key: str | None = option("file.py:FUNCTION: messages -> state key", None, metavar="NAME")

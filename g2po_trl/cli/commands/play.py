@@ -51,7 +51,7 @@ class PlayOptions:
     """Options of `g2po play`."""
 
     environment: str | None = option(
-        "as for g2po check; default: environment.py, or the run's", None, positional=True, metavar="FILE"
+        "as for g2po check; default: environment.py, or the run's", None, positional=True, metavar="[FILE]"
     )
     environment_options: dict[str, Any] = option("arguments of the environment", {})
     task: list[str] = option("the task, a dataset row as JSON", [], metavar="JSON")

@@ -23,12 +23,10 @@ class PoolLimits(Options):
         None,
         within="[1, inf)",
     )
-    environment_reset_timeout: float = option(
-        "Seconds after which a reset counts as failed.", 120.0, within="(0, inf)"
-    )
-    environment_step_timeout: float = option("Seconds after which a step counts as failed.", 60.0, within="(0, inf)")
+    environment_reset_timeout: float = option("Seconds after which a reset is an error.", 120.0, within="(0, inf)")
+    environment_step_timeout: float = option("Seconds after which a step is an error.", 60.0, within="(0, inf)")
     environment_load_timeout: float | None = option(
-        "Seconds after which importing the environment counts as failed. `None`: as a reset, at least 60.",
+        "Seconds after which importing the environment is an error. `None`: as a reset, at least 60.",
         None,
         within="(0, inf)",
     )
@@ -43,13 +41,11 @@ class PoolLimits(Options):
         within="(0, inf)",
     )
     max_observation_characters: int | None = option(
-        "A longer observation is an `invalid` failure. `None`: no limit.", 1_000_000, within="[1, inf)"
+        "Characters of an observation; more is an error. `None`: no limit.", 1_000_000, within="[1, inf)"
     )
-    max_observation_images: int | None = option(
-        "More images of an observation are an `invalid` failure.", 8, within="[0, inf)"
-    )
+    max_observation_images: int | None = option("Images of an observation; more is an error.", 8, within="[0, inf)")
     max_image_pixels: int | None = option(
-        "A larger image is an `invalid` failure.",
+        "Pixels of an image; more is an error.",
         2048 * 2048,
         within="[1, inf)",
     )
