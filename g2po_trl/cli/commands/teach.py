@@ -15,7 +15,7 @@ HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 Fine-tune a model on an expert's actions, as a start for g2po train.
 
 TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py. Default
-            model: that of config.yaml, else SmolLM2-135M-Instruct (Apache-2.0; downloaded once). Without a GPU, the CPU.
+            model: that of config.yaml, else SmolLM2-135M-Instruct (Apache-2.0; downloaded once).
 --agent FILE.py[:NAME]   instead of TARGET: an agent
 
 run         --config FILE              YAML file; flags override it. Default: teach.yaml next to FILE.py
