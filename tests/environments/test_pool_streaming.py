@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
@@ -28,7 +29,10 @@ class Obedient(TextEnvironment):
         self.suffer(action)
         if action.startswith("sleep"):
             time.sleep(float(action.split()[1]))
-        text = "x" * 900_000 if action == "big" else f"{self.name} {action}"
+        text = f"{self.name} {action}"
+        if action.startswith("big"):
+            text = "x" * 900_000
+            Path(action.removeprefix("big ")).touch()
         return StepResult(Observation(text), 1.0, terminated=self.left == 0)
 
     def suffer(self, what):
@@ -206,12 +210,15 @@ def test_tasks_that_cannot_be_reset_are_not_tried_for_ever(pool):
     assert "not tried" not in received(pool, [slot])[slot].message
 
 
-def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool):
+def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool, tmp_path):
     """Time limits are of environments: not of answers that nobody takes, not even of half an answer."""
     pool.begin([{"name": "a"}] * 4)
     first = received(pool, range(4))
     before, pid = pool.worker_pids, int(first[0].state_key)
-    pool.send({0: "big", 1: "sleep 1.4", 2: "sleep 1.4", 3: "sleep 1.4"})  # big: more than a socket holds
+    begun = tmp_path / "begun"
+    pool.send({0: f"big {begun}", 1: "sleep 1.4", 2: "sleep 1.4", 3: "sleep 1.4"})  # big: more than a socket holds
+    while not begun.exists():
+        time.sleep(0.01)
     time.sleep(0.3)
     answers = pool.receive()  # that the worker has taken up its jobs, and a part
     time.sleep(0.3)
