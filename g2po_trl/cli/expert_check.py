@@ -86,7 +86,7 @@ def expert_findings(
     reasons = [
         reason_kind(one.error or one.failure_reason or one.outcome) for one in played.episodes if not one.success
     ]
-    why = f"; the others end by {', '.join(sorted(set(reasons))[:3])}" if reasons and won else ""
+    why = f"; outcome of the others: {', '.join(sorted(set(reasons))[:3])}" if reasons and won else ""
     why = f": {', '.join(sorted(set(reasons))[:3])}" if reasons and not won else why
     remedy = (
         "g2po teach shows successful episodes alone, and a model can hardly win more: correct it, or raise max_turns."
