@@ -44,7 +44,7 @@ COMMANDS = [name for group in GROUPS.values() for name in group]
 _LINES = [[title, *(f"  {name:9} {text}" for name, text in group.items()), ""] for title, group in GROUPS.items()]
 HELP = "\n".join(
     [
-        "usage: g2po COMMAND [ARGUMENTS]\n\nTrain language-model agents by G2PO, on top of TRL.\n",
+        "usage: g2po COMMAND [ARGUMENTS]\n\nTrain language-model agents with G2PO, on top of TRL.\n",
         *sum(_LINES, []),
         "Examples",
         "  g2po train alfworld                             a tiny model on small games, on the CPU",

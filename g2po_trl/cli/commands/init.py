@@ -123,7 +123,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    text = "Write a folder with a small game, its tasks, a configuration and a test."
+    text = "Write a folder with a small game or agent, its tasks, a configuration and a test."
     options, _ = parse((Options,), argv, command="g2po init", description=text)
     if options.agent and options.coding:
         raise G2POError("agent and coding are both given: a coding agent is an agent; leave --agent out")
