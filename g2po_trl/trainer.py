@@ -35,7 +35,7 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
-from .environments.adapters.mixed import environments_of, mixed, one_task_each, weighted
+from .environments.adapters.mixed import check_limits, environments_of, mixed, one_task_each, weighted
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from .environments.adapters.trl_tools import played_as
 from .environments.agents.agent import agent_factory
@@ -179,7 +179,7 @@ class G2POTrainer(GRPOTrainer):
         check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
         limits = EpisodeLimits.of(args)
-        limits.check_names(environments_of(environment_factory))
+        check_limits(limits, environment_factory)
         wrapped_factory, prompt_template, self.history = played_as(
             environment_factory, limits, prompt_template, args.history
         )

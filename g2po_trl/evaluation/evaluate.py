@@ -19,7 +19,7 @@ import xxhash
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
-from ..environments.adapters.mixed import environments_of, mixed
+from ..environments.adapters.mixed import check_limits, environments_of, mixed
 from ..environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
@@ -212,7 +212,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     if not panel.rows:
         raise G2POError(f"{panel.name} has no tasks: there is nothing to evaluate")
     limits, environments = EpisodeLimits.of(options, max_turns=panel.max_turns), panel.environment_factory
-    limits.check_names(environments_of(environments))
+    check_limits(limits, environments)
     environment_factory = text_environment_factory(environments, limits, panel.history, panel.prompt_template)
     for number, row in enumerate(panel.rows, 1):
         try:

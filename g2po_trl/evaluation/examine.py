@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling, derived_seed
-from ..environments.adapters.mixed import COLUMN, check_mixture, environments_of
+from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, environments_of
 from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
 from ..environments.agents.agent import AgentEnvironment, agent_factory
 from ..environments.contract import Observation, TextEnvironment
@@ -242,7 +242,7 @@ def _examine_each(
 ) -> list[Finding]:
     """Return the findings of each environment, which begin with its name."""
     try:
-        episode_limits.check_names(environments)
+        check_limits(episode_limits, environment_factory)
         check_mixture(environment_factory, {"check": tasks})
     except G2POError as error:
         return [Finding("error", str(error))]

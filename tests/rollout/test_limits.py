@@ -11,7 +11,7 @@ from scripted_actors import ScriptedActor
 from scripted_agents import ask
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
-from g2po_trl.environments.adapters.mixed import mixed
+from g2po_trl.environments.adapters.mixed import check_limits, mixed
 from g2po_trl.environments.adapters.trl_tools import text_environment_factory
 from g2po_trl.environments.contract import TextEnvironment
 from g2po_trl.environments.episode_limits import LIMITS
@@ -176,5 +176,9 @@ def test_they_are_options_of_a_run(tmp_path):
     limits = EpisodeLimits.of(args)
     assert (limits.max_turns, limits.max_tool_calls, limits.by("a").max_turns) == (50, 3, 2)
     with pytest.raises(G2POError, match="'a'.*single"):
-        limits.check_names(())
+        check_limits(limits, Walk)
+    agents = {"game": Walk, "agent": partial(AgentEnvironment, print)}
+    check_limits(EpisodeLimits(max_requests=3), mixed(agents))
+    with pytest.raises(G2POError, match="max_requests is 3"):
+        check_limits(EpisodeLimits(max_requests=3), mixed({"game": Walk}))
     assert LIMITS == ("token limit", "tool call limit", "time limit", "request limit", "program limit")

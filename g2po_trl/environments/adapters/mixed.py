@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...utils.errors import G2POError
-from ...utils.options import is_of_kind
+from ...utils.options import is_of_kind, require
 from ..contract import Observation, StepResult, TextEnvironment
+from ..episode_limits import EpisodeLimits
 from ..validation import EnvironmentContractError, unwrap_factory
 
 if TYPE_CHECKING:
@@ -99,6 +100,16 @@ def environments_of(environment_factory: Any) -> dict[str, Callable]:
     if unwrap_factory(environment_factory) is not MixedEnvironment:
         return {}
     return environment_factory.keywords["environments"]
+
+
+def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
+    """Refuse (`G2POError`) limits of an environment that a run does not have, and of requests, if none is an agent."""
+    environments = environments_of(environment_factory)
+    limits.check_names(environments)
+    made = map(unwrap_factory, environments.values() or [environment_factory])
+    has_agent = any("max_requests" in getattr(one, "takes_limits", ()) for one in made)
+    remedy = "only agents send requests; leave it out, or set max_turns"
+    require(has_agent or limits.max_requests is None, "max_requests", limits.max_requests, remedy)
 
 
 def for_each(environment_factory: Callable, change: Callable[[str, Callable], Callable]) -> Callable:
