@@ -190,7 +190,8 @@ def page(result: dict[str, Any]) -> str:
                 lines.append(f"| {' | '.join(cells)} |")
     machine = result["machine"]
     about = (
-        f"`{result['command']}`: tiny random models, {result['step samples']} step samples as windows of "
+        f"`{result['command'].partition(' --models')[0]}`, in several calls with `--models`: "
+        f"tiny random models, {result['step samples']} step samples as windows of "
         f"two turns and as many as whole conversations, forward and backward passes of at "
         f"most {result['max_tokens']:,} positions, medians of {result['repetitions']} on {machine['torch threads']} "
         f"thread. Written by the command, from [results.json](results.json).\n\n"
