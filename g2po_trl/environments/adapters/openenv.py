@@ -50,9 +50,8 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
         request = None if request is None else ChatRequest(**request)
-        images = [
-            {"type": "image", "image": image} for image in fields.get("images") or ()
-        ]  # no files of this machine
+        # As parts of a message, of which images are never files of this machine.
+        images = [{"type": "image", "image": image} for image in fields.get("images") or ()]
         return Observation(**texts, images=tuple(read_parts(images, "images")[1]), request=request)
     if not _has_text(fields):
         raise G2POError(
