@@ -396,8 +396,9 @@ def test_a_request_given_up_after_the_last_turn_is_no_error():
         head = (
             f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {client.api_key}\r\n"
         )
-        with socket.create_connection((address.hostname, address.port)) as connection:
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        with client.session._lock:  # the request arrives after its client has gone
+            with socket.create_connection((address.hostname, address.port)) as connection:
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_until(client.session.given_up)
         return 0.0
 
