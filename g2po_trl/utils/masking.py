@@ -12,25 +12,29 @@ from .errors import G2POError
 HIDDEN = "<not written: it looks like a secret>"
 # A name looks like a secret's with one of these in it …
 _PARTS = (
-    r"PASSWORD|PASSWD|PASSPHRASE|SECRET(?!AR)|CREDENTIAL|CREDS|AUTHORIZATION|(API|ACCESS|PRIVATE)[_-]?KEY"
+    r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET(?!AR)|CREDENTIAL|CREDS|AUTHORIZATION|(API|ACCESS|PRIVATE)[_-]?KEY"
+    r"|(?<![A-Z0-9])(PIN|OTP)[_-]?CODE"
     r"|(CONNECTION|CONN)[_-]?STR|(DATABASE|DB|REDIS|MONGO|MONGODB|POSTGRES|MYSQL|AMQP|BROKER|WEBHOOK)[_-]?UR[LI]$"
 )
 # … or with one of these words at its end; in upper case, as variables are written, anywhere.
-_WORDS = r"(?<![A-Z0-9])(TOKENS?|KEYS?|PAT|AUTH|COOKIES?|JWT|DSN)"
+_SHORT = r"(?<![A-Z0-9])(PIN|OTP|BEARER)"
+_WORDS = rf"({_SHORT}|(?<![A-Z0-9])(TOKENS?|KEYS?|PAT|AUTH|COOKIES?|JWT|DSN))"
 _AT_END = r"(?<![A-Z0-9])PASS\d*$|(DB|PG|SSH|USER|SMTP|ROOT|ADMIN)PASS(FILE)?$|PWD$|\BTOKEN$"
 _ARGUMENT = re.compile(rf"{_PARTS}|{_WORDS}[_-]?\d*$|{_AT_END}", re.IGNORECASE)
 _VARIABLE = re.compile(rf"{_PARTS}|{_WORDS}(?![A-Z0-9])|{_AT_END}")
 # A bare `key` is a state key in ALFWorld and AppWorld, and an object in other games; PWD is the current folder.
 _ORDINARY = re.compile(
     r"(?<![A-Z0-9])((BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT|PRIMARY|FOREIGN|PUBLIC"
-    r"|CACHE|GROUP)_(TOKEN|KEY)S?|(MAX|MIN|NUM|N|NEW|TOTAL)_(\w+_)?TOKENS|(FIRST|SECOND|LAST|FORWARD|BACKWARD)_PASS)$"
+    r"|CACHE|GROUP)_(TOKEN|KEY)S?|(MAX|MIN|NUM|N|NEW|TOTAL)_(\w+_)?TOKENS|(FIRST|SECOND|LAST|FORWARD|BACKWARD)_PASS|PIN_MEMORY)$"
     r"|(?-i:^keys?$|^(OLD)?PWD$)",
     re.IGNORECASE,
 )
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 # A password may have an @; what stands alone before a host of the web may be a token.
 _IN_ADDRESS = re.compile(r"(?<=://)[^\s/@:]*:[^\s/]+(?=@)|((?<=http://)|(?<=https://))[^\s/@:?#]+(?=@)")
-_IN_QUERY = re.compile(r"([?&#][^=?&#\s]*(?:token|key|secret|password|signature|sig|auth)=)[^&#\s]+", re.IGNORECASE)
+_IN_QUERY = re.compile(
+    rf"([?&#][^=?&#\s]*(?:token|key|secret|password|passcode|signature|sig|auth|{_SHORT})=)[^&#\s]+", re.IGNORECASE
+)
 # Known credentials under any name: the Hub, OpenAI-style APIs, Groq, xAI, NVIDIA, Replicate, Stripe, GitHub, GitLab,
 # AWS, Slack, Google, SendGrid, npm, PyPI, Docker; JSON Web Tokens, private keys. No folder's name in a path is one.
 _CREDENTIAL = re.compile(

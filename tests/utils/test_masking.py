@@ -33,6 +33,8 @@ class Keyed(KeyDoorEnvironment):
         ({"headers": {"Authorization": "Bearer abc"}}, {"headers": {"Authorization": HIDDEN}}),
         ("http://me:pass@there:8000/v1?x=1", f"http://{HIDDEN}@there:8000/v1?x=1"),
         (["https://there/?access_token=abc&x=1"], [f"https://there/?access_token={HIDDEN}&x=1"]),
+        ("https://there/?user_pin=4711&spin=2&otp=12#", f"https://there/?user_pin={HIDDEN}&spin=2&otp={HIDDEN}#"),
+        ({"passcode": "a", "door_pin": "b", "pinCode": "c", "OTP": "d", "bearer": "e"}, None),
         ({"note": "use hf_abcdefghijklmnopqrstuvwx here"}, {"note": f"use {HIDDEN} here"}),
         ("sk-proj-abcdefghijklmnopqrst", HIDDEN),
         ("postgres://me:p@ss@there/db", f"postgres://{HIDDEN}@there/db"),
@@ -52,6 +54,7 @@ def test_masked_hides_secrets(data, expected):
         {"api_key": None, "password": "", "use_auth_token": True, "state_key_ignores": ["case"], "monkey": "x"},
         {"url": "http://there:8000/a@b", "environment_variables": ["HF_TOKEN"], "author": "me", "pattern": "x"},
         {"key": "released", "keys": ["red", "blue"], "url": "http://there:8000, a mail: me@there"},
+        {"pins": "red", "opinion": "a", "shopping": "b", "tokens": 512, "spinning": "c", "pinned": "d", "pin": 4711},
         {"text": "the task-force sk-8 and hf_small", "token_layout": "packed", "nested": [[1, 2.5, None]]},
     ],
 )
@@ -65,7 +68,7 @@ SECRET_NAMES = (
 SECRET_NAMES += (
     " accessToken HF_TOKEN_2 AWS_BEARER_TOKEN_BEDROCK SSH_AUTH_SOCK SENTRY_DSN REDIS_URL x-auth-token clientSecret"
 )
-SECRET_NAMES += " SSHPASS GOOGLE_CREDS"
+SECRET_NAMES += " SSHPASS GOOGLE_CREDS DOOR_PIN PIN_OF_CARD otp passcode_of_door bearer userPin pincode"
 SECRET_NAMES += (
     " CI_JOB_JWT TF_VAR_db_pass Set-Cookie ENCRYPTION_KEY AZURE_STORAGE_CONNECTION_STRING KEY hub_token apikey"
 )
@@ -73,6 +76,7 @@ ORDINARY_NAMES = (
     "PWD OLDPWD TOKENIZERS_PARALLELISM max_tokens MAX_NEW_TOKENS num_tokens pad_token padToken PATH KEYBOARD"
 )
 ORDINARY_NAMES += (
+    " OPINION SPINNING PINNED pins pin_color PIN_MEMORY optional forbearers"
     " MONKEY tokenizer TOKENIZER key state_key key_room COMPASS bypass passes pass_rate secretary AUTHOR XAUTHORITY"
 )
 SECRET_VALUES = [
