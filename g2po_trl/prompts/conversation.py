@@ -22,6 +22,7 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text")  # kinds of content that are read
 IMAGE_PARTS = ("image", "image_url", "input_image")
+SHOW_IMAGES = ("user", "tool")  # roles
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
 
 
@@ -129,7 +130,7 @@ def _normalize(message: Any, where: str) -> Message:
     content, images = _content(message, where)
     normalized: Message = {"role": "system" if role == "developer" else role, "content": content}
     if images:
-        if role not in ("user", "tool"):
+        if role not in SHOW_IMAGES:
             raise G2POError(f"{where}: a message of role {role} has an image; show images in messages of user or tool")
         normalized["images"] = images
     if role == "assistant":

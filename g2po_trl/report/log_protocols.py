@@ -14,7 +14,7 @@ from typing import Any
 from ..environments.agents.dialects import messages as anthropic
 from ..environments.agents.dialects import responses as openai_responses
 from ..environments.agents.dialects.request import LeftOut
-from ..prompts.conversation import ROLES, TEXT_PARTS, Message, normalize_messages
+from ..prompts.conversation import IMAGE_PARTS, ROLES, SHOW_IMAGES, TEXT_PARTS, Message, normalize_messages
 from ..utils.show import show
 
 Tools = Sequence[Mapping[str, Any]] | None
@@ -68,7 +68,7 @@ def _are_blocks(messages: Any) -> bool:
     messages = messages if isinstance(messages, (list, tuple)) else ()
     contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
     blocks = [block for content in contents if isinstance(content, (list, tuple)) for block in content]
-    return any(isinstance(block, Mapping) and block.get("type") in _BLOCKS for block in blocks)
+    return any(isinstance(one, Mapping) and (one.get("type") in _BLOCKS or "source" in one) for one in blocks)
 
 
 def _blocks(data: Mapping[str, Any], skipped: Skipped) -> list[Message]:
@@ -92,10 +92,21 @@ def _known(message: Any, skipped: Skipped) -> Any:
         skipped.add("messages.function_call")
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        kinds = [part.get("type", "text") if isinstance(part, Mapping) else "text" for part in content]
-        skipped.update(f"messages.{kind}" for kind in kinds if kind not in TEXT_PARTS)
-        content = [part for part, kind in zip(content, kinds) if kind in TEXT_PARTS]
+        shows_images = message.get("role") in SHOW_IMAGES
+        content = [known for part in content for known in _known_part(part, shows_images, skipped)]
     return {**message, "content": content, "function_call": None}
+
+
+def _known_part(part: Any, shows_images: bool, skipped: Skipped) -> list[Any]:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+    if kind in TEXT_PARTS:
+        return [part]
+    if kind in IMAGE_PARTS and shows_images:
+        image = part.get("image_url", part.get("image"))
+        url = image.get("url") if isinstance(image, Mapping) else image
+        return skipped.image(url, part, "content", f"messages.{kind}", "messages")
+    skipped.add(f"messages.{kind}")
+    return []
 
 
 REQUESTS = {

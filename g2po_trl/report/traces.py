@@ -29,7 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..prompts.conversation import Message, as_text, message_text, response_action, since_last_completion
+from ..prompts.conversation import (
+    Message,
+    as_text,
+    message_text,
+    pictures_of,
+    response_action,
+    since_last_completion,
+)
 from ..prompts.state_keys import request_key, state_key_text
 from ..trajectory import Step, Trajectory
 from ..utils.json import json_values
@@ -220,6 +227,7 @@ class _Reader:
                 completion=completion,
                 completion_truncated=response.is_cut,
                 messages=news or request,
+                images=pictures_of(news or request) or None,
             )
         )
 

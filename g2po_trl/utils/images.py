@@ -119,11 +119,13 @@ def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
     if isinstance(place, Path) or "://" not in place[:12] and not place.startswith("data:"):
         return place
     header, comma, data = place.partition(",")
-    if not header.startswith("data:image/") or not header.endswith(";base64") or not comma:
+    if not place.startswith("data:"):
         raise G2POError(
             f"{what} is {show(place)}: workers read no addresses. Load it where the agent or the environment runs, "
             "and give data:image/png;base64,…"
         )
+    if not header.startswith("data:image/") or not header.endswith(";base64") or not comma:
+        raise G2POError(f"{what} is {show(place)}, which is not an image in base64: give data:image/png;base64,…")
     try:
         return io.BytesIO(base64.b64decode(data, validate=True))
     except binascii.Error as error:

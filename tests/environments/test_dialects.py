@@ -1,13 +1,16 @@
 """The protocols of agents, by their own clients: what the model reads, and what the clients read."""
 
+import base64
 import json
 
+import numpy as np
 import pytest
 from scripted_agents import calls, play, says
 
 from g2po_trl.environments.agents.dialects import DIALECTS, ROUTES, messages, responses
 from g2po_trl.environments.agents.dialects.request import Completion, RefusedRequestError
 from g2po_trl.prompts.conversation import ChatResponse
+from g2po_trl.utils.images import as_picture
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OPENAI_TOOLS = [
@@ -184,6 +187,119 @@ def test_messages_by_anthropic():
         *("message_start", *started, "content_block_stop", *started, "content_block_stop"),
         *("message_delta", "message_stop"),
     ]
+
+
+FIRST, SECOND = (as_picture(np.full((4, 4, 3), shade, np.uint8)) for shade in (0, 200))
+
+
+def in_base64(picture):
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture.png).decode()}
+    return {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+
+
+# By protocol: a text and an image as parts.
+TEXT = {"chat": "text", "responses": "input_text", "messages": "text"}
+IMAGE = {
+    "chat": lambda picture: {"type": "image_url", "image_url": {"url": picture.data_url, "detail": "high"}},
+    "responses": lambda picture: {"type": "input_image", "image_url": picture.data_url, "detail": "high"},
+    "messages": in_base64,
+}
+
+
+def looking(task, client):
+    """Shows two images between texts, and one in a tool's result; the second request is streamed."""
+    protocol = task["protocol"]
+    shown = [{"type": TEXT[protocol], "text": "a"}, IMAGE[protocol](FIRST), IMAGE[protocol](SECOND)]
+    shown += [{"type": TEXT[protocol], "text": text} for text in "bc"]
+    result, asked = shown[1::-1], [{"role": "user", "content": shown}]
+    if protocol == "messages":
+        pytest.importorskip("anthropic")
+        given = {"model": client.model, "max_tokens": 9}
+        model = client.anthropic().messages
+        first = model.create(messages=asked, **given)
+        block = {"type": "tool_result", "tool_use_id": first.content[0].id, "content": result}
+        asked += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [block, shown[2]]}]
+        with model.stream(messages=asked, **given) as events:
+            return float(events.get_final_text() == "seen")
+    if protocol == "responses":
+        model = client.openai().responses
+        first = model.create(model=client.model, input=asked)
+        output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": result}
+        asked += [*first.output, output, {"role": "user", "content": [shown[2]]}]
+        with model.stream(model=client.model, input=asked) as events:
+            last = events.get_final_response()
+        again = {"previous_response_id": first.id, "input": [output, {"role": "user", "content": [shown[2]]}]}
+        return float(last.output_text == model.create(model=client.model, **again).output_text == "seen")
+    model = client.openai().chat.completions
+    first = model.create(model=client.model, messages=asked).choices[0].message
+    asked += [first, {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": result}]
+    asked += [{"role": "user", "content": [shown[2]]}]
+    chunks = list(model.create(model=client.model, messages=asked, stream=True))
+    return float(chunks[1].choices[0].delta.content == "seen")
+
+
+def test_images_in_each_protocol():
+    """Texts and images keep their order, the conversation is the same one, and so is the state."""
+    script = [calls(("look", {})), says("seen"), says("seen")]
+    chat, end = play(looking, script, protocol="chat")
+    assert end.reward == 1.0 and end.info["ignored_fields"] == ["messages.image_url.detail"]
+    user = {"role": "user", "content": "a\ufffc\ufffcb\nc", "images": [FIRST, SECOND]}
+    tool = {"role": "tool", "content": "\ufffca", "images": [FIRST], "tool_call_id": "call_1", "name": "look"}
+    assert chat[0].request.messages == [user]
+    assert chat[1].request.messages[2:] == [tool, {"role": "user", "content": "\ufffc", "images": [SECOND]}]
+    for protocol, ignored in (("responses", ["input.input_image.detail"]), ("messages", None)):
+        seen, end = play(looking, script, protocol=protocol)
+        assert end.reward == 1.0 and end.info.get("ignored_fields") == ignored
+        for number, one in enumerate(seen):
+            wanted = chat[min(number, 1)]
+            assert (one.request.messages, one.state_key) == (wanted.request.messages, wanted.state_key)
+            assert [image.png for image in one.images] == [image.png for image in wanted.images]
+
+
+_URL = "https://a.b/c.png"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "part", "why"),
+    [
+        ("responses", {"type": "input_image", "image_url": _URL}, "no address or file is read"),
+        ("responses", {"type": "input_image", "file_id": "file-1"}, "file_id.* no address or file is read"),
+        ("responses", {"type": "input_image", "image_url": "data:application/pdf;base64,AA"}, "is not an image in"),
+        ("responses", {"type": "input_image", "image_url": "data:image/png;base64,?"}, "is not base64"),
+        ("responses", {"type": "input_file", "file_data": "…"}, "'input_file': only text and images are supported"),
+        ("messages", {"type": "image", "source": {"type": "url", "url": _URL}}, "no address or file is read"),
+        ("messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "no address or file is read"),
+        (
+            "messages",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png"}},
+            "send the image itself",
+        ),
+        (
+            "messages",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+            "cannot be read",
+        ),
+        ("messages", {"type": "document"}, "'document': only text"),
+    ],
+)
+@pytest.mark.parametrize("in_result", [False, True])
+def test_images_that_are_refused(protocol, part, why, in_result):
+    content = [{"type": TEXT[protocol], "text": "a"}, part]
+    asked = [{"role": "user", "content": content}]
+    if in_result:
+        call = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": content}
+        asked = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        if protocol == "responses":
+            asked = [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}]
+            asked += [{"type": "function_call_output", "call_id": "1", "output": content}]
+    field = "input" if protocol == "responses" else "messages"
+    with pytest.raises(RefusedRequestError, match=rf"{field}\[{int(in_result)}\]: content\[\d\].*{why}"):
+        request_of(f"/v1/{protocol}", **{field: asked})
+    if not in_result:
+        asked = [{"role": "assistant", "content": [{"type": TEXT[protocol], "text": "a"}, IMAGE[protocol](FIRST)]}]
+        with pytest.raises(RefusedRequestError, match="image': only text"):
+            request_of(f"/v1/{protocol}", **{field: asked})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Credit for logged runs: each form and protocol by hand, and errors with line and remedy."""
 
+import base64
 import json
 from collections import Counter
 
@@ -27,6 +28,7 @@ from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
 from g2po_trl.report.traces import trajectories_of_file, trajectories_of_traces
 from g2po_trl.rollout.words import action_text
+from g2po_trl.utils.images import as_picture
 
 
 def episodes_of_calls():
@@ -292,6 +294,26 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert first == ["user: Look:", "user: Look:\n\ntool: Look:", "user: Look:"]
     said = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines))[1]
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
+
+
+def test_images_in_each_protocol(tmp_path):
+    """Equal texts beside other images are other states, and the viewer finds the images."""
+    shades = [as_picture(np.full((4, 4, 3), shade, np.uint8)) for shade in (0, 200)]
+    keys = []
+    for shade in shades:
+        data = base64.b64encode(shade.png).decode()
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        chat = {"type": "image_url", "image_url": {"url": shade.data_url}}
+        parts = [chat, {"type": "image", "source": source}, {"type": "input_image", "image_url": shade.data_url}]
+        lines = [
+            {"task_id": "t", "reward": 1, name: [{"role": "user", "content": [part]}, {**call("x"), "content": "go"}]}
+            for name, part in zip(("messages", "messages", "items"), parts)
+        ]
+        traces = trajectories_of_traces(lines)
+        steps = [trajectory.steps[0] for trajectory in traces.trajectories]
+        assert [step.images for step in steps] == [[shade]] * 3 and not traces.skipped
+        keys.append({step.key for step in steps})
+    assert [len(one) for one in keys] == [1, 1] and keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("asked", ["messages", "input"])

@@ -98,6 +98,10 @@ def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
     ignored = [name for name in data if not given.get(name, name in known)]
     if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
         ignored.append("messages.name")
+    parts = [part for one in data["messages"] if isinstance(one.get("content"), list) for part in one["content"]]
+    images = [part.get("image_url") for part in parts if isinstance(part, dict)]
+    if any(isinstance(image, dict) and image.get("detail") not in (None, "auto") for image in images):
+        ignored.append("messages.image_url.detail")
     return tuple(sorted(ignored))
 
 

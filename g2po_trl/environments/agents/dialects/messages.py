@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....prompts.conversation import Message
+from ....prompts.conversation import SHOW_IMAGES, Message
 from ....utils.show import show
 from .request import (
     CHAT_FIELDS,
     MODEL,
+    SUPPORTED,
     AgentRequest,
     Completion,
     LeftOut,
@@ -23,6 +24,7 @@ from .request import (
     arguments_text,
     chat_request,
     function_tool,
+    joined,
     read_object,
     to_body,
 )
@@ -79,7 +81,7 @@ def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     """Return the messages that a request's `system` and `messages` are."""
     messages: list[Message] = []
     if data.get("system"):
-        messages.append({"role": "system", "content": _text(data["system"], "system", ignored)})
+        messages.append({"role": "system", "content": _content(data["system"], "system", ignored)})
     given = data.get("messages")
     if not isinstance(given, list):
         raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
@@ -100,44 +102,57 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
     for place, block in enumerate(content):
         at = f"{where}: content[{place}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "text":
-            texts.append(block)
+        if kind == "text" or kind == "image" and role in SHOW_IMAGES:
+            texts.append((at, block))
         elif kind == "tool_use":
             calls.append(
                 {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
             )
         elif kind == "tool_result":
             if texts:
-                yield {"role": role, "content": _text(texts, where, ignored)}
+                yield {"role": role, "content": _joined(texts, ignored, role in SHOW_IMAGES)}
                 texts = []
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
-            result = _text(block.get("content"), at, ignored)
+            result = _content(block.get("content"), at, ignored, shows_images=True)
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind in LEFT_OUT:
             ignored.add(f"messages.{kind}")
         else:
-            why = f"{at} is {show(kind)}: only text, tool_use and tool_result are supported"
+            why = f"{at} is {show(kind)}: only text, images of users, tool_use and tool_result are supported"
             ignored.unknown(f"messages.{kind}", why, "messages")
     if texts or calls or not any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content):
         own = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": _text(texts, where, ignored), **kept, **own}
+        yield {"role": role, "content": _joined(texts, ignored, role in SHOW_IMAGES), **kept, **own}
 
 
-def _text(content: Any, where: str, ignored: LeftOut) -> Any:
-    """Return the text of blocks. Any other content is left to `ChatRequest`."""
+def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
+    """Return the content that blocks are. Any other content is left to `ChatRequest`."""
     if not isinstance(content, list):
         return content
-    texts = []
-    for place, block in enumerate(content):
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else block
-            why = f"{where}[{place}] is {show(kind)}: only text is supported"
+    return _joined([(f"{where}[{place}]", block) for place, block in enumerate(content)], ignored, shows_images)
+
+
+def _joined(blocks: list[tuple[str, Any]], ignored: LeftOut, shows_images: bool) -> str | list[dict[str, Any]]:
+    """Return the text of blocks, each with how messages name it; parts if there are images among them."""
+    parts: list[dict[str, Any]] = []
+    for where, block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else block
+        if kind == "text" and isinstance(block, dict) and isinstance(block.get("text"), str):
+            parts.append({"type": "text", "text": block["text"]})
+            ignored.update(["messages.citations"] if block.get("citations") else [])
+        elif kind == "image" and isinstance(block, dict) and shows_images:
+            parts += ignored.image(_data_url(block.get("source")), block, where, "messages.image", "messages")
+            ignored.update(["messages.image.transformations"] if block.get("transformations") else [])
+        else:
+            why = f"{where} is {show(kind)}: only {SUPPORTED[shows_images]} supported"
             ignored.unknown(f"messages.{kind}", why, "messages")
-            continue
-        if "citations" in block and block["citations"]:
-            ignored.add("messages.citations")
-        texts.append(block["text"])
-    return "\n".join(texts)
+    return joined(parts)
+
+
+def _data_url(source: Any) -> str | None:
+    """Return the data URL of an image that a request contains itself."""
+    is_whole = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
+    return f"data:{source.get('media_type')};base64,{source['data']}" if is_whole else None
 
 
 def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:

@@ -10,11 +10,13 @@ from typing import Any
 
 from ....prompts.conversation import ChatRequest, ChatResponse, Message
 from ....utils.errors import G2POError
+from ....utils.images import as_picture
 from ....utils.show import show
 
 MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.
 CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
+SUPPORTED = ("text is", "text and images are")  # in a content, by whether its role shows images
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
@@ -42,6 +44,18 @@ class LeftOut(Counter[str]):
     def unknown(self, name: str, why: str, parameter: str) -> None:
         """Refuse a part of an unknown kind. Whoever reads a log leaves it out instead."""
         raise RefusedRequestError(why, parameter)
+
+    def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
+        """Return an image as a part of a message's content, by its data URL; nothing if it is left out."""
+        try:
+            if not isinstance(url, str) or not url.startswith("data:"):
+                raise G2POError(
+                    f"{where} is {show(part)}: no address or file is read; send the image itself in base64"
+                )
+            return [{"type": "image", "image": as_picture(url, where)}]
+        except G2POError as error:
+            self.unknown(name, str(error), parameter)
+            return []
 
 
 @dataclass(frozen=True)
@@ -157,6 +171,11 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
     if first["role"] != "system":
         return replace(chat, messages=[{"role": "system", "content": text}, *chat.messages])
     return replace(chat, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
+
+
+def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as the text that they are, if there is no image among them."""
+    return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
 
 
 def answer_schema(name: str, form: Any) -> dict[str, Any] | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....prompts.conversation import Message
+from ....prompts.conversation import SHOW_IMAGES, Message
 from ....utils.show import show
 from .request import (
     CHAT_FIELDS,
     MODEL,
+    SUPPORTED,
     AgentRequest,
     Completion,
     LeftOut,
@@ -23,6 +24,7 @@ from .request import (
     arguments_text,
     chat_request,
     function_tool,
+    joined,
     openai_error,
     read_object,
     to_body,
@@ -138,7 +140,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
         if kind in _LEFT_OUT:
             ignored.add(f"input.{kind}")
         elif kind == "message":
-            content = _content(item.get("content"), where, ignored)
+            content = _content(item.get("content"), where, ignored, item.get("role") in SHOW_IMAGES)
             kept = {name: item[name] for name in CHAT_FIELDS if item.get(name)}
             if item.get("role") == "assistant":
                 own = _own(messages)
@@ -155,7 +157,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
         elif kind == "item_reference":
             _own(messages).setdefault(REFERENCES, []).append(item.get("id"))
         elif kind in _OUTPUTS:
-            content = _content(item.get("output"), where, ignored)
+            content = _content(item.get("output"), where, ignored, shows_images=True)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
             why = f"{where} is {show(item)}: send messages, function calls and outputs"
@@ -170,18 +172,23 @@ def _own(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _content(content: Any, where: str, ignored: LeftOut) -> str:
+def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> str | list[dict[str, Any]]:
+    """Return a text, or parts if there are images among them."""
     if isinstance(content, list):
-        texts = []
+        parts: list[dict[str, Any]] = []
         for place, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, dict) else part
+            at, kind = f"{where}: content[{place}]", part.get("type") if isinstance(part, dict) else part
             text = part.get("text", part.get("refusal")) if isinstance(part, dict) and kind in _CONTENT else None
             if isinstance(text, str):
-                texts.append(text)
+                parts.append({"type": "text", "text": text})
+            elif kind == "input_image" and isinstance(part, dict) and shows_images:
+                parts += ignored.image(part.get("image_url"), part, at, "input.input_image", "input")
+                if part.get("detail") not in (None, "auto"):
+                    ignored.add("input.input_image.detail")
             else:
-                why = f"{where}: content[{place}] is {show(kind)}: only text is supported"
+                why = f"{at} is {show(kind)}: only {SUPPORTED[shows_images]} supported"
                 ignored.unknown(f"input.{kind}", why, "input")
-        return "\n".join(texts)
+        return joined(parts)
     if not isinstance(content, (str, type(None))):
         raise RefusedRequestError(f"{where}: content is {show(content)}: give a text", "input")
     return content or ""
