@@ -38,7 +38,7 @@ from scripted_agents import (
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
 from g2po_trl.environments.agents import agent as agent_module
-from g2po_trl.environments.agents import endpoint
+from g2po_trl.environments.agents import endpoint, session
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.utils.errors import G2POError
@@ -314,9 +314,62 @@ def late(agent, **task):
         (careless_of_its_connection, {}),
     ],
 )
-def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(agent, task):
+def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(agent, task, monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE", 0.2)  # below the time limits of these agents
     with pytest.raises(EnvironmentContractError, match="gave up a request before the model's answer and r"):
         late(agent, **task)
+
+
+async def with_a_task(task, client):
+    """Its side request is cancelled when it returns."""
+    model = client.async_openai(max_retries=0)
+
+    async def asked(text):
+        await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": text}])
+
+    if task["arrives"] == "before":
+        main = asyncio.create_task(asked("main"))
+        await asyncio.sleep(0.1)
+        side = asyncio.create_task(asked("side"))
+        await main
+    else:
+        await asked("main")
+        side = asyncio.create_task(asked("side"))
+        await asyncio.sleep(0.2)
+    return {"reward": 1.0, "info": {"side": side.done()}}
+
+
+def with_a_thread(task, client):
+    """Its side request goes on in a thread."""
+    side = threading.Thread(target=lambda: suppress_all(ask, client, "side"), daemon=True)
+    if task["arrives"] == "before":
+        threading.Timer(0.1, side.start).start()
+    ask(client, "main")
+    if task["arrives"] == "after":
+        side.start()
+        time.sleep(0.2)
+    return {"reward": 1.0, "info": {"side": not side.is_alive()}}
+
+
+def suppress_all(function, *given):
+    with contextlib.suppress(Exception):
+        function(*given)
+
+
+@pytest.mark.parametrize("arrives", ["before", "after"])
+@pytest.mark.parametrize("agent", [with_a_task, with_a_thread])
+def test_an_agent_that_returns_while_a_request_of_its_is_in_flight(agent, arrives):
+    """It does not wait for the answer, so that no time limit has hidden it."""
+    environment = AgentEnvironment(agent, 5)
+    assert environment.reset(arrives=arrives).text == "user: main"
+    time.sleep(0.5)
+    result = environment.step(says("answer"))
+    while not result.terminated:
+        assert result.observation.text == "user: side"
+        time.sleep(0.5)
+        result = environment.step(says("late"))
+    environment.close()
+    assert (result.reward, result.info) == (1.0, {"side": False})
 
 
 def test_a_time_limit_beside_another_answer_that_the_agent_stumbles_over():
@@ -386,7 +439,7 @@ def test_an_async_client_that_episodes_share():
         assert (end.reward, end.info) == (1.0, {})
 
 
-def test_a_request_given_up_after_the_last_turn_is_no_error():
+def test_a_request_given_up_after_the_last_turn_is_no_error(monkeypatch):
     """Coding agents end their parallel requests when one is refused."""
 
     def agent(task, client):
@@ -402,6 +455,7 @@ def test_a_request_given_up_after_the_last_turn_is_no_error():
         wait_until(client.session.given_up)
         return 0.0
 
+    monkeypatch.setattr(session, "PATIENCE", 0.0)
     _, end = play(agent, [says("y")], max_turns=1)
     assert (end.terminated, end.reward) == (True, 0.0)
     with pytest.raises(EnvironmentContractError, match="gave up"):

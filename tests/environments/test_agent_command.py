@@ -14,6 +14,7 @@ import pytest
 from scripted_agents import play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
+from g2po_trl.environments.agents import session
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.utils.errors import G2POError
 
@@ -128,6 +129,7 @@ def test_a_program_that_takes_too_long(solve, tmp_path):
 @pytest.mark.parametrize("then", ["raise", "print('no answer') or sys.exit(0)"])
 def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, then):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "PATIENCE", 0.2)
     limited = SOLVE.replace("urlopen(request)", "urlopen(request, timeout=0.3)")
     limited = limited.replace(
         "    said = ask(sys.argv[1] + said)", f"    try: said = ask('x')\n    except OSError: {then}"
@@ -137,6 +139,56 @@ def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, t
     environment.reset()
     time.sleep(1)
     with pytest.raises(EnvironmentContractError, match="the agent gave up a request before the model's answer and r"):
+        environment.step(says("late"))
+    environment.close()
+
+
+# Asks "side" in a thread, and ends without the answer.
+DONE = SOLVE.partition("said =")[0] + """
+import threading, time
+side = threading.Thread(target=ask, args=["side"], daemon=True)
+if sys.argv[1] == "before":
+    threading.Timer(0.1, side.start).start()  # while the main request waits
+ask("main")
+if sys.argv[1] == "after":
+    side.start()
+    time.sleep(float(sys.argv[3]))
+sys.stdout.write("done")
+sys.stdout.flush()
+os._exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("arrives", ["before", "after 0", "after 0.2"])
+def test_a_program_that_ends_while_a_request_of_its_is_in_flight(tmp_path, monkeypatch, arrives, status):
+    """It is done, or the model made it fail. Nothing has reached a time limit, however long the model takes then."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "solve.py").write_text(DONE)
+    when, wait = [*arrives.split(), "0"][:2]
+    environment = AgentEnvironment(AgentCommand(f"python solve.py {when} {status} {wait}", lambda stdout: 1), 5)
+    assert environment.reset().text == "user: main"
+    time.sleep(0.5)
+    result = environment.step(says("answer"))
+    while not result.terminated:  # the other request was there before the end
+        assert result.observation.text == "user: side"
+        time.sleep(0.5)
+        result = environment.step(says("late"))
+    assert result.reward == (status == 0)
+    assert result.info.get("failure_reason") == (None if status == 0 else "agent error: exit status 3")
+    environment.close()
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_program_that_may_have_reached_a_time_limit_of_its_own(tmp_path, monkeypatch, status):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "PATIENCE", 0.2)
+    (tmp_path / "solve.py").write_text(DONE)
+    environment = AgentEnvironment(AgentCommand(f"python solve.py after {status} 0.6", lambda stdout: 1), 5)
+    environment.reset()
+    assert environment.step(says("answer")).observation.text == "user: side"
+    time.sleep(1.2)
+    with pytest.raises(EnvironmentContractError, match="gave up a request"):
         environment.step(says("late"))
     environment.close()
 

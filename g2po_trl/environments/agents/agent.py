@@ -262,7 +262,7 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts, lost = self._facts(), self._lost()
+        facts, lost = self._facts(), [call for call in self._lost() if is_of_time(end.error) or not call.unread]
         self.close()
         if lost and not _was_cancelled(end.error, lost):
             raise _gave_up(end) from end.error

@@ -190,6 +190,7 @@ class AgentCommand:
                 if left is not None and left <= 0:
                     raise CommandError(f"it took more than {self.timeout:g} s", limit="time limit")
                 if (returncode := program.wait(None if left is None else max(left, MIN_WAIT))) is not None:
+                    client.session.leave()
                     break
         stdout, stderr = program.outputs()
         may_fail = self._checks or "returncode" in self._verified

@@ -191,7 +191,8 @@ class _Connection(socketserver.BaseRequestHandler):
             return asked
         digest, name = hashlib.blake2b(route.encode() + body).digest(), headers.get("idempotency-key")
         is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        ends = time.monotonic() + _seconds(headers.get("x-stainless-read-timeout"))
+        limit = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout")  # of Python, of Node
+        ends = time.monotonic() + _seconds(limit)
         return Call(asked, digest, name, is_retry, [self.request], ends)
 
     def _body(self, headers: Mapping[str, str]) -> bytes:

@@ -7,7 +7,8 @@ answer, and is no second step. It has the same body, and
 - the client of the other one closed its connection before the answer.
 
 Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
-not come again, is given up (`Session.given_up`).
+not come again, is given up (`Session.given_up`). Its client may have reached a time limit, which hides the model's
+answer; or its agent has ended without it (`Call.unread`), as one that is done ends its side requests.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .workspace import Workspace
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # every client of HTTP/1.1 skips it
 _PROBE_MS = 50
+PATIENCE = 4.0  # seconds that every client waits for an answer; the shortest default is 5, of httpx
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Call:
     ends: float = math.inf  # when the client gives it up, if it says so, as `openai` does
     delivered: bool = False
     beside_another: bool = False  # which was answered while this one waited
+    unread: bool = False  # its agent has ended too soon for a time limit: it did not wait for the answer
+    arrived: float = field(default_factory=time.monotonic)
     answer: Completion | RefusedRequestError | None = None
     answered: threading.Event = field(default_factory=threading.Event)
 
@@ -80,6 +84,7 @@ class Session:
         self._calls: list[Call] = []
         self._lost: list[Call] = []  # whose clients had gone before their turn
         self._responses = self._tool_calls = 0
+        self._delivered, self._has_left = -math.inf, False  # when the last answer was
         self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
@@ -165,11 +170,20 @@ class Session:
         with self._lock:
             if is_closed(connection):  # bytes to a client that has gone would seem to arrive
                 return False
-            call.delivered = True
+            call.delivered, self._delivered = True, time.monotonic()
             return True
+
+    def leave(self) -> None:
+        """Note that the agent asks no more, and which requests it leaves unread; it may still have to be verified."""
+        with self._lock:
+            now = time.monotonic()
+            for call in [] if self._has_left else [*self._lost, *self._calls]:
+                call.unread = now < call.ends and now - max(call.arrived, self._delivered) < PATIENCE
+            self._has_left = True
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""
+        self.leave()
         with self._lock:  # an agent in one thread has given up what is not answered now
             self._lost += [call for call in self._calls if call.answer is None and not call.beside_another]
         self._events.put(end)
