@@ -270,7 +270,7 @@ async def waiting(task, client):
     model, messages = client.async_openai(max_retries=0), [{"role": "user", "content": "y"}]
     create = partial(model.chat.completions.create, model=client.model, stream=task["stream"])
     await create(messages=[*messages, *messages])
-    await asyncio.wait_for(create(messages=messages), 0.3)
+    await asyncio.wait_for(create(messages=messages), 1)
     return 1.0
 
 

@@ -144,7 +144,9 @@ def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, t
 
 
 # Asks "side" in a thread, and ends without the answer.
-DONE = SOLVE.partition("said =")[0] + """
+DONE = (
+    SOLVE.partition("said =")[0]
+    + """
 import threading, time
 side = threading.Thread(target=ask, args=["side"], daemon=True)
 if sys.argv[1] == "before":
@@ -157,6 +159,7 @@ sys.stdout.write("done")
 sys.stdout.flush()
 os._exit(int(sys.argv[2]))
 """
+)
 
 
 @pytest.mark.parametrize("status", [0, 3])
