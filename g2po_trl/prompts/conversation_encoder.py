@@ -19,7 +19,7 @@ from ..utils.errors import G2POError
 from ..utils.images import Picture
 from .chat_template import get_chat_template
 from .conversation import ChatRequest, Message, Transcript, pictures_of, prefix_digests, with_objects
-from .fitting import PromptTooLongError, cut_middle, longest_that_fits
+from .fitting import PromptTooLongError, cut_middle, cut_to_fit
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
 
@@ -257,15 +257,21 @@ class ConversationEncoder:
         The system message and those with images stay.
         """
 
-        def build(keep: int) -> ConversationPrompt:
-            shown = [
+        def shown(keep: int) -> list[Message]:
+            return [
                 m if m["role"] == "system" or "images" in m else {**m, "content": cut_middle(m["content"], keep)}
                 for m in messages
             ]
-            return self._build(shown, tools, Transcript(), truncated=True)
 
-        longest = max(len(message["content"]) for message in messages)
-        return build(longest_that_fits(lambda keep: len(build(keep).ids) <= max_length, longest))
+        def build(keep: int) -> ConversationPrompt:
+            return self._build(shown(keep), tools, Transcript(), truncated=True)
+
+        def size(keep: int) -> int:
+            return len(self.encode.ids([self._text_of_all(shown(keep), tools)])[0])
+
+        keep = max(len(message["content"]) for message in messages)
+        of_images = len(build(keep).ids) - size(keep) if pictures_of(messages) else 0
+        return cut_to_fit(build, size, of_images, keep, max_length)
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..utils.errors import G2POError
 from ..utils.images import Picture
@@ -17,6 +17,9 @@ class FittedPrompt(NamedTuple):
     text: str
     truncated: bool
     images: Sequence[Picture] = ()
+
+
+Prompt = TypeVar("Prompt")  # has `ids`
 
 
 class PromptTooLongError(G2POError):
@@ -37,44 +40,71 @@ def fit_prompt(
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
     Over the limit, the oldest history is removed first, then the middle of the observation; the task, the actions
-    and the images stay. `encode` turns chat messages into (token ids, text).
+    and the images stay. `encode` turns chat messages into (token ids, text). With images it is a `ChatEncoder`: its
+    processor is asked for the whole prompt and for the shortened one.
 
     Raises:
         PromptTooLongError: if the prompt exceeds the limit even with an empty observation.
     """
 
-    def build(text: str, shown: Sequence[tuple[str, str]]) -> tuple[list[int], str]:
-        more = {"images": images} if images else {}
-        return encode(template.messages(text, task, admissible_actions, shown, steps_taken, **more))
+    def messages(keep: int) -> list[dict[str, Any]]:
+        more, text = {"images": images} if images else {}, cut_middle(observation, keep)
+        return template.messages(text, task, admissible_actions, shown, steps_taken, **more)
 
-    shown = list(history)
-    ids, text = build(observation, shown)
-    if max_length is None or len(ids) <= max_length:
-        return FittedPrompt(ids, text, False, images)
-    while shown and len(ids) > max_length:
+    def build(keep: int) -> FittedPrompt:
+        return FittedPrompt(*encode(messages(keep)), True, images)
+
+    def size(keep: int) -> int:
+        return encode.num_tokens(messages(keep)) if images else len(encode(messages(keep))[0])
+
+    shown, keep = list(history), len(observation)
+    prompt = build(keep)
+    if max_length is None or len(prompt.ids) <= max_length:
+        return prompt._replace(truncated=False)
+    of_images = len(prompt.ids) - size(keep) if images else 0
+    while shown:
         shown.pop(0)
-        ids, text = build(observation, shown)
-    if len(ids) > max_length:
-
-        def fits(keep: int) -> bool:
-            return len(build(cut_middle(observation, keep), shown)[0]) <= max_length
-
-        ids, text = build(cut_middle(observation, longest_that_fits(fits, len(observation))), shown)
-    if len(ids) > max_length:
+        if size(keep) + of_images <= max_length:
+            break
+    prompt = cut_to_fit(build, size, of_images, keep, max_length)
+    if len(prompt.ids) > max_length:
         raise PromptTooLongError(
-            f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(ids)} tokens, more "
-            f"than max_prompt_length={max_length}: raise max_prompt_length, or shorten the prompt template"
-            + (f"; {len(images)} images are among them: make them smaller" if images else "")
+            f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(prompt.ids)} "
+            f"tokens, more than max_prompt_length={max_length}: raise max_prompt_length, or shorten the prompt "
+            "template" + (f"; {len(images)} images are among them: make them smaller" if images else "")
         )
-    return FittedPrompt(ids, text, True, images)
+    return prompt
 
 
-def longest_that_fits(fits: Callable[[int], bool], longest: int) -> int:
+def cut_to_fit(
+    build: Callable[[int], Prompt], size: Callable[[int], int], of_images: int, keep: int, max_length: int
+) -> Prompt:
+    """Return the prompt of at most `max_length` tokens that keeps most characters, up to `keep`; of 0, any.
+
+    Args:
+        build: returns the prompt that keeps so many characters; with images, by their processor, which takes long.
+        size: returns its tokens, with one in place of each image.
+        of_images: further tokens of the images, the same in all these prompts.
+        keep: most characters.
+        max_length: tokens.
+    """
+    room = max_length - of_images
+    while True:
+        keep = longest_that_fits(size, room, keep)
+        prompt = build(keep)
+        if len(prompt.ids) <= max_length or not keep:
+            return prompt
+        room -= len(prompt.ids) - max_length  # texts beside images became other tokens
+
+
+def longest_that_fits(size: Callable[[int], int], room: int, longest: int) -> int:
     """Return the highest number of characters that fits, up to `longest`, by bisection; 0 is not tried."""
+    if size(longest) <= room:
+        return longest
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        low, high = (middle, high) if size(middle) <= room else (low, middle - 1)
     return low
 
 

@@ -253,11 +253,10 @@ class PromptSession:
         texts = [actor.encode.text(one.messages(**shown)) for one, shown in zip(templates, contents)]
         plain = iter(actor.encode.ids([text for text, shown in zip(texts, contents) if "images" not in shown]))
         for episode, template, text, shown in zip(episodes, templates, texts, contents):
-            images, limit = shown.get("images", ()), actor.max_prompt_length
+            limit = actor.max_prompt_length
+            prompt = None if "images" in shown else FittedPrompt(next(plain), text, False)
             try:
-                ids = actor.encode.ids([text], [images])[0] if images else next(plain)
-                prompt = FittedPrompt(ids, text, False, images)
-                if limit is not None and len(ids) > limit:
+                if prompt is None or limit is not None and len(prompt.ids) > limit:
                     prompt = fit_prompt(template, actor.encode, limit, **shown)
             except PromptTooLongError as error:
                 episode.give_up(f"prompt too long: {error}")

@@ -16,7 +16,8 @@ from g2po_trl.environments.validation import EnvironmentContractError, validate_
 from g2po_trl.prompts.chat_template import merge_same_roles
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse, Transcript, normalize_messages, pictures_of
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
-from g2po_trl.prompts.images import ImageInputs
+from g2po_trl.prompts.fitting import fit_prompt
+from g2po_trl.prompts.images import ImageEncoder, ImageInputs
 from g2po_trl.prompts.state_keys import request_key, workspace_key
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -42,6 +43,21 @@ def test_token_ids_are_those_of_the_processor(family):
     ids, _ = ChatEncoder(processor)(normalize_messages(messages))
     assert ids == list(wanted["input_ids"][0])
     assert np.isin(ids, processor.image_token_ids).sum() > 4
+
+
+@pytest.mark.parametrize("family", ["Qwen2.5-VL", "Gemma 3", "Idefics3"])
+def test_few_runs_of_the_processor_shorten_a_prompt(family, monkeypatch):
+    """It opens, resizes and normalizes each image; bisection once did so 15 times."""
+    runs, run = [], ImageEncoder._with_images
+    monkeypatch.setattr(ImageEncoder, "_with_images", lambda *all: runs.append(all) or run(*all))
+    encode = ChatEncoder(vision_models.FAMILIES[family]()[0])
+    template, limit = PromptTemplate("{observation}", "{history}{observation}"), 300
+    window = fit_prompt(template, encode, limit, "room " * 200, history=[("o", "a")], images=[FIRST, SECOND])
+    assert (len(window.ids), window.images, len(runs)) == (limit, [FIRST, SECOND], 2)
+    asked = [{"role": "user", "content": [text("room " * 200)]}, {"role": "assistant", "content": "go"}]
+    request = ChatRequest([*asked, {"role": "user", "content": [image(FIRST)]}], shorten=True)
+    conversation = ConversationEncoder(encode).prompt(request, Transcript(), limit)
+    assert (len(conversation.ids), conversation.images, len(runs)) == (limit, [FIRST], 5)
 
 
 def test_an_environment_cannot_write_the_token_of_an_image():
