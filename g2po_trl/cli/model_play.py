@@ -84,7 +84,7 @@ def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
     check_task_columns(factory, row)
     one_worker = replace(PoolLimits.of(settings), num_environment_workers=1)
     with EnvironmentPool(factory, one_worker) as pool, closing(make_chat_model(settings)) as chat:
-        actor = make_actor(chat, make_agent(settings, panel), lambda one: (), lambda: None, lambda one, made: None)
+        actor = make_actor(chat, make_agent(settings, panel))
         shown = _Shown(actor, getattr(getattr(chat, "encode", None), "tokenizer", None))
         ((played,), _) = Player(pool, shown, limits).play([row], Sampling.of(settings), seeds=[derived_seed(0, 0)])
     why = played.error or played.failure_reason

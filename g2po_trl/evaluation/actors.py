@@ -160,9 +160,9 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
 def make_actor(
     chat: ChatModel,
     agent: Agent,
-    notes: Callable[[Episode], Sequence[str]],
-    check: Callable[[], None],
-    count: Count,
+    notes: Callable[[Episode], Sequence[str]] = lambda episode: (),
+    check: Callable[[], None] = lambda: None,
+    count: Count = lambda episode, completion: None,
 ) -> MeteredActor | ChatActor:
     """Return the actor of an evaluation; for a model in this process that is asked as in training, training's own."""
     if not isinstance(chat, EngineChat) or not isinstance(agent, DirectAgent):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, environments_of
 from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
-from ..environments.agents.agent import AgentEnvironment, agent_factory
+from ..environments.agents.agent import AgentEnvironment
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
@@ -53,13 +53,14 @@ def examine(
     limits: PoolLimits | None = None,
     episode_limits: EpisodeLimits | None = None,
     extra: Extra = (),
+    texts: Sequence[str] = TEXTS,
 ) -> list[Finding]:
-    """Return the findings of random episodes of an environment in worker processes, the worst first.
+    """Return the findings of random episodes of an environment or an agent in worker processes, the worst first.
 
     Of several environments, each is examined with its own tasks.
 
     Args:
-        environment_factory: as passed to the trainer.
+        environment_factory: as passed to the trainer; of an agent, as `agent_factory` makes it.
         tasks: dataset rows.
         episodes: episodes per task, e.g. the group size.
         turns: maximum turns of an episode.
@@ -67,65 +68,21 @@ def examine(
         limits: of environment workers, as for `EnvironmentPool`; one worker plays.
         episode_limits: of an episode, besides `turns`.
         extra: functions that return further findings of what was played.
+        texts: an agent's random responses without tool calls.
     """
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
-    if environments := environments_of(environment_factory):
-        played = (episodes, seed, limits, extra)
-        return _sorted(_examine_each(environments, environment_factory, tasks, of_episodes, *played))
-    if unwrap_factory(environment_factory) is AgentEnvironment:
-        bound = {name: environment_factory.keywords.get(name) for name in ("agent", "state_key")}
-        more = {"episode_limits": of_episodes, "state_key": bound["state_key"], "extra": extra}
-        return examine_agent(bound["agent"], tasks, episodes, turns, seed, limits, **more)
-    limits = replace(PoolLimits.of(limits), num_environment_workers=1)
-    patient = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
+    how = episodes, seed, replace(PoolLimits.of(limits), num_environment_workers=1), extra, texts
+
+    def find(factory: Callable, rows: Sequence[dict[str, Any]], own: EpisodeLimits, name: str | None) -> list[Finding]:
+        try:
+            return (_examine_agent if is_agent(factory) else _examine_environment)(factory, rows, own, *how)
+        except ValueError as error:  # e.g. tools without a description, variables that are not set
+            return [Finding("error", str(error))]
+
     try:
-        history = default_history(environment_factory, None)
-        factory = text_environment_factory(environment_factory, of_episodes, history)
-        findings, tasks = _check_columns(factory, tasks)
-        if tasks:
-            with EnvironmentPool(factory, limits) as pool, EnvironmentPool(probed(factory), patient) as second:
-                findings += _examine(pool, second, tasks, episodes, of_episodes, seed, extra)
-    except ValueError as error:  # e.g. tools without a description, variables that are not set
-        findings = [Finding("error", str(error))]
-    return _sorted(findings)
-
-
-def examine_agent(
-    agent: Callable | str,
-    tasks: Sequence[dict[str, Any]],
-    episodes: int = 8,
-    turns: int = 30,
-    seed: int = 0,
-    limits: PoolLimits | None = None,
-    texts: Sequence[str] = TEXTS,
-    state_key: Callable | None = None,
-    episode_limits: EpisodeLimits | None = None,
-    extra: Extra = (),
-) -> list[Finding]:
-    """Return the findings of episodes of an agent with random responses in worker processes, the worst first.
-
-    `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
-    trainer; for the others see `examine`.
-    """
-    limits = replace(PoolLimits.of(limits), num_environment_workers=1)
-    of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
-    try:
-        factory = text_environment_factory(agent_factory(agent, turns, state_key), of_episodes)
-        with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:
-            played = play_at_random(pool, tasks, episodes, of_episodes, seed, texts)
-            findings = [*agent_failures(played), *limits_reached(played)]
-            if played.episodes:
-                findings += [*agent_findings(played, turns), *speed(played, "a call of the model"), *length(played)]
-                findings += recurrence(played, episodes, PASS_KEY)
-                findings += recurrence_by_key(played, state_key is not None)
-                findings += [finding for find in extra for finding in find(played)]
-                if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
-                    findings.append(outcome_finding(played.episodes, turns, "random responses"))
-            if played.episodes and not played.failures:
-                findings.append(replayed(second, tasks, played))
-    except ValueError as error:  # e.g. variables that are not set
-        findings = [Finding("error", str(error))]
-    return _sorted(findings)
+        return _of_each(environment_factory, tasks, of_episodes, find)
+    except G2POError as error:  # of several environments: a task of none of them, limits of another
+        return [Finding("error", str(error))]
 
 
 def try_model(
@@ -144,8 +101,8 @@ def try_model(
     """Return the findings of episodes that a model plays, all at the same time, asked as in training, the worst first.
 
     Args:
-        environment_factory: as passed to the trainer.
-        tasks: as of `examine`, as are `episodes`, `turns`, `limits`, `episode_limits` and `extra`.
+        environment_factory: as of `examine`, as are `tasks`, `turns`, `limits`, `episode_limits` and `extra`.
+        tasks: dataset rows.
         episodes: per task.
         turns: of an episode.
         chat: the model.
@@ -157,45 +114,40 @@ def try_model(
         extra: further findings.
 
     Raises:
-        G2POError: if a server rejects requests or cannot be reached.
+        G2POError: if a server rejects requests or cannot be reached, and for tasks of no environment.
     """
+
     from .actors import make_actor  # transformers: for episodes with a model alone
     from .agents import DirectAgent
 
-    played, lengths = Played(), []
+    def find(factory: Callable, rows: Sequence[dict[str, Any]], own: EpisodeLimits, name: str | None) -> list[Finding]:
+        played, lengths = Played(), []
 
-    def count(episode: Episode, completion: ChatCompletion) -> None:
-        played.note(episode.observation, is_first=not episode.steps)
-        lengths.append((completion.prompt_tokens, completion.completion_tokens))
+        def count(episode: Episode, completion: ChatCompletion) -> None:
+            played.note(episode.observation, is_first=not episode.steps)
+            lengths.append((completion.prompt_tokens, completion.completion_tokens))
+
+        wording = prompt_template and prompt_template.of(name)
+        played_factory, template, history = played_as(factory, own, wording, settings.history)
+        agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
+        repeated = [task for task in rows for _ in range(episodes)]
+        groups = [number // episodes for number in range(len(repeated))]
+        seeds = [derived_seed(0, number) for number in range(len(repeated))]
+        with EnvironmentPool(played_factory, limits) as pool:
+            player = Player(pool, make_actor(chat, agent, count=count), own)
+            trajectories, _ = player.play(repeated, sampling, groups, seeds)
+        played.fail(trajectories)
+        for start in range(0, len(repeated), episodes):
+            played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
+        return _findings_of_model(factory, played, lengths, episodes, own.max_turns, extra)
 
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
-    factory, template, history = played_as(environment_factory, of_episodes, prompt_template, settings.history)
-    direct = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
-    actor = make_actor(chat, direct, lambda episode: (), lambda: None, count)
-    rows = [task for task in tasks for _ in range(episodes)]
-    groups = [number // episodes for number in range(len(rows))]
-    seeds = [derived_seed(0, number) for number in range(len(rows))]
-    with EnvironmentPool(factory, limits) as pool:
-        trajectories, _ = Player(pool, actor, of_episodes).play(rows, sampling, groups, seeds)
-    played.fail(trajectories)
-    for start in range(0, len(rows), episodes):
-        played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
-    is_agent = unwrap_factory(environment_factory) is AgentEnvironment
-    findings = agent_failures(played, "the agent" if is_agent else "an episode")
-    if played.episodes:
-        if is_agent:
-            findings += agent_findings(played, turns, answered="")
-        findings += completion_findings(played, lengths)
-        if any(step.admissible is not False for step in played.steps):  # else no action had an effect
-            findings += recurrence(played, episodes, *([PASS_KEY] if is_agent else []), kind="")
-        if is_agent:
-            findings += recurrence_by_key(played, environment_factory.keywords.get("state_key") is not None)
-        findings.append(outcome_finding(played.episodes, turns, "the model's responses", "this model learns"))
-        if reasons := Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason):
-            shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
-            findings.append(Finding("ok", f"episodes that ended for another reason than their rewards: {shown}"))
-        findings += [finding for find in extra for finding in find(played)]
-    return _sorted(findings)
+    return _of_each(environment_factory, tasks, of_episodes, find)
+
+
+def is_agent(environment_factory: Callable) -> bool:
+    """Return whether a factory is an agent's, as `agent_factory` makes it."""
+    return unwrap_factory(environment_factory) is AgentEnvironment
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
@@ -226,34 +178,6 @@ def first_steps(
     return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
 
 
-def _sorted(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
-
-
-def _examine_each(
-    environments: Mapping[str, Callable],
-    environment_factory: Callable,
-    tasks: Sequence[dict[str, Any]],
-    episode_limits: EpisodeLimits,
-    episodes: int,
-    seed: int,
-    limits: PoolLimits | None,
-    extra: Extra = (),
-) -> list[Finding]:
-    """Return the findings of each environment, which begin with its name."""
-    try:
-        check_limits(episode_limits, environment_factory)
-        check_mixture(environment_factory, {"check": tasks})
-    except G2POError as error:
-        return [Finding("error", str(error))]
-    found = {}
-    for name, one in environments.items():
-        own, of_episodes = [task for task in tasks if task[COLUMN] == name], episode_limits.by(name)
-        rows = [dict(player_of(environment_factory, task)[1]) for task in own]
-        found[name] = examine(one, rows, episodes, of_episodes.max_turns, seed, limits, of_episodes, extra)
-    return of_several(found)
-
-
 def of_several(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Return the findings of environments, each after its environment's name; final only if each has a final one."""
     nothing = all(any(one.is_final for one in some) for some in found.values())
@@ -262,6 +186,52 @@ def of_several(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         for name, some in found.items()
         for one in some
     ]
+
+
+def _of_each(
+    environment_factory: Callable, tasks: Sequence[dict[str, Any]], limits: EpisodeLimits, find: Callable
+) -> list[Finding]:
+    """Return what `find(factory, tasks, limits, name)` finds in an environment, or in each of several, worst first."""
+    if environments := environments_of(environment_factory):
+        check_limits(limits, environment_factory)
+        check_mixture(environment_factory, {"check": tasks})
+        rows = {name: [task for task in tasks if task[COLUMN] == name] for name in environments}
+        found = {}
+        for name, one in environments.items():
+            own = [dict(player_of(environment_factory, task)[1]) for task in rows[name]]
+            found[name] = find(one, own, limits.by(name), name)
+        findings = of_several(found)
+    else:
+        findings = find(environment_factory, tasks, limits, None)
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def _examine_agent(factory, tasks, limits, episodes, seed, pool_limits, extra, texts) -> list[Finding]:
+    """Return findings about an agent's calls and failures, and about states that recur."""
+    has_own_key = factory.keywords.get("state_key") is not None
+    factory = text_environment_factory(factory, limits)
+    with EnvironmentPool(factory, pool_limits) as pool, EnvironmentPool(factory, pool_limits) as second:
+        played = play_at_random(pool, tasks, episodes, limits, seed, texts)
+        findings = [*agent_failures(played), *limits_reached(played)]
+        if not played.episodes:
+            return findings
+        findings += [*agent_findings(played, limits.max_turns), *speed(played, "a call of the model"), *length(played)]
+        findings += [*recurrence(played, episodes, PASS_KEY), *recurrence_by_key(played, has_own_key)]
+        findings += [finding for find in extra for finding in find(played)]
+        if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
+            findings.append(outcome_finding(played.episodes, limits.max_turns, "random responses"))
+        return findings if played.failures else [*findings, replayed(second, tasks, played)]
+
+
+def _examine_environment(factory, tasks, limits, episodes, seed, pool_limits, extra, texts) -> list[Finding]:
+    """Return findings about the contract, and about whether a model can learn in the environment."""
+    patient = replace(pool_limits, environment_reset_timeout=10 * pool_limits.environment_reset_timeout)
+    factory = text_environment_factory(factory, limits, default_history(factory, None))
+    findings, tasks = _check_columns(factory, tasks)
+    if tasks:
+        with EnvironmentPool(factory, pool_limits) as pool, EnvironmentPool(probed(factory), patient) as second:
+            findings += _examine(pool, second, tasks, episodes, limits, seed, extra)
+    return findings
 
 
 def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
@@ -276,16 +246,7 @@ def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]
     return findings, fitting
 
 
-def _examine(
-    pool: EnvironmentPool,
-    second: EnvironmentPool,
-    tasks: list[dict[str, Any]],
-    episodes: int,
-    limits: EpisodeLimits,
-    seed: int,
-    extra: Extra = (),
-) -> list[Finding]:
-    """Return findings about the contract, and about whether a model can learn in the environment."""
+def _examine(pool, second, tasks, episodes, limits, seed, extra) -> list[Finding]:
     turns = limits.max_turns
     starts, failures = first_steps(pool, tasks, tasks)
     playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
@@ -311,3 +272,21 @@ def _examine(
     if played.has_tools or played.lists_actions:
         return [*findings, *recurrence(played, episodes), outcome_finding(played.episodes, turns)]
     return findings + constant(played)
+
+
+def _findings_of_model(factory, played, lengths, episodes, turns, extra) -> list[Finding]:
+    by_agent = is_agent(factory)
+    findings = agent_failures(played, "the agent" if by_agent else "an episode")
+    if not played.episodes:
+        return findings
+    findings += agent_findings(played, turns, answered="") if by_agent else []
+    findings += completion_findings(played, lengths)
+    if any(step.admissible is not False for step in played.steps):  # else no action had an effect
+        findings += recurrence(played, episodes, *([PASS_KEY] if by_agent else []), kind="")
+    if by_agent:
+        findings += recurrence_by_key(played, factory.keywords.get("state_key") is not None)
+    findings.append(outcome_finding(played.episodes, turns, "the model's responses", "this model learns"))
+    if reasons := Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason):
+        shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
+        findings.append(Finding("ok", f"episodes that ended for another reason than their rewards: {shown}"))
+    return findings + [finding for find in extra for finding in find(played)]

@@ -22,17 +22,16 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engines.sampling import Sampling
-from ...environments.adapters.mixed import COLUMN, check_mixture, environments_of
+from ...environments.adapters.mixed import COLUMN, environments_of
 from ...environments.agents.agent import agent_factory
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
 from ...environments.pool.limits import PoolLimits
-from ...environments.validation import player_of
 from ...evaluation.contract import LEVELS, Finding
-from ...evaluation.examine import examine, examine_agent, of_several, try_model
+from ...evaluation.examine import examine, try_model
 from ...evaluation.findings import IMAGES, spelled_words
 from ...evaluation.random_episodes import TEXTS, Played
 from ...prompts.template import PromptTemplate
@@ -43,6 +42,9 @@ from ..first_prompt import FirstPrompt
 from ..parser import option, parse, read_config
 from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
 from ..recipe_files import file_of
+
+if TYPE_CHECKING:
+    from ...evaluation.chat_models import ChatModel
 
 TURNS = 30
 
@@ -133,11 +135,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     find_words = partial(_words, None if options.base_url else model)
     more = {"limits": limits, "episode_limits": episode_limits, "extra": [find_words]}
     if options.plays_with_model:
-        findings = _try_model(environment, tasks, options, _setting(config), template, *played, **more)
-    elif options.agent is None or environments_of(environment):
-        findings = examine(environment, tasks, *played, **more)
+        setting = _setting(config)
+        with closing(_chat_model(options, setting.chat_template_kwargs)) as chat:
+            findings = try_model(environment, tasks, *played, chat, Sampling.of(setting), setting, template, **more)
     else:
-        findings = examine_agent(name, tasks, *played, texts=options.response or TEXTS, state_key=key, **more)
+        findings = examine(environment, tasks, *played, texts=options.response or TEXTS, **more)
     if not options.plays_with_model and not any(finding.level == "error" for finding in findings):
         expert_words = [partial(find_words, with_actions=True)]
         findings = _with_expert(findings, options, environment, tasks, episode_limits, limits, expert_words)
@@ -235,39 +237,17 @@ def _has_expert(path: Path) -> bool:
     return path.suffix == ".py" and path.is_file() and binds(read_source(path), "expert")
 
 
-def _try_model(
-    environment: Callable,
-    tasks: Sequence[dict[str, Any]],
-    options: CheckOptions,
-    setting: SimpleNamespace,
-    template: PromptTemplate | None,
-    *played: Any,
-    **more: Any,
-) -> list[Finding]:
-    """Return the findings of `try_model`, of several environments for each, with training's sampling and lengths."""
+def _chat_model(options: CheckOptions, kwargs: dict[str, Any] | None) -> ChatModel:
+    """Return the model that plays, with these variables of its chat template."""
     from ...evaluation.chat_models import load_local
     from ...evaluation.server_chat import ServerChat
 
-    kwargs = setting.chat_template_kwargs
     try:
-        chat = (
-            ServerChat(options.base_url, options.model, chat_template_kwargs=kwargs)
-            if options.base_url
-            else load_local(options.model, chat_template_kwargs=kwargs)
-        )
+        if options.base_url:
+            return ServerChat(options.base_url, options.model, chat_template_kwargs=kwargs)
+        return load_local(options.model, chat_template_kwargs=kwargs)
     except (OSError, ValueError) as error:
         raise G2POError(f"model is {options.model!r}, which cannot be loaded: {error}") from error
-    how = chat, Sampling.of(setting), setting
-    with closing(chat):
-        if not environments_of(environment):
-            return try_model(environment, tasks, *played, *how, template, **more)
-        check_mixture(environment, {"check": tasks})
-        found = {}
-        for name, one in environments_of(environment).items():
-            rows = [dict(player_of(environment, task)[1]) for task in tasks if task[COLUMN] == name]
-            own = {**more, "episode_limits": more["episode_limits"].by(name)}
-            found[name] = try_model(one, rows, *played, *how, template and template.of(name), **own)
-        return of_several(found)
 
 
 def _setting(config: Mapping[str, Any]) -> SimpleNamespace:
