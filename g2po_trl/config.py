@@ -253,22 +253,10 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         },
     )
     min_valid_action_ratio: float = option(
-        "Stop the run if the fraction of completions with the required format, averaged over the last "
-        "`collapse_patience` log lines, falls below this. 0: never.",
+        "Stop the run if the fraction of completions with the required format, averaged over the last five log "
+        "lines, falls below this. 0: never.",
         0.0,
         within="[0, 1]",
-    )
-    min_success_of_best: float = option(
-        "Stop the run if the success rate, averaged over the last `collapse_patience` log lines, falls below this "
-        "fraction of its best such average. 0: never.",
-        0.0,
-        within="[0, 1]",
-    )
-    collapse_patience: int = option(
-        "Number of log lines over which `min_valid_action_ratio` and `min_success_of_best` average.",
-        5,
-        within="[1, inf)",
-        needs="min_valid_action_ratio|min_success_of_best",
     )
 
     def __post_init__(self):

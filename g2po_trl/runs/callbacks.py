@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 EARLY_VERDICT = 5  # iterations
+PATIENCE = 5  # log lines without the format
 _RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
 
 
@@ -31,10 +32,8 @@ def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
     found: list[TrainerCallback] = []
     if not args.disable_tqdm:
         found.append(IterationProgressCallback(args.optimizer_steps_per_iteration))
-    if args.min_valid_action_ratio or args.min_success_of_best:
-        found.append(
-            CollapseStoppingCallback(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
-        )
+    if args.min_valid_action_ratio:
+        found.append(CollapseStoppingCallback(args.min_valid_action_ratio))
     return found
 
 
@@ -152,42 +151,29 @@ class TaskErrorReport(TrainerCallback):
 
 
 class CollapseStoppingCallback(TrainerCallback):
-    """Ends a run whose agent collapses: completions lose the format, or success falls far below its best.
+    """Ends a run whose completions lose the format, see `G2POConfig.min_valid_action_ratio`.
 
-    Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run is
-    stopped where an uninterrupted one is. See `G2POConfig.min_valid_action_ratio` and `min_success_of_best`.
+    The mean over `PATIENCE` log lines is read from the log that a checkpoint keeps, so a resumed run is stopped where
+    an uninterrupted one is.
     """
 
-    def __init__(self, min_valid_action_ratio: float, min_success_of_best: float, patience: int):
-        self.min_valid_action_ratio, self.min_success_of_best = min_valid_action_ratio, min_success_of_best
-        self.patience = patience
+    def __init__(self, min_valid_action_ratio: float):
+        self.min_valid_action_ratio = min_valid_action_ratio
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not logs or "episode/success_rate" not in logs or control.should_training_stop:
             return
-        valid = self._means(state.log_history, "episode/valid_action_ratio")
-        success = self._means(state.log_history, "episode/success_rate")
-        if valid and valid[-1] < self.min_valid_action_ratio:
-            reason = (
-                f"{_percent(valid[-1])} of the completions had the required format, less than "
-                f"min_valid_action_ratio={self.min_valid_action_ratio}"
-            )
-        elif success and success[-1] < self.min_success_of_best * max(success):
-            reason = (
-                f"success fell to {_percent(success[-1])} from {_percent(max(success))}, below "
-                f"min_success_of_best={self.min_success_of_best}"
-            )
-        else:
+        logged = (entry.get("episode/valid_action_ratio") for entry in state.log_history)
+        valid = [value for value in logged if value is not None and not math.isnan(value)][-PATIENCE:]
+        if len(valid) < PATIENCE or (mean := sum(valid) / PATIENCE) >= self.min_valid_action_ratio:
             return
         control.should_training_stop = True
         control.should_save = args is None or args.save_strategy != "no"
         if state.is_world_process_zero:
-            print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
-
-    def _means(self, log_history: list[dict], name: str) -> list[float]:
-        """Return the moving means of a metric over `patience` log lines."""
-        values = [value for entry in log_history if (value := entry.get(name)) is not None and not math.isnan(value)]
-        return [sum(values[i - self.patience : i]) / self.patience for i in range(self.patience, len(values) + 1)]
+            print_line(
+                f"Stopping at step {state.global_step}: {_percent(mean)} of the completions had the required format, "
+                f"less than min_valid_action_ratio={self.min_valid_action_ratio} (over {PATIENCE} log lines)."
+            )
 
 
 class ClosingVerdict(TrainerCallback):

@@ -58,7 +58,7 @@ MAY_CHANGE = (
     *("log_*", "logging_*", "include_*", "report_to", "disable_tqdm", "trackio_*", "num_*_logged"),
     *("num_completions_to_print", "save_*", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("hub_*", "push_to_hub", "eval_*", "do_eval", "other_eval_temperatures", "num_generations_eval"),
-    *("min_valid_action_ratio", "min_success_of_best", "collapse_patience", "max_error_rate", "task_error_patience"),
+    *("min_valid_action_ratio", "max_error_rate", "task_error_patience"),
     *(one.name for one in fields(PoolLimits)),
     *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
     *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),

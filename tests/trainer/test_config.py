@@ -80,8 +80,6 @@ BAD = [  # options, and the field that the message is about
         "eval_top_k": [-1],
         "repetition_penalty": [0.0],
         "min_valid_action_ratio": [2.0],
-        "min_success_of_best": [-1.0],
-        "collapse_patience": [0],
         "stop_sequences": ["</action>", ["</action>", ""], [1]],
         "eval_seed": ["0"],
         "overwrite": ["false"],
