@@ -35,13 +35,13 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
-from .environments.adapters.mixed import check_limits, environments_of, mixed, one_task_each, weighted
-from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
-from .environments.adapters.trl_tools import played_as
+from .environments.adapters.mixed import environments_of, mixed
+from .environments.adapters.trl_rewards import with_rewards
 from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
-from .environments.tasks import check_datasets, check_rows, own_columns, plain, tasks_hash
+from .environments.setup import Setup
+from .environments.tasks import check_rows, own_columns, plain, tasks_hash
 from .evaluation.examine import check_start
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
@@ -64,7 +64,7 @@ from .runs.output_dir import RunFolder, check_panel_name
 from .runs.panel import play_panel
 from .runs.run_json import identity_of
 from .runs.sample_table import SampleTable
-from .runs.summary import at_temperature, check_other_panels, summarize
+from .runs.summary import at_temperature, summarize
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
@@ -178,24 +178,13 @@ class G2POTrainer(GRPOTrainer):
         environment_factory = with_rewards(mixed(environment_factory), reward_funcs, args.reward_weights, tools)
         check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
-        limits = EpisodeLimits.of(args)
-        check_limits(limits, environment_factory)
-        wrapped_factory, prompt_template, self.history = played_as(
-            environment_factory, limits, prompt_template, args.history
+        self.setup = setup = Setup.of(
+            environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
-        train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
-        self._wrapped_factory = wrapped_factory
-        check_datasets(wrapped_factory, train_dataset, eval_dataset)
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
-            check_best_metric(args, eval_dataset, environments_of(environment_factory))
-        train_dataset = weighted(environment_factory, train_dataset)
-        first_tasks = one_task_each(environment_factory, train_dataset)
-        for task in first_tasks:
-            check_reward_columns(environment_factory, task)
-        panels = eval_dataset if isinstance(eval_dataset, dict) else {}
-        for name in panels:
+            check_best_metric(args, setup.eval_dataset, environments_of(environment_factory))
+        for name in setup.eval_dataset if isinstance(setup.eval_dataset, dict) else ():
             check_panel_name(name, "the name of a panel in eval_dataset")
-            check_other_panels(name, args.other_eval_temperatures, panels)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
@@ -208,8 +197,8 @@ class G2POTrainer(GRPOTrainer):
                 model=model,
                 reward_funcs=[no_reward_function] * len(args.reward_weights or [1]),
                 args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
+                train_dataset=setup.train_dataset,
+                eval_dataset=setup.eval_dataset,
                 processing_class=processing_class,
                 **kwargs,
             )
@@ -223,17 +212,16 @@ class G2POTrainer(GRPOTrainer):
         self._ignored_fields: set[str] = set()  # that were warned of
         self._warned_of_starts = False
         self.log_completions = False  # TRL's table of prompts, which would be empty
-        self.prompt_template = prompt_template
         estimator, self.estimator_name = self._choose_estimator(advantage_fn)
         self.credit = make_credit(args, estimator, state_key)
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
         self.verdict = ClosingVerdict(self.tally, self.estimator_name, args.invalid_action_penalty)
-        self.player = make_player(self, wrapped_factory, prompt_template, self.task_errors)
+        self.player = make_player(self, setup.factory, setup.prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
         self.start_check = make_start_check(self)
-        read_starts(self, check_start(self.player.pool, first_tasks))
+        read_starts(self, check_start(self.player.pool, setup.first_tasks))
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))
@@ -492,7 +480,7 @@ class G2POTrainer(GRPOTrainer):
                 metrics |= self.evaluate(part, ignore_keys, prefix)
             return metrics
         if eval_dataset is not None:
-            check_rows(self._wrapped_factory, metric_key_prefix, dataset)
+            check_rows(self.setup.factory, metric_key_prefix, dataset)
         metrics = {}
         for temperature in self.args.other_eval_temperatures:
             metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))

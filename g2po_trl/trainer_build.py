@@ -26,6 +26,7 @@ from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
+from .environments.tasks import panels_of
 from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
 from .prompts.conversation import Message, pictures_of
@@ -107,7 +108,9 @@ def make_player(
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
     encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
     engine = make_engine(trainer)
-    actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length, trainer.history)
+    actor = PromptActor(
+        engine, encode, prompt_template, args.history_length, args.max_prompt_length, trainer.setup.history
+    )
     pool = EnvironmentPool(environment_factory, PoolLimits.of(args))
 
     def any_rank(flag: bool) -> bool:
@@ -256,7 +259,7 @@ def make_start_check(trainer: GRPOTrainer) -> StartCheck:
     return StartCheck(
         trainer.update,
         trainer.ref_model,
-        sample_conversation(encode, trainer.prompt_template.messages("observation", "task")),
+        sample_conversation(encode, trainer.setup.prompt_template.messages("observation", "task")),
         trainer.temperature,
         comparable=not reshaped,
     )
@@ -273,7 +276,7 @@ def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
     if seen is None:
         return
     trainer.update.layout.pad_images(True)
-    messages = request_of(Episode("", observation=seen), trainer.prompt_template).messages
+    messages = request_of(Episode("", observation=seen), trainer.setup.prompt_template).messages
     trainer.start_check.sample = sample_conversation(actor.encode, messages)
 
 
@@ -326,10 +329,10 @@ def describe(trainer: GRPOTrainer) -> dict[str, Any]:
         trainer.args,
         name_or_path_of(trainer.model.config),
         trainer.environment_factory,
-        trainer.prompt_template,
+        trainer.setup.prompt_template,
         trainer.estimator_name,
         precision_of(trainer),
-        trainer.history,
+        trainer.setup.history,
         trainer.player.actor.describe_template(),
         trainer.tasks_hash,
     )
@@ -337,6 +340,4 @@ def describe(trainer: GRPOTrainer) -> dict[str, Any]:
 
 def write_run(trainer: GRPOTrainer) -> None:
     """Write run.json and the panels before training."""
-    panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
-    panels = {name: panel for name, panel in panels.items() if panel is not None}
-    trainer.folder.write_run(describe(trainer), panels)
+    trainer.folder.write_run(describe(trainer), panels_of(trainer.eval_dataset))

@@ -187,11 +187,15 @@ def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 
+def panels_of(eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str, Dataset]:
+    """Return evaluation sets by name; one without a name is "eval"."""
+    panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
+    return {name: dataset for name, dataset in panels.items() if dataset is not None}
+
+
 def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
-    panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
-    panels = {name: dataset for name, dataset in panels.items() if dataset is not None}
-    datasets = {"train": train_dataset, **panels}
+    datasets = {"train": train_dataset, **panels_of(eval_dataset)}
     for name, dataset in datasets.items():
         _check_kind(f"{name}_dataset" if name in ("train", "eval") else f"eval_dataset[{name!r}]", dataset)
     check_mixture(environment_factory, datasets)

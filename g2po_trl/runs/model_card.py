@@ -195,7 +195,7 @@ def program_of(trainer: Any, where: str) -> str:
     args, environment = trainer.args, trainer.environment_factory
     if environments_of(environment):
         return ""
-    is_window = trainer.history == "window" and unwrap_factory(environment) is not AgentEnvironment
+    is_window = trainer.setup.history == "window" and unwrap_factory(environment) is not AgentEnvironment
     names = (
         ["from g2po_trl.prompts.template import last_steps"]
         if is_window

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
 from ..environments.validation import is_score
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
 
 FEWEST = 5  # groups from which a standard error is estimated
 OPTIONAL = (
@@ -142,16 +141,6 @@ def success_error(groups: Sequence[Sequence[Trajectory]]) -> float | None:
 def at_temperature(panel: str, temperature: float) -> str:
     """Return the name of a panel's evaluations at one of `other_eval_temperatures`."""
     return f"{panel}_t{temperature:g}".replace(".", "_")
-
-
-def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collection[str]) -> None:
-    """Refuse a panel whose results at another temperature would have the name of another panel."""
-    for temperature in temperatures:
-        if (name := at_temperature(panel, temperature)) in panels:
-            raise G2POError(
-                f"eval_dataset has an evaluation set {name!r}, and other_eval_temperatures has {temperature}: the "
-                f"results of {panel!r} at that temperature have this name. Rename the evaluation set"
-            )
 
 
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -418,7 +418,7 @@ def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny
         str(tiny_model_dir), args, TASKS, environment_factory=WithPrompt, prompt_template=DEFAULT_PROMPT
     )
     trainer.close()
-    assert trainer.player.actor.template is trainer.prompt_template is DEFAULT_PROMPT
+    assert trainer.player.actor.template is trainer.setup.prompt_template is DEFAULT_PROMPT
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
