@@ -15,7 +15,7 @@ from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import check_task_columns, player_of
 from ..evaluation.random_episodes import describe_failure
-from ..prompts.conversation import Message, message_text, pictures_of
+from ..prompts.conversation import message_text, pictures_of
 from ..prompts.template import PromptTemplate
 from ..rollout.actor import PromptActor, prompt_contents
 from ..rollout.conversations import request_of
@@ -41,6 +41,15 @@ class FirstPrompt:
     history: str
     settings: Mapping[str, Any]
 
+    def __post_init__(self):
+        """Make chat messages and tools, before a model's chat template."""
+        first, self.tools = self.episode.observation, None
+        if self.history == "conversation" or first.request is not None:
+            request = request_of(self.episode, self.template)
+            self.messages, self.tools = request.messages, request.tools
+        else:
+            self.messages = self.template.messages(**prompt_contents(self.episode, 0))
+
     @classmethod
     def of(
         cls,
@@ -52,20 +61,15 @@ class FirstPrompt:
     ) -> FirstPrompt:
         """Reset the environment in a worker. Raises `G2POError` if that fails.
 
-        Args:
-            environment_factory: as passed to the trainer.
-            task: a dataset row.
-            turns: maximum turns of an episode.
-            prompt_template: as passed to the trainer.
-            settings: see the class; `history`: as in `G2POConfig`.
+        `environment_factory` and `prompt_template` are as passed to the trainer, `task` is a dataset row, `turns` the
+        most of an episode. For `settings` see the class; `history`: as in `G2POConfig`.
         """
         settings = settings or {}
         if prompt_template is not None and environments_of(environment_factory):
             prompt_template = prompt_template.of(task.get(COLUMN))
         environment_factory, task = player_of(environment_factory, task)
-        factory, template, history = played_as(
-            environment_factory, EpisodeLimits(turns), prompt_template, settings.get("history")
-        )
+        limits, history = EpisodeLimits(turns), settings.get("history")
+        factory, template, history = played_as(environment_factory, limits, prompt_template, history)
         check_task_columns(factory, task)
         with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
             (first,) = pool.reset([task])
@@ -74,24 +78,6 @@ class FirstPrompt:
         episode = Episode("task")
         episode.open(first)
         return cls(episode, template, history, settings)
-
-    @property
-    def messages(self) -> list[Message]:
-        """The chat messages, before a model's chat template."""
-        return self._request[0]
-
-    @property
-    def tools(self) -> list[dict[str, Any]] | None:
-        """The tools that a chat template shows."""
-        return self._request[1]
-
-    @property
-    def _request(self) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        first = self.episode.observation
-        if self.history == "conversation" or first.request is not None:
-            request = request_of(self.episode, self.template)
-            return request.messages, request.tools
-        return self.template.messages(**prompt_contents(self.episode, 0)), None
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:
         """Return the prompt's token ids and text for a model, a folder or a Hub id.
@@ -112,19 +98,15 @@ class FirstPrompt:
         tokenizer = get_tokenizer(processing_class)
         if get_chat_template(processing_class) is None:
             raise G2POError(f"model is {model!r}, whose tokenizer has no chat template: pass another")
-        named = ("history_length", "max_prompt_length")
-        lengths = {name: self.settings[name] for name in named if name in self.settings}
+        lengths = {
+            name: self.settings[name] for name in ("history_length", "max_prompt_length") if name in self.settings
+        }
         engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model))
         engine.reads_text_because = (
             None if reads_images(processing_class) else f"{model} reads text alone: pass another"
         )
-        actor = PromptActor(
-            engine,
-            ChatEncoder(processing_class, self.settings.get("chat_template_kwargs")),
-            self.template,
-            history=self.history,
-            **lengths,
-        )
+        encode = ChatEncoder(processing_class, self.settings.get("chat_template_kwargs"))
+        actor = PromptActor(engine, encode, self.template, history=self.history, **lengths)
         session = actor.session(Sampling(), None, RolloutStats())
         session.ask([self.episode])
         if not session.asked:
