@@ -183,23 +183,18 @@ def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | No
 
 
 def same_object(asked: str, of_run: str | None) -> bool:
-    """Return whether a name means the environment or agent of a run.
+    """Return whether a name means the environment or agent of a run, wherever its file is now.
 
-    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`; any file's `Game` if the
-    run's file is not there any more.
+    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`.
     """
-    if of_run is None or asked == of_run:
-        return of_run is not None
-    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
-    if missing_file(of_run):
-        return file.endswith(".py") and name in ("", of_name)
-    return file == of_file and name in ("", of_name)
+    (file, name), (of_file, of_name) = _named(asked), _named(of_run or "")
+    return file == of_file and (name == of_name or asked.endswith(".py"))
 
 
-def _located(name: str) -> tuple[str, str]:
+def _named(name: str) -> tuple[str, str]:
+    """Return the names of a module and of an object in it."""
     module, _, attribute = name.partition(":")
-    path = Path(module if module.endswith(".py") else f"{module}.py")
-    return str(path.resolve()) if path.is_file() else module, attribute
+    return Path(module).stem if module.endswith(".py") else module.rpartition(".")[2], attribute
 
 
 def missing_file(name: str | None) -> str | None:

@@ -11,10 +11,10 @@ from typing import Any
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run, with_moved_files
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run
 from ..utils.errors import G2POError
 from ..utils.masking import masked
-from .options import EvaluateOptions, asked_for, missing_file, same_object
+from .options import EvaluateOptions, asked_for, same_object
 
 _LENGTHS = ("history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
 _LENGTHS += tuple(one.name for one in fields(EpisodeLimits))
@@ -43,7 +43,6 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     run = read_run(folder) if folder else {}
     if not {"play", "trainer"} & run.keys():
         return {}  # another program's run.json, or none
-    run = _with_files_of(own or environment, run)
     play = _part(run, "play", folder)
     trained_on = dict(run.get("evaluation") or {}) or _environment(run, folder)
     if not _is_asked_for(environment, own, trained_on):
@@ -112,16 +111,6 @@ def _part(run: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
     if not isinstance(part := run.get(name), Mapping):
         raise G2POError(f"{name} is {'missing' if part is None else repr(part)} in {folder / FILE}: {_RESTORE}")
     return part
-
-
-def _with_files_of(given: str | None, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the run; if its environment's file was moved, with files of the folder of the one that is asked for."""
-    described = run.get("environment")
-    if not isinstance(described, Mapping) or given is None or ".py:" not in given:
-        return run
-    there = missing_file(name_of_agent(described.get("kwargs")) or described.get("import"))
-    folder = Path(given.rpartition(":")[0]).resolve().parent
-    return with_moved_files(run, Path(there).parent, folder) if there else run
 
 
 def _is_asked_for(environment: str | None, own: str | None, trained_on: Mapping[str, Any]) -> bool:

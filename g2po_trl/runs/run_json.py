@@ -128,19 +128,6 @@ def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return _with_files(run, absolute)
 
 
-def with_moved_files(run: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
-    """Return the description with imports of files that are not in the folder `before` any more, but in `now`."""
-
-    def moved(text: str) -> str:
-        path, colon, name = text.rpartition(":")
-        if not path.endswith(".py") or os.path.exists(path) or not Path(path).is_relative_to(before):
-            return text
-        there = now / Path(path).relative_to(before)
-        return f"{there}{colon}{name}" if there.exists() else text
-
-    return _with_files(run, moved)
-
-
 def _with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return the description with `change(text)` of each text that may name a file."""
 

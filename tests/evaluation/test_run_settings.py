@@ -177,7 +177,6 @@ def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved
     args = options_of(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])[0]
     assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
     assert args.environment_options["size"] == 3 and args.environment == f"{moved}/games/game.py:Game"
-    assert args.prompt["parse_completion"] == {"import": f"{moved}/games/game.py:read"}
     with pytest.raises(SystemExit):
         options_of(["--model", str(moved / "runs" / "agent")])
     assert "agent is " in (told := capsys.readouterr().err) and "pass --agent FILE.py:NAME" in told
