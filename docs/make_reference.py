@@ -63,7 +63,7 @@ PURPOSES = {
     "environment_load_timeout environment_worker_resets environment_worker_memory_mb max_observation_characters "
     "max_observation_images max_image_pixels environment_variables task_error_patience max_error_rate",
     "Logs, checkpoints and stopping": "logging_steps save_steps save_total_limit save_trajectories overwrite "
-    "log_trajectories_every num_trajectories_logged min_valid_action_ratio",
+    "log_trajectories_every min_valid_action_ratio",
 }
 
 

@@ -233,12 +233,6 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         None,
         within="[0, inf)",
     )
-    num_trajectories_logged: int = option(
-        "Number of trajectories per logged table.",
-        4,
-        within="[0, inf)",
-        needs="log_trajectories_every",
-    )
     vllm_importance_sampling_mode: str | None = option(
         "How importance weights are bounded. None: sequence_mask, or token_truncate with partial rollouts.",
         None,

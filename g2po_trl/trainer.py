@@ -235,9 +235,7 @@ class G2POTrainer(GRPOTrainer):
         }
         self.resumption = RunState(parts, rank, num_ranks)
         keep_reference(self)
-        self.sample_table = SampleTable(
-            args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
-        )
+        self.sample_table = SampleTable(args.log_trajectories_every, self.callback_handler.callbacks)
         add_callbacks(self)
 
     def create_accelerator_and_postprocess(self) -> None:

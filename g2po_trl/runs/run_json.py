@@ -55,7 +55,7 @@ _ESTIMATOR = (
 # memory and speed alone. A change of any other field is refused. (`generation_batch_size` is the sum over processes.)
 MAY_CHANGE = (
     *("max_steps", "num_train_epochs", "output_dir", "overwrite", "resume_from_checkpoint", "run_name", "project"),
-    *("log_*", "logging_*", "include_*", "report_to", "disable_tqdm", "trackio_*", "num_*_logged"),
+    *("log_*", "logging_*", "include_*", "report_to", "disable_tqdm", "trackio_*"),
     *("num_completions_to_print", "save_*", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("hub_*", "push_to_hub", "eval_*", "do_eval", "other_eval_temperatures", "num_generations_eval"),
     *("min_valid_action_ratio", "max_error_rate", "task_error_patience"),

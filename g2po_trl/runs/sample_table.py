@@ -13,6 +13,7 @@ from ..trajectory import Trajectory
 
 BACKENDS = ("trackio", "wandb", "tensorboard")
 COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")
+ROWS = 4  # trajectories of a table
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -26,11 +27,11 @@ def transcript(trajectory: Trajectory) -> str:
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 
 
-def rows_of(trajectories: Sequence[Trajectory], iteration: int, number: int) -> list[dict[str, Any]]:
-    """Return the first `number` trajectories of the main process as rows with `COLUMNS`."""
+def rows_of(trajectories: Sequence[Trajectory], iteration: int) -> list[dict[str, Any]]:
+    """Return the first trajectories of the main process as rows with `COLUMNS`."""
     return [
         dict(zip(COLUMNS, (iteration, t.task_id, t.outcome, t.reward, len(t.steps), transcript(t))))
-        for t in trajectories[:number]
+        for t in trajectories[:ROWS]
     ]
 
 
@@ -38,18 +39,18 @@ class SampleTable(TrainerCallback):
     """Logs a table after each log line that has new rows.
 
     Args:
-        every: iterations between two tables; 0: none. number: trajectories of each.
+        every: iterations between two tables; 0: none.
         callbacks: the trainer's list of callbacks, among which is TensorBoard's writer.
     """
 
-    def __init__(self, every: int, number: int, callbacks: Sequence[TrainerCallback]):
-        self.every, self.number, self.callbacks = every, number, callbacks
+    def __init__(self, every: int, callbacks: Sequence[TrainerCallback]):
+        self.every, self.callbacks = every, callbacks
         self._rows: list[dict[str, Any]] = []
 
     def offer(self, trajectories: Sequence[Trajectory], iteration: int) -> None:
         """Keep an iteration's trajectories, if it is one that is logged."""
         if self.every and iteration % self.every == 0:
-            self._rows = rows_of(trajectories, iteration, self.number)
+            self._rows = rows_of(trajectories, iteration)
 
     def on_log(self, args, state, control, **kwargs):
         rows, self._rows = self._rows, []

@@ -23,7 +23,7 @@ def test_rows_and_transcripts():
     died = Trajectory("t2", [], 0.0, "error", error="exception: boom")
     assert transcript(won) == "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end."
     assert transcript(died) == "exception: boom"
-    assert rows_of([won, died], 7, 1) == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
+    assert rows_of([won, died], 7)[:1] == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
 
 
 @pytest.mark.parametrize(("report_to", "every"), [("none", 0), ("tensorboard", 10), (["mlflow", "trackio"], 10)])
@@ -36,14 +36,14 @@ def test_tensorboard(tiny_model_dir, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = {"report_to": ["tensorboard"], "log_trajectories_every": 2, "num_trajectories_logged": 3}
+    options = {"report_to": ["tensorboard"], "log_trajectories_every": 2}
     make_letter_trainer(tiny_model_dir, tmp_path, max_steps=4, **options).train()
     (folder,) = {os.path.dirname(path) for path in glob.glob(f"{tmp_path}/**/events.out*", recursive=True)}
     events = EventAccumulator(folder, size_guidance={"tensors": 0})
     events.Reload()
     texts = [tag for tag in events.Tags()["tensors"] if tag.startswith("trajectories/")]
     shown = [(event.step, event.tensor_proto.string_val[0].decode()) for tag in texts for event in events.Tensors(tag)]
-    assert sorted({step for step, _ in shown}) == [2, 4] and len(shown) == 6
+    assert sorted({step for step, _ in shown}) == [2, 4] and len(shown) == 8
     with open(tmp_path / "trajectories" / "train-000002.jsonl") as file:
         first = json.loads(file.readline())
     assert any(first["steps"][0]["observation"] in text and "outcome" in text for step, text in shown if step == 2)

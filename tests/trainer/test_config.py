@@ -129,7 +129,6 @@ BAD = [  # options, and the field that the message is about
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2}, "steps_per_generation"),
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_generation": 1}, "mini_batch_size"),
     ({"log_trajectories_every": 2}, "log_trajectories_every"),  # no tracker has tables
-    *(({"num_trajectories_logged": value}, "num_trajectories_logged") for value in (-1, 8)),  # no tracker
     ({"packed_row_tokens": 64, "token_layout": "padded"}, "packed_row_tokens"),
     ({"state_key": "similar:1.5"}, "state_key"),
     ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key"),
