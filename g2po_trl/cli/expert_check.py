@@ -12,12 +12,11 @@ from typing import Any
 from ..engines.sampling import derived_seed
 from ..environments.adapters.mixed import environments_of
 from ..environments.adapters.trl_tools import default_history, text_environment_factory
-from ..environments.agents.agent import AgentEnvironment
+from ..environments.agents.agent import is_agent
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
-from ..environments.validation import unwrap_factory
 from ..evaluation.contract import Finding
 from ..evaluation.examine import Extra
 from ..evaluation.random_episodes import Played, RandomActor
@@ -69,7 +68,7 @@ def expert_findings(
         return []
     factory = text_environment_factory(environment, limits, default_history(environment, None))
     rows = [dict(task) for task in tasks for _ in range(EPISODES)]
-    if unwrap_factory(environment) is AgentEnvironment:
+    if is_agent(environment):
         answer = partial(agent_answer, expert)
     else:
         answer, factory = carried_answer, partial(ExpertEnvironment, factory, expert)

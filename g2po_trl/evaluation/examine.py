@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, environments_of
 from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
-from ..environments.agents.agent import AgentEnvironment
+from ..environments.agents.agent import is_agent
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.validation import EnvironmentContractError, check_task_columns, player_of, unwrap_factory
+from ..environments.validation import EnvironmentContractError, check_task_columns, player_of
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -143,11 +143,6 @@ def try_model(
 
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
     return _of_each(environment_factory, tasks, of_episodes, find)
-
-
-def is_agent(environment_factory: Callable) -> bool:
-    """Return whether a factory is an agent's, as `agent_factory` makes it."""
-    return unwrap_factory(environment_factory) is AgentEnvironment
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:

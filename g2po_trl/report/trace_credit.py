@@ -17,6 +17,7 @@ from ..credit.state_keys import shared_share
 from ..rollout.words import NEWS_KEYS, action_text, state_text
 from ..trajectory import Step
 from ..utils.errors import G2POError
+from ..utils.show import one_line
 from .traces import Traces
 
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl
@@ -152,8 +153,8 @@ def _table(credit: TraceCredit, order: Sequence[int]) -> list[str]:
         seen.add((node, step.compared_action))
         lines.append(
             f"{credit.advantages[i]:>+9.2f} {graph.node_values[node]:>7.3g} {graph.node_visits[node]:>6}  "
-            f"{_cut(trajectory.task_id, 14):<14} {_cut(str(trajectory.info['episode']), 10):<10} "
-            f"{graph.position[i] + 1:>4}  {_cut(state_text(step), 30):<30}  {_cut(action_text(step), 26)}"
+            f"{one_line(trajectory.task_id, 14):<14} {one_line(str(trajectory.info['episode']), 10):<10} "
+            f"{graph.position[i] + 1:>4}  {one_line(state_text(step), 30):<30}  {one_line(action_text(step), 26)}"
         )
         if len(lines) == ROWS:
             break
@@ -197,7 +198,7 @@ def _equal_rewards(graph: StateGraph) -> tuple[int, int]:
 
 
 def _too_fine(share: float, steps: Sequence[Step], alone: np.ndarray) -> str:
-    example = _cut(next(steps[i].key for i in np.flatnonzero(alone)), 60)
+    example = one_line(next(steps[i].key for i in np.flatnonzero(alone)), 60)
     return (
         f"States {'hardly ever' if share else 'never'} recur after the first call, so calls are not compared with "
         f"others in the same state; a state of one episode only: {example}\n"
@@ -210,9 +211,3 @@ def _too_fine(share: float, steps: Sequence[Step], alone: np.ndarray) -> str:
 
 def _many(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def _cut(text: str, length: int) -> str:
-    """Return the text on one line of at most `length` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1] + "…"

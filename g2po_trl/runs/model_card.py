@@ -12,8 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from ..engines.sampling import Sampling
 from ..environments.adapters.mixed import environments_of
 from ..environments.adapters.trl_tools import is_tool_environment
-from ..environments.agents.agent import AgentEnvironment
-from ..environments.validation import unwrap_factory
+from ..environments.agents.agent import is_agent
 from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported
@@ -195,7 +194,7 @@ def program_of(trainer: Any, where: str) -> str:
     args, environment = trainer.args, trainer.environment_factory
     if environments_of(environment):
         return ""
-    is_window = trainer.setup.history == "window" and unwrap_factory(environment) is not AgentEnvironment
+    is_window = trainer.setup.history == "window" and not is_agent(environment)
     names = (
         ["from g2po_trl.prompts.template import last_steps"]
         if is_window
@@ -222,7 +221,7 @@ def program_of(trainer: Any, where: str) -> str:
     )
     what = "an observation" if is_window else "chat messages"
     about = f"This program, after the lines above, answers {what}:"
-    if not is_window and unwrap_factory(environment) is not AgentEnvironment and not is_tool_environment(environment):
+    if not is_window and not is_agent(environment) and not is_tool_environment(environment):
         about = (
             "This program, after the lines above, answers chat messages; `first_message` and `turn_message` of the "
             "prompt template write an observation as one, and its `read` the action in an answer:"

@@ -31,6 +31,12 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
+def one_line(text: str, width: int) -> str:
+    """Return a text for a terminal in one line of at most `width` characters, cut with "…"."""
+    text = " ".join(printable(text).split())
+    return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"
+
+
 def wrapped(text: str, indent: int = 0) -> str:
     """Return a text in lines of at most `WIDTH` characters, the second and later ones indented; words stay whole."""
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * indent}

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..runs.summary import REPORT
 from ..utils.errors import G2POError
-from ..utils.show import printable
+from ..utils.show import one_line, printable
 from .data import Run
 from .episode_sets import Evaluation
 
@@ -125,7 +125,7 @@ class TerminalView:
                 start
                 + "".join(marks)
                 + score
-                + _one_line((None if alike else group["task"]) or row or f"{what} {group['id']}", room)
+                + one_line((None if alike else group["task"]) or row or f"{what} {group['id']}", room)
             )
         return "\n".join(lines)
 
@@ -162,7 +162,7 @@ class TerminalView:
             fault += " [turn limit]" if one["outcome"] == "truncated" and i == len(one["steps"]) else ""
             advantage = step.get("trained")
             worth = "" if advantage is None else f"  advantage {advantage:+.2f}"
-            action = _one_line(step["a"], self.width - 7 - len(fault) - len(worth))
+            action = one_line(step["a"], self.width - 7 - len(fault) - len(worth))
             lines.append(f"     → {action}{self._paint('bad', fault)}{self._paint('soft', worth)}")
         if one["error"]:
             lines += self._wrap(one["error"], "     ")
@@ -190,7 +190,7 @@ class TerminalView:
         board, lines = lines[:height][:BOARD], lines[height:]
         wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, room)]
         if len(wrapped) > OBSERVATION:
-            wrapped = [*wrapped[: OBSERVATION - 1], _one_line(wrapped[OBSERVATION - 1] + " …", room)]
+            wrapped = [*wrapped[: OBSERVATION - 1], one_line(wrapped[OBSERVATION - 1] + " …", room)]
         return [*board, *wrapped] or ["(nothing)"]
 
     def _wrap(self, text: str, indent: str) -> list[str]:
@@ -218,8 +218,3 @@ def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
         return 0 if wins[where[1] - 1] else 1 + any(wins)
 
     return max(everyone, key=interest)
-
-
-def _one_line(text: str, width: int) -> str:
-    text = " ".join(printable(text).split())
-    return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"

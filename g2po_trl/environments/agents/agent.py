@@ -43,7 +43,7 @@ from ..adapters.trl_tools import awaited
 from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, names_a_dictionary, resolve_agent_name
-from ..validation import EnvironmentContractError
+from ..validation import EnvironmentContractError, unwrap_factory
 from .dialects.request import MODEL, RefusedRequestError
 from .endpoint import running_endpoint
 from .session import AgentEnd, Call, Session, TooManyRequestsError
@@ -370,6 +370,11 @@ def _describe(error: BaseException) -> str:
     """Return an exception in one line; of a program or a limit without its type."""
     lines = str(error).strip().splitlines()[:1]
     return ("".join(lines) if isinstance(error, _IN_WORDS) else in_words(error))[:300]
+
+
+def is_agent(environment_factory: Callable) -> bool:
+    """Return whether a factory is an agent's, as `agent_factory` makes it."""
+    return unwrap_factory(environment_factory) is AgentEnvironment
 
 
 def agent_factory(
