@@ -26,7 +26,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
 from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
-from g2po_trl.environments.loading import load
+from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import Options, option
@@ -66,10 +66,7 @@ class OwnArguments(Options):
 
     def load_prompt(self) -> PromptTemplate | None:
         """Return the template that `prompt` names."""
-        template = load(self.prompt) if self.prompt else None
-        if template is not None and not isinstance(template, PromptTemplate):
-            raise G2POError(f"prompt is {self.prompt!r}, which is not a PromptTemplate: name one")
-        return template
+        return load_template(self.prompt) if self.prompt else None
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -19,11 +18,10 @@ from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..rollout.words import action_text
 from ..trajectory import Step
-from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.show import printable
 from .commands import evaluate
-from .played import tasks_of
+from .played import ended, task_at, tasks_of
 
 
 class _Shown:
@@ -75,10 +73,7 @@ def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
     settings, _ = evaluate.read(["--model", options.model, *given])
     panel = load_panel(settings)
     if row is None:
-        rows: Sequence[dict[str, Any]] = tasks_of("", options.task) if options.task else panel.rows
-        if not 1 <= options.line <= len(rows):
-            raise G2POError(f"line is {options.line}, and there are {len(rows)} tasks: choose one of them")
-        row = dict(rows[options.line - 1])
+        row = task_at(tasks_of("", options.task) if options.task else panel.rows, options.line)
     limits = EpisodeLimits.of(settings, max_turns=panel.max_turns)
     factory = text_environment_factory(panel.environment_factory, limits, panel.history, panel.prompt_template)
     check_task_columns(factory, row)
@@ -89,6 +84,5 @@ def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
         ((played,), _) = Player(pool, shown, limits).play([row], Sampling.of(settings), seeds=[derived_seed(0, 0)])
     why = played.error or played.failure_reason
     final = f"\n--- end ---\n{printable(played.final_observation or '')}"
-    number = len(played.steps)
-    end = f"{played.outcome} after {number} step{'s' * (number != 1)}, reward {played.reward:g}"
+    end = ended(played.outcome, len(played.steps), played.reward)
     return f"{final}\n\n{end}{f': {printable(why)}' if why else ''}"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..environments.adapters.mixed import mixed
-from ..environments.loading import load
+from ..environments.loading import beside, load
 from ..environments.tasks import read_tasks
-from ..runs.run_json import load_object, read_run
+from ..runs.run_json import load_object, panels_in, read_run
 from ..utils.errors import G2POError
 from .parser import json_object
 
@@ -25,7 +25,8 @@ def environment_and_tasks(
     See `tasks_of`; of a run, the default is its first panel.
     """
     if Path(name).is_dir():
-        return environment_of(read_run(name), name), tasks_of(name, given, file or (None if given else panel_of(name)))
+        file = next(iter(panels_in(name).values())) if file is None and not given else file
+        return environment_of(read_run(name), name), tasks_of(name, given, file)
     if name == ENVIRONMENT and not Path(name).is_file():
         raise G2POError("there is no environment.py here: name an environment, as file.py or module:Class")
     return mixed(load(name)), tasks_of(name, given, file)
@@ -33,9 +34,7 @@ def environment_and_tasks(
 
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
     """Return the tasks in JSON or a file, by default tasks.jsonl beside file.py; else one without arguments."""
-    path = Path(name.rpartition(":")[0] if ":" in name else name)
-    if not given and file is None and path.suffix == ".py" and path.with_name("tasks.jsonl").is_file():
-        file = path.with_name("tasks.jsonl")
+    file = beside(name, "tasks.jsonl") if file is None and not given else file
     return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
 
 
@@ -58,9 +57,13 @@ def environment_of(run: Mapping[str, Any], folder: str | Path) -> Callable:
     return load_object(run["environment"])
 
 
-def panel_of(folder: str | Path) -> Path:
-    """Return the file with the tasks of a run's first panel."""
-    panels = sorted(Path(folder, "panels").glob("*.jsonl"))
-    if not panels:
-        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
-    return panels[0]
+def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:
+    """Return one of the tasks, counted from 1."""
+    if not 1 <= line <= len(tasks):
+        raise G2POError(f"line is {line}, and there are {len(tasks)} tasks: choose one of them")
+    return dict(tasks[line - 1])
+
+
+def ended(outcome: str, steps: int, reward: float) -> str:
+    """Return how an episode ended, in words."""
+    return f"{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}"

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..environments.loading import beside
 from ..utils.errors import G2POError
 from .parser import read_config
 
@@ -60,11 +61,6 @@ def bundled_model(target: str | None) -> str | None:
     return str(folder) if folder and folder.is_dir() else None
 
 
-def file_of(name: str) -> Path:
-    """Return the file of `file.py:NAME` or `file.py`; of other names, something without the suffix `.py`."""
-    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
-
-
 # Keys of a configuration that are paths.
 _PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_template", "train_config", "demonstrations")
 
@@ -74,23 +70,22 @@ def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str
 
     Its relative paths are taken from that folder.
     """
-    folder = _folder(flags)
-    if folder is None or not (folder / name).is_file():
+    if (path := _beside(flags, name)) is None:
         return {}
-    keys = read_config(folder / name)
+    keys = read_config(path)
     for key in _PATHS:
         value = keys.get(key)
-        if isinstance(value, str) and (key == "output_dir" or (folder / value).exists()):
-            keys[key] = str(folder / value)
+        if isinstance(value, str) and (key == "output_dir" or (path.parent / value).exists()):
+            keys[key] = str(path.parent / value)
     return keys
 
 
 def tasks_beside(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return tasks.jsonl in the folder of the file of the `environment` or `agent` as `tasks`, if it is there."""
-    folder = _folder(given)
-    return {} if folder is None or not (folder / "tasks.jsonl").is_file() else {"tasks": str(folder / "tasks.jsonl")}
+    path = _beside(given, "tasks.jsonl")
+    return {} if path is None else {"tasks": str(path)}
 
 
-def _folder(given: Mapping[str, Any]) -> Path | None:
-    file = file_of(str(given.get("environment") or given.get("agent")))
-    return Path(os.path.relpath(file.parent)) if file.suffix == ".py" else None
+def _beside(given: Mapping[str, Any], name: str) -> Path | None:
+    path = beside(given.get("environment") or given.get("agent"), name)
+    return path and Path(os.path.relpath(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
 from .file_modules import import_file
 
@@ -37,6 +38,28 @@ def load(name: str) -> Any:
         return getattr(import_named(module), attribute)
     except (ImportError, AttributeError) as error:
         raise G2POError(f"{name!r} cannot be loaded: {error}") from error
+
+
+def load_template(name: str) -> PromptTemplate:
+    """Return the prompt template of a name, as for `load`."""
+    wanted = f"prompt is {name!r}: write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
+    if ":" not in str(name):
+        raise G2POError(wanted)
+    template = load(name)
+    if not isinstance(template, PromptTemplate):
+        raise G2POError(f"{wanted}; this is a {type(template).__name__}")
+    return template
+
+
+def file_of(name: str | None) -> Path:
+    """Return the file of `file.py:NAME` or `file.py`; of other names, something without the suffix `.py`."""
+    return Path(name if name and name.endswith(".py") else (name or "").rpartition(":")[0])
+
+
+def beside(name: str | None, file: str) -> Path | None:
+    """Return a file in the folder of `file.py:NAME` or `file.py`, such as tasks.jsonl, if it is there."""
+    path = file_of(name)
+    return path.with_name(file) if path.suffix == ".py" and path.with_name(file).is_file() else None
 
 
 def import_named(module: str) -> ModuleType:

@@ -22,12 +22,12 @@ from ..engines.sampling import Sampling
 from ..environments.adapters.mixed import check_limits, environments_of, mixed
 from ..environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import load
+from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import read_tasks
 from ..environments.validation import check_task_columns, is_score
-from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..prompts.template import DEFAULT_PROMPT
 from ..runs.panel import Panel
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
 from ..runs.summary import summarize
@@ -62,10 +62,11 @@ def load_panel(options: EvaluateOptions) -> Panel:
         if getattr(options, name) is not None:
             changed[name] = getattr(options, name)
     own = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
-    template = own if options.prompt is None else _load_template(options.prompt)
+    if (prompt := options.prompt) is not None:  # a name, or what a run.json has
+        own = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
     if options.agent == "direct":
-        changed["history"] = options.history or default_history(panel.environment_factory, template)
-    changed["prompt_template"] = prompt_template_of(panel.environment_factory, template)
+        changed["history"] = options.history or default_history(panel.environment_factory, own)
+    changed["prompt_template"] = prompt_template_of(panel.environment_factory, own)
     of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(panel.environment_factory)}
     return replace(panel, **changed, columns={**panel.columns, **of_environments})
 
@@ -74,14 +75,6 @@ def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -
     parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
     check_options("panel_options", options, {one.name: one.default for one in parameters}, "the panel")
     return make(*arguments, **options)
-
-
-def _load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
-    """Return the `PromptTemplate` that `--prompt module:TEMPLATE` or a run.json names."""
-    template = load(prompt) if isinstance(prompt, str) else load_prompt(prompt)
-    if not isinstance(template, PromptTemplate):
-        raise G2POError(f"prompt is {prompt!r}, a {type(template).__name__}: name a PromptTemplate")
-    return template
 
 
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:

@@ -10,7 +10,7 @@ from typing import Any
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import resolve_agent_name, resolve_environment_name
+from ..environments.loading import beside, file_of, resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
 from ..utils.errors import G2POError
@@ -106,7 +106,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     def _choose_environment(self) -> None:
         """Resolve the names of environment and agent, and find the tasks beside them."""
         own = None
-        if not missing_file(self.environment):  # of a run: see `check_is_there`
+        if not _is_missing(self.environment):  # of a run: see `check_is_there`
             self.environment, own = asked_for(self.agent, self.environment)
         if own is not None:
             described = self.environment_options.get("agent")
@@ -124,9 +124,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         elif ":" not in self.environment and self.environment not in ENVIRONMENTS:
             names = ", ".join(ENVIRONMENTS)
             raise G2POError(f"environment is {self.environment!r}: choose one of {names}, or module:Class of your own")
-        if self.tasks is None and ".py:" in self.played:
-            beside = Path(self.played.rpartition(":")[0]).with_name("tasks.jsonl")  # as for `g2po check` and `train`
-            self.tasks = beside if beside.is_file() else None
+        self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
 
     def _choose_agent(self) -> None:
         options = dict(self.environment_options)
@@ -197,16 +195,14 @@ def _named(name: str) -> tuple[str, str]:
     return Path(module).stem if module.endswith(".py") else module.rpartition(".")[2], attribute
 
 
-def missing_file(name: str | None) -> str | None:
-    """Return the file of `file.py:NAME` if it does not exist."""
-    file = (name or "").rpartition(":")[0]
-    return file if file.endswith(".py") and not Path(file).is_file() else None
-
-
 def check_is_there(name: str, what: str) -> None:
     """Raise `G2POError` if the file of a run's environment or agent does not exist any more."""
-    if missing_file(name):
+    if _is_missing(name):
         raise G2POError(
             f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, where it is now; the "
             "run's settings and tasks stay"
         )
+
+
+def _is_missing(name: str | None) -> bool:
+    return file_of(name).suffix == ".py" and not file_of(name).is_file()

@@ -11,7 +11,7 @@ from typing import Any
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, panels_in, read_run
 from ..utils.errors import G2POError
 from ..utils.masking import masked
 from .options import EvaluateOptions, asked_for, same_object
@@ -124,9 +124,7 @@ def _is_asked_for(environment: str | None, own: str | None, trained_on: Mapping[
 
 def _panel_file(folder: Path, name: str | None) -> Path:
     """Return the file of a run's panel; with `None`, of its only panel."""
-    panels = {path.stem: path for path in sorted((folder / "panels").glob("*.jsonl"))}
-    if not panels:
-        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
+    panels = panels_in(folder)
     if name is None and len(panels) > 1:
         raise G2POError(
             f"{folder} has the evaluation sets {', '.join(panels)}: choose one with --panel, or pass --tasks FILE"

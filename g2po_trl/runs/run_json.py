@@ -94,6 +94,14 @@ def find_run(folder: str | Path) -> Path | None:
     return next((place for place in places if (place / FILE).is_file()), None)
 
 
+def panels_in(folder: str | Path) -> dict[str, Path]:
+    """Return the files with the tasks of a run's panels, by name. Raises `G2POError` if there is none."""
+    panels = {path.stem: path for path in sorted(Path(folder, "panels").glob("*.jsonl"))}
+    if not panels:
+        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
+    return panels
+
+
 def read_run(folder: str | Path) -> dict[str, Any]:
     """Return a run's description with absolute paths; empty for a folder without one.
 

@@ -28,7 +28,16 @@ from ...engines.sampling import Sampling
 from ...environments.adapters.mixed import COLUMN, environments_of
 from ...environments.agents.agent import agent_factory
 from ...environments.episode_limits import EpisodeLimits
-from ...environments.loading import binds, load, read_source, resolve_agent_name, resolve_environment_name
+from ...environments.loading import (
+    beside,
+    binds,
+    file_of,
+    load,
+    load_template,
+    read_source,
+    resolve_agent_name,
+    resolve_environment_name,
+)
 from ...environments.pool.limits import PoolLimits
 from ...evaluation.contract import LEVELS, Finding
 from ...evaluation.examine import examine, try_model
@@ -41,7 +50,6 @@ from ...utils.show import printable, wrapped
 from ..first_prompt import FirstPrompt
 from ..parser import option, parse, read_config
 from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
-from ..recipe_files import file_of
 
 if TYPE_CHECKING:
     from ...evaluation.chat_models import ChatModel
@@ -65,8 +73,8 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     environment_options: dict[str, Any] = option("arguments of the environment", {})
     task: list[str] = option("a dataset row as JSON; may be repeated", [], metavar="JSON")
     tasks: Path | None = option("default: tasks.jsonl; 5 rows are played, 2 with a model", None, metavar="FILE")
-    episodes: int | None = option("episodes of each task; default: 8, 4 with a model", None)
-    max_turns: int | None = option("default: max_turns of config.yaml, else 30", None)
+    episodes: int | None = option("episodes of each task; default: 8, 4 with a model", None, within="[1, inf)")
+    max_turns: int | None = option("default: max_turns of config.yaml, else 30", None, within="[1, inf)")
     show: bool = option("print the first prompt of the first task", False)
     prompt: str | None = option("with --show or --model: module:TEMPLATE", None, metavar="NAME")
     model: str | None = option("play with it, a few episodes; with --show: its chat template", None)
@@ -74,9 +82,6 @@ class CheckOptions(PoolLimits, EpisodeLimits):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("episodes", "max_turns"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise G2POError(f"{name} is {value}: set it to at least 1")
         if self.agent is None and self.environment is None and not Path("environment.py").is_file():
             self.agent = "agent.py" if Path("agent.py").is_file() else None
         if self.agent is not None and self.environment is not None:
@@ -109,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, _ = parse((CheckOptions,), argv, command="g2po check", description=__doc__)
     name = options.name if options.agent is None else resolve_agent_name(options.agent)
     run = read_run(name) if options.agent is None and Path(name).is_dir() else {}
-    config = run.get("play") or _config_beside(name)
+    config = run.get("play") or read_config(beside(name, "config.yaml"))
     turns, limits = options.max_turns or config.get("max_turns") or TURNS, PoolLimits.of(options)
     given = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)} | {"max_turns": turns}
     given = {name: config.get(name) if value is None else value for name, value in given.items()}
@@ -130,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     played = options.episodes or (4 if options.plays_with_model else 8), turns
     model = options.model or config.get("model_name_or_path")
-    beside = file_of(name).parent / str(model)  # relative paths of config.yaml start there
-    model = beside if model and beside.is_dir() else model
+    near = file_of(name).parent / str(model)  # relative paths of config.yaml start there
+    model = near if model and near.is_dir() else model
     find_words = partial(_words, None if options.base_url else model)
     more = {"limits": limits, "episode_limits": episode_limits, "extra": [find_words]}
     if options.plays_with_model:
@@ -183,13 +188,6 @@ def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], numbe
         places[name] += 1
         chosen += [task] if places[name] <= number else []
     return chosen
-
-
-def _config_beside(name: str) -> dict[str, Any]:
-    """Return the config.yaml beside FILE.py; empty if there is none."""
-    path = file_of(name)
-    beside = path.with_name("config.yaml") if path.suffix == ".py" else None
-    return read_config(beside if beside and beside.is_file() else None)
 
 
 def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Sequence[Finding]) -> str:
@@ -262,10 +260,4 @@ def _template(options: CheckOptions, config: Mapping[str, Any], run: Mapping[str
     name = options.prompt or config.get("prompt")
     if name is None:
         return load_prompt(run["prompt"]) if run.get("prompt") else None
-    wanted = f"prompt is {name!r}: write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
-    if ":" not in str(name):
-        raise G2POError(wanted)
-    template = load(name)
-    if not isinstance(template, PromptTemplate):
-        raise G2POError(f"{wanted}; this is a {type(template).__name__}")
-    return template
+    return load_template(name)

@@ -37,9 +37,10 @@ from ...runs.iterations import iteration_numbers, load_iteration
 from ...runs.run_json import read_run
 from ...trajectory import Step, Trajectory, is_whole
 from ...utils.errors import G2POError
+from ...utils.options import Options
 from ...utils.show import printable
 from ..parser import option, parse
-from ..played import ENVIRONMENT, environment_and_tasks, environment_of
+from ..played import ENVIRONMENT, ended, environment_and_tasks, environment_of, task_at
 
 HOW = "Type an action or its number; an empty line ends the episode."
 HOW_RECORDED = "Enter plays the recorded action. Type another to leave the recording. Ctrl-D ends the episode."
@@ -47,7 +48,7 @@ TURNS = 50
 
 
 @dataclass
-class PlayOptions:
+class PlayOptions(Options):
     """Options of `g2po play`."""
 
     environment: str | None = option(
@@ -57,7 +58,9 @@ class PlayOptions:
     task: list[str] = option("the task, a dataset row as JSON", [], metavar="JSON")
     tasks: Path | None = option("a file of tasks; default: tasks.jsonl next to file.py", None, metavar="FILE")
     line: int = option("line of the task", 1)
-    max_turns: int | None = option(f"maximum turns of the episode; default: the run's, else {TURNS}", None)
+    max_turns: int | None = option(
+        f"maximum turns of the episode; default: the run's, else {TURNS}", None, within="[1, inf)"
+    )
     replay: list[str] = option(
         "play a training episode again: a run, and group and episode", [], nargs=2, metavar=("RUN", "G.E")
     )
@@ -65,8 +68,7 @@ class PlayOptions:
     model: str | None = option("let this model play: a run's folder", None)
 
     def __post_init__(self):
-        if self.max_turns is not None and self.max_turns < 1:
-            raise G2POError(f"max_turns is {self.max_turns}: set it to at least 1")
+        super().__post_init__()
         if self.iteration is not None and not self.replay:
             raise G2POError("iteration has no effect without --from RUN GROUP.EPISODE: leave it out")
         if self.replay and (self.task or self.line != 1):
@@ -197,9 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = options.environment or (run if run else ENVIRONMENT)
     if recorded is None:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
-        if not 1 <= options.line <= len(tasks):
-            raise G2POError(f"line is {options.line}, and there are {len(tasks)} tasks: choose one of them")
-        row = tasks[options.line - 1]
+        row = task_at(tasks, options.line)
     elif options.environment is None:
         environment = environment_of(read_run(run), run)
     else:
@@ -212,10 +212,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     factory = text_environment_factory(environment, EpisodeLimits(turns), "conversation" if is_chat else "window")
     check_task_columns(factory, row)
     reward, steps, outcome = play(factory, row, turns, recorded.steps if recorded else ())
-    print(f"\n{_ended(outcome, steps, reward)}")
+    print(f"\n{ended(outcome, steps, reward)}")
     if recorded is not None:
-        print(f"recorded: {_ended(recorded.outcome, len(recorded.steps), recorded.reward)}")
-
-
-def _ended(outcome: str, steps: int, reward: float) -> str:
-    return f"{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}"
+        print(f"recorded: {ended(recorded.outcome, len(recorded.steps), recorded.reward)}")
