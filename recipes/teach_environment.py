@@ -55,7 +55,7 @@ from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.rollout.words import reason_kind
+from g2po_trl.rollout.words import failure_kind
 from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.utils.errors import G2POError
@@ -256,7 +256,7 @@ def demonstrate(
     with EnvironmentPool(source.factory, game.limits) as pool:
         trajectories, _ = Player(pool, actor, EpisodeLimits(script_args.max_turns)).play(source.tasks)
     successes = [t for t in trajectories if t.success]
-    reasons = Counter(reason_kind(t.error or t.failure_reason or t.outcome) for t in trajectories if not t.success)
+    reasons = Counter(failure_kind(t) for t in trajectories if not t.success)
     others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
     if not successes:
         raise G2POError(

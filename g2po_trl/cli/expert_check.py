@@ -23,7 +23,7 @@ from ..evaluation.random_episodes import Played, RandomActor
 from ..prompts.conversation import ChatResponse
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..rollout.words import reason_kind
+from ..rollout.words import failure_kind
 from ..trajectory import Step
 
 FEW = 0.1  # of the expert's episodes
@@ -82,16 +82,14 @@ def expert_findings(
     won = [len(one.steps) for one in played.episodes if one.success]
     text = f"the expert succeeds in {len(won)} of {len(rows)} episodes within {limits.max_turns} turns"
     text += f", after {median(won):g} (median)" if won else ""
-    reasons = [
-        reason_kind(one.error or one.failure_reason or one.outcome) for one in played.episodes if not one.success
-    ]
-    why = f"; outcome of the others: {', '.join(sorted(set(reasons))[:3])}" if reasons and won else ""
-    why = f": {', '.join(sorted(set(reasons))[:3])}" if reasons and not won else why
-    remedy = (
-        "g2po teach shows successful episodes alone, and a model can hardly win more: correct it, or raise max_turns."
-    )
-    few = len(won) < FEW * len(rows)
-    return [
-        Finding("warning", text + why, remedy, is_final=True) if few else Finding("ok", text + why),
-        *(finding for find in extra for finding in find(played)),
-    ]
+    reasons = sorted({failure_kind(one) for one in played.episodes if not one.success})
+    why = f"{'; outcome of the others' if won else ''}: {', '.join(reasons[:3])}" if reasons else ""
+    if len(won) < FEW * len(rows):
+        remedy = "g2po teach shows successful episodes alone, and a model can hardly win more: correct the expert or "
+        found = Finding("warning", text + why, f"{remedy}the reward, or raise max_turns.", is_final=True)
+    elif won and median(won) >= limits.max_turns > 1 and reasons:
+        remedy = "Raise max_turns: one action more than the expert's loses the episode."
+        found = Finding("warning", text + why, remedy)
+    else:
+        found = Finding("ok", text + why)
+    return [found, *(one for find in extra for one in find(played))]

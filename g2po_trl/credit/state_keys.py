@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from ..trajectory import Step, Trajectory
 from ..utils.errors import G2POError
 from ..utils.extras import install_command
+from ..utils.show import different_parts
 
 IGNORABLE = ("numbers", "list_order", "case")
 
@@ -38,6 +39,7 @@ _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request; `list_order` moves it
 _PERMUTATIONS = 128
+_HARDLY, _OFTEN = 0.02, 0.2  # of steps that return to a state of their episode
 
 
 def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
@@ -82,6 +84,40 @@ class NormalisedKey:
         if self.numbers:
             text = _NUMBER.sub("#", text)
         return "\n".join(" ".join(line.split()) for line in text.splitlines())
+
+
+def returned_share(
+    trajectories: Iterable[Trajectory], key: Callable[[Step], str] = lambda step: step.key
+) -> float | None:
+    """Return the share of steps, after the first of an episode, in a state, by `key`, that the episode had been in.
+
+    `None` if no episode has a second step.
+    """
+    steps = returned = 0
+    for trajectory in trajectories:
+        keys = list(map(key, trajectory.steps))
+        steps += max(0, len(keys) - 1)
+        returned += len(keys) - len(set(keys))
+    return returned / steps if steps else None
+
+
+def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
+    """Return in words that a number in the keys makes each state of an episode new, as a step counter does, if so."""
+    without = NormalisedKey(list_order=False, case=False)
+    by_key, by_text = returned_share(trajectories), returned_share(trajectories, without)
+    if by_key is None or by_key > _HARDLY or by_text < _OFTEN:
+        return None
+    for trajectory in trajectories:
+        seen: dict[str, str] = {}
+        for step in trajectory.steps:
+            before = seen.setdefault(without(step), step.key)
+            if before != step.key:
+                example = " and ".join(map(repr, different_parts(before, step.key)))
+                return (
+                    f"{100 * by_key:.0f} % of steps return to a state of their episode, and {100 * by_text:.0f} % "
+                    f"would if keys had no numbers, as {example}"
+                )
+    return None
 
 
 def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:

@@ -27,6 +27,7 @@ from .findings import (
     agent_findings,
     completion_findings,
     constant,
+    counting,
     hints,
     length,
     limits_reached,
@@ -266,7 +267,7 @@ def _examine(pool, second, tasks, episodes, limits, seed, extra) -> list[Finding
     findings += [finding for find in extra for finding in find(played)]
     if played.has_tools or played.lists_actions:
         return [*findings, *recurrence(played, episodes), outcome_finding(played.episodes, turns)]
-    return findings + constant(played)
+    return findings + constant(played) + counting(played)
 
 
 def _findings_of_model(factory, played, lengths, episodes, turns, extra) -> list[Finding]:

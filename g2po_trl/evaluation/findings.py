@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..credit.graph import StateGraph
-from ..credit.state_keys import shared_share
+from ..credit.state_keys import count_in_keys, shared_share
 from ..environments.episode_limits import LIMITS
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import message_text
@@ -125,6 +126,13 @@ def constant(played: Played) -> list[Finding]:
     return [Finding("warning", text, "Show in the observation what an action changes, and list the actions.")]
 
 
+def counting(played: Played) -> list[Finding]:
+    """Return a warning if a number in the keys makes each state of an episode new."""
+    text = count_in_keys(played.episodes)
+    remedy = "Leave counters and clocks out of the state_key, or set state_key_ignores: [numbers]."
+    return [] if text is None else [Finding("warning", text, remedy)]
+
+
 def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: str = "random ") -> list[Finding]:
     """Return findings about how often states recur in groups, and what they hide. `remedy`: if they hardly recur."""
     groups = [group for group in played.groups if group]
@@ -140,6 +148,8 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
     if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
         remedy = "Let state_key or the text distinguish states."
         found = Finding("warning", f"{text}: a task has one state only", remedy)
+    elif counted := counting(played):
+        found = replace(counted[0], text=f"{text}; {counted[0].text}")
     elif alone > 0.5:
         little = "most actions are compared with no other, and G2PO is little more than GRPO"
         found = Finding("warning", f"{text}: {little}", remedy)

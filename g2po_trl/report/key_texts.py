@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,9 +11,7 @@ import numpy as np
 from ..credit.graph import StateGraph
 from ..rollout.words import action_text, state_text
 from ..trajectory import Step, Trajectory
-from ..utils.show import printable
-
-ROOM = 40  # characters before and after the place where two texts begin to differ
+from ..utils.show import ROOM, different_parts, one_line
 
 
 def key_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
@@ -100,16 +97,6 @@ def text(found: dict[str, Any], hidden: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def different_parts(first: str, second: str) -> list[str]:
-    """Return the parts of two texts around the place where they begin to differ."""
-    start = max(0, len(os.path.commonprefix([first, second])) - ROOM)
-    parts = []
-    for one in (first, second):
-        shown = one[start : start + 2 * ROOM]
-        parts.append(_one_line(f"{'…' * (start > 0)}{shown}{'…' * (len(one) > start + 2 * ROOM)}"))
-    return parts
-
-
 def _after(graph: StateGraph, steps: Sequence[Step], trajectories: Sequence[Trajectory], place: int) -> str:
     """Return the text of the state that a step leads to."""
     one = trajectories[graph.trajectory[place]]
@@ -119,8 +106,4 @@ def _after(graph: StateGraph, steps: Sequence[Step], trajectories: Sequence[Traj
 
 
 def _short(words: str) -> str:
-    return _one_line(words if len(words) <= 2 * ROOM else f"{words[: 2 * ROOM]}…")
-
-
-def _one_line(words: str) -> str:
-    return " ".join(printable(words).split())
+    return one_line(words, 2 * ROOM)

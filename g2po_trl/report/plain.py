@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..credit.estimators.registry import ESTIMATORS
+from ..credit.state_keys import count_in_keys, returned_share
 from ..runs.iterations import Iteration
 from ..runs.summary import FEWEST, before_and_after, careful_error, error_of_share
 from ..trajectory import Trajectory
@@ -97,7 +98,7 @@ def five_lines(
                 ],
             )
         ),
-        "Recurrence": _recurrence(numbers["iterations"]),
+        "Recurrence": _recurrence(numbers["iterations"], iterations[-window:]),
         "Verdict": verdict,
         "What to do": to_do or "Nothing stands out.",
     }
@@ -149,7 +150,7 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
         return f"{said}."
     ends = Counter(_ENDS[t.outcome] for t in lost).most_common()
     shares = [f"{_percent(number, len(lost))} {end}" for end, number in ends]
-    inadmissible, returned = _share_inadmissible(lost), _share_returned(lost)
+    inadmissible, returned = _share_inadmissible(lost), returned_share(lost)
     if inadmissible is not None:
         shares.append(f"{100 * inadmissible:.0f} % of actions were not admissible")
     if returned is not None:
@@ -157,14 +158,16 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
     return f"{said}. Of {len(lost):,} failed episodes: {', '.join(shares)}."
 
 
-def _recurrence(rows: Sequence[dict[str, Any]]) -> str:
-    """Return how often states recur within a group."""
+def _recurrence(rows: Sequence[dict[str, Any]], last: Sequence[Iteration]) -> str:
+    """Return how often states recur within a group, and whether a number in their keys prevents it."""
     if not sum(row["steps"] for row in rows):
         return "No episode took a step."
     visits, once = ([row["group_size"][name] for row in rows] for name in ("mean", "singleton_steps"))
     share = 100 * (1 - np.nanmean(once))
     often = f"{np.nanmean(visits):.1f} times"
-    return f"A state is visited {often} in its group; {share:.0f} % of steps are in one that recurs."
+    said = f"A state is visited {often} in its group; {share:.0f} % of steps are in one that recurs."
+    counted = count_in_keys([one for iteration in last for group in iteration.groups for one in group])
+    return said if counted is None else f"{said} {counted}. If it is a counter or a clock, leave it out of the keys."
 
 
 def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]]) -> Change | None:
@@ -216,14 +219,6 @@ def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:
     """Return the share of actions that were not listed; `None` if no environment lists actions."""
     listed = [step.admissible for t in trajectories for step in t.steps if step.admissible is not None]
     return 1 - float(np.mean(listed)) if listed else None
-
-
-def _share_returned(trajectories: Sequence[Trajectory]) -> float | None:
-    """Return the share of steps, after the first of an episode, in a state that the episode had been in."""
-    returned = [
-        step.key in {before.key for before in t.steps[:i]} for t in trajectories for i, step in enumerate(t.steps) if i
-    ]
-    return float(np.mean(returned)) if returned else None
 
 
 def _where(first: int, last: int) -> str:

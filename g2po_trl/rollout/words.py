@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..prompts.conversation import Message, as_text, message_text, since_last_completion
 from ..prompts.state_keys import without_noise
-from ..trajectory import Step
+from ..trajectory import Step, Trajectory
 
 LONGEST_REASON = 200  # characters
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+([.,]\d+)*")
@@ -51,8 +51,10 @@ def completion_text(step: Step) -> str:
     return message_text(answer) or NOTHING
 
 
-def reason_kind(reason: str) -> str:
-    """Return why an episode ended in one short line, equal for reasons that differ in numbers and addresses alone."""
+def failure_kind(episode: Trajectory) -> str:
+    """Return why an episode failed in one short line, equal for reasons that differ in numbers and addresses alone."""
+    outcomes = {"truncated": "out of turns", "failure": "ended without success"}
+    reason = episode.error or episode.failure_reason or outcomes.get(episode.outcome, episode.outcome)
     head = reason.partition(": ")[0]
     text = reason.strip().partition("\nslot ")[0].strip() or "unknown"
     if "Traceback (most recent call last)" in text:  # what was raised is in its last line

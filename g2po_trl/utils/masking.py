@@ -25,7 +25,8 @@ _VARIABLE = re.compile(rf"{_PARTS}|{_WORDS}(?![A-Z0-9])|{_AT_END}")
 # A bare `key` is a state key in ALFWorld and AppWorld, and an object in other games; PWD is the current folder.
 _ORDINARY = re.compile(
     r"(?<![A-Z0-9])((BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT|PRIMARY|FOREIGN|PUBLIC"
-    r"|CACHE|GROUP)_(TOKEN|KEY)S?|(MAX|MIN|NUM|N|NEW|TOTAL)_(\w+_)?TOKENS|(FIRST|SECOND|LAST|FORWARD|BACKWARD)_PASS|PIN_MEMORY)$"
+    r"|CACHE|GROUP)_(TOKEN|KEY)S?|(MAX|MIN|NUM|N|NEW|TOTAL)_(\w+_)?TOKENS|(FIRST|SECOND|LAST|FORWARD|BACKWARD)_PASS"
+    r"|PIN_MEMORY)$"
     r"|(?-i:^keys?$|^(OLD)?PWD$)",
     re.IGNORECASE,
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 LONGEST = 80  # characters of a shown value
 WIDTH = 120  # of a line
+ROOM = 40  # characters before and after the place where two texts begin to differ
 # Control characters but tab and newline, and marks that reverse the direction of what follows.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -35,6 +36,16 @@ def one_line(text: str, width: int) -> str:
     """Return a text for a terminal in one line of at most `width` characters, cut with "…"."""
     text = " ".join(printable(text).split())
     return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"
+
+
+def different_parts(first: str, second: str) -> list[str]:
+    """Return the parts of two texts around the place where they begin to differ."""
+    start = max(0, len(os.path.commonprefix([first, second])) - ROOM)
+    parts = []
+    for one in (first, second):
+        shown = one[start : start + 2 * ROOM]
+        parts.append(one_line(f"{'…' * (start > 0)}{shown}{'…' * (len(one) > start + 2 * ROOM)}", 2 * ROOM + 2))
+    return parts
 
 
 def wrapped(text: str, indent: int = 0) -> str:

@@ -30,6 +30,7 @@ from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.trajectory import Step, Trajectory
 
+UNLISTED = "Writing actions that exist, or planning,"  # the environment lists none, so that one cannot tell
 GAIN = 0.1  # of success, from which a limit is named
 FORMAT = 0.5  # of the completions; below it, the format is the limit
 BATCH = 16  # completions that are scored together
@@ -162,7 +163,9 @@ def describe_limits(
             summary, _ = planned.evaluate(
                 model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
             )
-        reached["Planning"] = summary["success_rate"], "if the expert's action replaces each that has an effect"
+        calls = any((step.response or {}).get("tool_calls") for one in shown for step in one.steps)
+        name = "Planning" if lists_actions or calls else UNLISTED
+        reached[name] = summary["success_rate"], "if the expert's action replaces each that has an effect"
     found += [f"{rate:.0%} {what}" for rate, what in reached.values() if not isnan(rate)]
     said = f"What limits it: {', '.join(found)}."
     gains = {name: rate - success for name, (rate, _) in reached.items() if not isnan(rate)}
@@ -176,6 +179,7 @@ def describe_limits(
         remedy = {
             "Copying": "it does not write the listed actions: use words that it knows, a larger model, or teach more",
             "Planning": "it writes actions that exist, and not those that win: more episodes of the expert help",
+            UNLISTED: "list the actions, use words that it knows, or teach more",
         }
         return f"{said} {best} is the limit: {remedy[best]}."
     return f"{said} Neither alone is the limit." if gains else said

@@ -326,7 +326,9 @@ def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
         "    return 'push'\n"
     )
     code, said, _ = outcome(capsys, "check", str(file))
-    assert code == 0 and "the expert succeeds in 0 of 4 episodes" in said
+    assert code == 0 and "the expert succeeds in 0 of 4 episodes within 30 turns: ended without success" in " ".join(
+        said.split()
+    )
     assert said.splitlines()[-1] == f"Next: an expert in doors.py that succeeds, then g2po check {file}:Door again"
     file.write_text(file.read_text().replace("return 'push'", "return 'pull'"))
     assert outcome(capsys, "check", str(file))[1].splitlines()[-1] == f"Next: g2po teach {file}:Door"
@@ -334,6 +336,33 @@ def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
     file.write_text(f"import numpy as np\n{file.read_text()}".replace("'pull'])", drawn))
     said = outcome(capsys, "check", str(file))[1]
     assert said.splitlines()[-1] == f"Next: g2po train {file}:Door --model MODEL", "teaching takes text alone"
+
+
+def test_an_expert_that_needs_all_turns(tmp_path, capsys):
+    """Half of its episodes need two turns and half of them three, of two."""
+    file = tmp_path / "stairs.py"
+    file.write_text(
+        "from g2po_trl import Observation, StepResult, TextEnvironment\n\n\n"
+        "class Stairs(TextEnvironment):\n"
+        "    def reset(self, seed):\n"
+        "        self.at = seed % 2\n"
+        "        return self.observe()\n\n"
+        "    def observe(self):\n"
+        "        return Observation(f'step {self.at}', task='climb', admissible_actions=['up', 'down'])\n\n"
+        "    def step(self, action):\n"
+        "        self.at = max(0, self.at + (1 if action == 'up' else -1))\n"
+        "        return StepResult(self.observe(), 10.0 * (self.at == 3), self.at == 3)\n\n\n"
+        "def expert(environment):\n"
+        "    return 'up'\n"
+    )
+    tasks = [word for seed in (0, 1) for word in ("--task", f'{{"seed": {seed}}}')]
+    said = " ".join(outcome(capsys, "check", str(file), *tasks, "--max-turns", "2")[1].split())
+    won = (
+        "the expert succeeds in 4 of 8 episodes within 2 turns, after 2 (median); outcome of the others: out of turns"
+    )
+    assert f"warning {won}. Raise max_turns: " in said
+    said = " ".join(outcome(capsys, "check", str(file), *tasks, "--max-turns", "3")[1].split())
+    assert "ok the expert succeeds in 8 of 8 episodes within 3 turns, after 2.5 (median)." in said
 
 
 def test_what_init_writes_is_good(folder, capsys):

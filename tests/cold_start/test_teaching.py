@@ -302,6 +302,15 @@ def test_what_limits_a_model(tiny_model_dir):
     copied = float(re.search(r"(\d+)% if each action", said)[1]) / 100
     assert 0 < copied < 1, "drawn by the model's probabilities of two letters"
     assert re.search(r"\d% if the expert's action replaces each that has an effect. Copying is the limit: ", said)
+
+    class Unlisted(Door):
+        def reset(self, **task):
+            return replace(super().reset(**task), admissible_actions=None)
+
+    unlisted = replace(one, environment_factory=Unlisted)
+    about_it = {**about, "shown": [Trajectory("t", [Step("hall", "a")], 10.0, "success")]}
+    said = describe_limits(unlisted, model, tokenizer, 0, last, **about_it)
+    assert "Writing actions that exist, or planning, is the limit: list the actions" in said and "Copying" not in said
     few = {**last, "valid_action_ratio": 0.4}
     low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, few, **about)
     assert low.startswith("The format is the limit: 40% of the completions have it, and the target is 90%.")

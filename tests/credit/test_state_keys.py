@@ -12,10 +12,12 @@ from g2po_trl import G2POConfig, NormalisedKey, StateGraph, Step, Trajectory
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.credit.assignment import Credit
 from g2po_trl.credit.state_keys import (
+    count_in_keys,
     keys_of_groups,
     make_state_key,
     merge_similar,
     merge_similar_keys,
+    returned_share,
     shared_share,
     similarity,
     similarity_threshold,
@@ -301,6 +303,22 @@ def test_share_of_steps_in_states_of_other_episodes():
 
     groups = [[episode("xyxz"), episode("y"), episode("z", "error")], [episode("z")]]
     assert shared_share(groups) == 2 / 6 and shared_share(groups, lambda step: "") == 5 / 6 and shared_share([]) == 0
+
+
+def test_a_number_that_makes_every_state_of_an_episode_new():
+    def played(keys):
+        return Trajectory("t", [Step("", "go", state_key=key) for key in keys], 1.0, "success")
+
+    counted = [played(["hall 1", "cellar 2", "hall 3"]), played(["hall 1"]), played(["hall 1", "hall 2"])]
+    assert returned_share(counted) == 0 and returned_share(counted, lambda step: step.key[:2]) == 2 / 3
+    assert count_in_keys(counted) == (
+        "0 % of steps return to a state of their episode, and 67 % would if keys had no numbers, "
+        "as 'hall 1' and 'hall 3'"
+    )
+    rooms = [played(["room 1", "room 2", "room 1"])]
+    assert count_in_keys(rooms) is None and returned_share(rooms) == 1 / 2, "rooms with numbers, to which one returns"
+    assert count_in_keys([]) is count_in_keys([played(["hall 1"])]) is returned_share([]) is None
+    assert count_in_keys([played(["hall", "cellar", "attic"])]) is None
 
 
 def test_a_normalised_key_of_a_request():

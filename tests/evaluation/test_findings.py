@@ -144,6 +144,27 @@ class Generous(Walk):
         return StepResult(super().step(action).observation, 10.0, terminated=True)
 
 
+class Counted(Walk):
+    """A walk that numbers its steps."""
+
+    actions = ["left", "right"]
+
+    def reset(self, seed=0):
+        self.turn, self.at = 0, 2
+        return self.observe()
+
+    def observe(self):
+        return Observation(f"[{self.turn}] place {self.at}", admissible_actions=self.actions, task="Go right.")
+
+    def step(self, action):
+        self.turn += 1
+        return super().step(action)
+
+
+class CountedSilently(Counted):
+    actions = None
+
+
 class Locked(Walk):
     def __init__(self):
         import threading
@@ -243,6 +264,14 @@ def test_a_short_text_of_many_situations():
         "the short text 'Saved.' is one state in " in text and "leads from it to different" in text for text in found
     )
     assert not any("short text" in text for text in doubts(partial(Saying, "room {at}")))
+
+
+@pytest.mark.parametrize("environment", [Counted, CountedSilently])
+def test_a_step_counter_in_the_keys(environment):
+    """Episodes that number their steps alike share states, and none comes back to one."""
+    (found,) = [doubt for doubt in doubts(environment) if "if keys had no numbers" in doubt]
+    assert "0 % of steps return to a state of their episode, and " in found and "as '[" in found
+    assert not any("if keys had no numbers" in doubt for doubt in doubts(Walk)), "a place is no counter"
 
 
 def test_a_constant_observation_without_listed_actions():
