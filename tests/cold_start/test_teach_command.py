@@ -58,7 +58,7 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     out = capsys.readouterr().out
     about = json.loads((game / "runs/game-start/teaching.json").read_text())
     assert about["exams"][-1]["success_rate"] >= 0.9 and about["exams"][-1]["valid_action_ratio"] >= 0.95
-    assert "of 200 expert episodes succeed; not taught: " in out and "x failure" in out
+    assert "of 200 expert episodes succeed; not taught: " in out and "x ended without success" in out
     assert out.endswith(
         "With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.\n"
         "Next: g2po train letters_to_teach.py:Game --model runs/game-start\n"
@@ -86,11 +86,11 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--expert", "letters_to_teach.py:misled"], "7 x failure"),
+        (["--expert", "letters_to_teach.py:misled"], "7 x ended without success"),
         (["--num_exam_tasks", "8"], "num_exam_tasks"),
         (["--prompt", "letters_to_teach.py:expert"], "prompt"),
         (["--demonstrations", "none.jsonl"], "demonstrations"),
-        (["--demonstration_turns", "1"], "7 x truncated"),
+        (["--demonstration_turns", "1"], "7 x out of turns"),
         (["--random_episodes", "4"], "random_episodes"),
     ],
 )
