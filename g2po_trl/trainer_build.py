@@ -22,6 +22,9 @@ from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
+from .environments.adapters.mixed import environments_of
+from .environments.adapters.trl_tools import is_tool_environment
+from .environments.agents.agent import is_agent
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
@@ -270,6 +273,7 @@ def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
     actor = trainer.player.actor
     if trainer.args.rollout_strategy == "partial_rollouts":
         actor.engine.reads_text_because = "checkpoints of partial_rollouts keep none: use another rollout_strategy"
+    _warn_of_unused_limit(EpisodeLimits.of(trainer.args), trainer.environment_factory, starts)
     for first in starts:
         actor.choose_template(first)
     seen = next((first for first in starts if first.images), None)
@@ -278,6 +282,15 @@ def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
     trainer.update.layout.pad_images(True)
     messages = request_of(Episode("", observation=seen), trainer.setup.prompt_template).messages
     trainer.start_check.sample = sample_conversation(actor.encode, messages)
+
+
+def _warn_of_unused_limit(limits: EpisodeLimits, environment_factory: Any, starts: Sequence[Observation]) -> None:
+    """Log that a limit of tool calls is set where there are no tools, by the first observations of tasks."""
+    made = environments_of(environment_factory).values() or [environment_factory]
+    offered = any(first.request and first.request.tools for first in starts)
+    if not offered and not any(is_agent(one) or is_tool_environment(one) for one in made):
+        if (why := limits.without_tools()) is not None:
+            logger.warning("%s. Limit other episodes by max_turns.", why)
 
 
 def keep_reference(trainer: GRPOTrainer) -> None:

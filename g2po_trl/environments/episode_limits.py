@@ -102,6 +102,13 @@ class EpisodeLimits(Options):
         kinds = {one.name: one.metadata.get("reason") for one in fields(EpisodeLimits)}
         return f"{kinds[name]}: {what}, more than {name}={getattr(self, name)}"
 
+    def without_tools(self) -> str | None:
+        """Return what `max_tool_calls` does in a run without tools, if it is set anywhere."""
+        set_ones = [self.max_tool_calls, *(self.by(name).max_tool_calls for name in self.environment_limits or ())]
+        most = next((number for number in set_ones if number is not None), None)
+        said = f"max_tool_calls is {most}, and no request offers tools: only calls in <tool_call> tags are counted"
+        return None if most is None else said
+
     def check_names(self, environments: Collection[str]) -> None:
         """Refuse (`G2POError`) limits of an environment that a run does not have."""
         for name in self.environment_limits or ():

@@ -36,6 +36,7 @@ from .findings import (
     recurrence_by_key,
     replayed,
     speed,
+    tool_limit,
 )
 from .random_episodes import TEXTS, Played, describe_failure, play_at_random, probe, probed
 
@@ -174,11 +175,22 @@ def first_steps(
     return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
 
 
-def of_several(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Return the findings of environments, each after its environment's name; final only if each has a final one."""
+def of_several(found: Mapping[str, Sequence[Finding]], limits: EpisodeLimits) -> list[Finding]:
+    """Return the findings of environments, each after its environment's name; final only if each has a final one.
+
+    The remedy for too few turns is where `limits` has them.
+    """
     nothing = all(any(one.is_final for one in some) for some in found.values())
+    places = dict.fromkeys(found, "--max-turns")
+    for name, own in (limits.environment_limits or {}).items():
+        places |= {name: f"max_turns in environment_limits[{name!r}]"} if "max_turns" in own else {}
     return [
-        replace(one, text=f"{name}: {one.text}", is_final=one.is_final and nothing)
+        replace(
+            one,
+            text=f"{name}: {one.text}",
+            remedy=one.remedy.replace("--max-turns", places[name]),
+            is_final=one.is_final and nothing,
+        )
         for name, some in found.items()
         for one in some
     ]
@@ -196,7 +208,7 @@ def _of_each(
         for name, one in environments.items():
             own = [dict(player_of(environment_factory, task)[1]) for task in rows[name]]
             found[name] = find(one, own, limits.by(name), name)
-        findings = of_several(found)
+        findings = of_several(found, limits)
     else:
         findings = find(environment_factory, tasks, limits, None)
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
@@ -208,7 +220,7 @@ def _examine_agent(factory, tasks, limits, episodes, seed, pool_limits, extra, t
     factory = text_environment_factory(factory, limits)
     with EnvironmentPool(factory, pool_limits) as pool, EnvironmentPool(factory, pool_limits) as second:
         played = play_at_random(pool, tasks, episodes, limits, seed, texts)
-        findings = [*agent_failures(played), *limits_reached(played)]
+        findings = [*agent_failures(played), *limits_reached(played), *tool_limit(played, limits)]
         if not played.episodes:
             return findings
         findings += [*agent_findings(played, limits.max_turns), *speed(played, "a call of the model"), *length(played)]
@@ -255,7 +267,8 @@ def _examine(pool, second, tasks, episodes, limits, seed, extra) -> list[Finding
         failed.append(Finding("error", f"a random episode {describe_failure(one)}", remedy))
     if played.takes_long:
         return failed[-1:]
-    findings = [finding for task in tasks for finding in probe(second, task, turns)] + limits_reached(played)
+    findings = [finding for task in tasks for finding in probe(second, task, turns)]
+    findings += [*limits_reached(played), *tool_limit(played, limits)]
     if not any(finding.level == "error" for finding in findings):
         findings += failed
     if played.steps:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..credit.state_keys import count_in_keys, shared_share
-from ..environments.episode_limits import LIMITS
+from ..environments.episode_limits import LIMITS, EpisodeLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
@@ -80,6 +80,12 @@ def limits_reached(played: Played) -> list[Finding]:
         remedy = "Raise it, or have episodes end earlier: a failure pays nothing more."
         findings += [Finding("warning" if many else "ok", text, remedy * many)] if reasons[limit] else []
     return findings
+
+
+def tool_limit(played: Played, limits: EpisodeLimits) -> list[Finding]:
+    """Return a finding about a limit of tool calls where there are no tools; other environments may have some."""
+    why = None if played.has_tools or any(step.tool_calls for step in played.steps) else limits.without_tools()
+    return [] if why is None else [Finding("ok", f"{why}. Limit other episodes by max_turns")]
 
 
 def length(played: Played) -> list[Finding]:

@@ -129,7 +129,7 @@ def test_a_program_that_takes_too_long(solve, tmp_path):
 @pytest.mark.parametrize("then", ["raise", "print('no answer') or sys.exit(0)"])
 def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, then):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "PATIENCE", 0.2)
+    monkeypatch.setattr(session, "PATIENCE", 0.0)
     limited = SOLVE.replace("urlopen(request)", "urlopen(request, timeout=0.3)")
     limited = limited.replace(
         "    said = ask(sys.argv[1] + said)", f"    try: said = ask('x')\n    except OSError: {then}"
@@ -185,7 +185,7 @@ def test_a_program_that_ends_while_a_request_of_its_is_in_flight(tmp_path, monke
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_program_that_may_have_reached_a_time_limit_of_its_own(tmp_path, monkeypatch, status):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "PATIENCE", 0.2)
+    monkeypatch.setattr(session, "PATIENCE", 0.05)
     (tmp_path / "solve.py").write_text(DONE)
     environment = AgentEnvironment(AgentCommand(f"python solve.py after {status} 0.6", lambda stdout: 1), 5)
     environment.reset()

@@ -353,13 +353,20 @@ def test_too_easy_is_not_too_hard():
 
 def test_training_on_several_environments_learns_if_one_has_something_to_learn():
     won, learns = Finding("warning", "nothing to learn", is_final=True), Finding("ok", "rewards from 0 to 10")
-    assert [one.is_final for one in of_several({"a": [won], "b": [learns]})] == [False, False]
-    found = of_several({"a": [won], "b": [learns, won]})
+    assert [one.is_final for one in of_several({"a": [won], "b": [learns]}, EpisodeLimits())] == [False, False]
+    found = of_several({"a": [won], "b": [learns, won]}, EpisodeLimits())
     assert [(one.text, one.is_final) for one in found] == [
         ("a: nothing to learn", True),
         ("b: rewards from 0 to 10", False),
         ("b: nothing to learn", True),
     ]
+
+
+def test_a_limit_is_named_where_it_is_set():
+    few = Finding("warning", "asks for more", "End the loop earlier, or raise --max-turns.")
+    limits = EpisodeLimits(environment_limits={"a": {"max_turns": 2}, "b": {"max_requests": 2}})
+    first, second = (one.remedy.partition("raise ")[2] for one in of_several({"a": [few], "b": [few]}, limits))
+    assert (first, second) == ("max_turns in environment_limits['a'].", "--max-turns.")
 
 
 def test_the_first_prompt_is_shown(tiny_model_dir):
@@ -505,6 +512,8 @@ def test_several_environments_are_each_examined_with_their_own_tasks_and_limits(
     found = {str(one) for one in examine(games, ROWS[:6], episodes=4, turns=6, episode_limits=limits)}
     assert any("lamp: keeps the contract" in one for one in found), found
     assert any("shop: " in one and "failures by the tool call limit" in one for one in found), found
+    told = sorted(one.split(": ")[0].split()[-1] for one in found if "no request offers tools" in one)
+    assert told == ["lamp", "speaker"]
     assert any("speaker: 8 of 8 episodes ended as failures by the request limit" in one for one in found), found
     assert not any(one.startswith("error") for one in found)
     (error,) = examine(games, [*ROWS[:3], {"environment": "lamb"}], episodes=2)
