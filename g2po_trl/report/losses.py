@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..credit.graph import StateGraph
@@ -53,6 +53,8 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
                     texts.setdefault(key, _short(state_text(one.steps[step])))
                     is_cut = one.outcome == "truncated" and step == len(one.steps) - 1
                     turns[key, TURN_LIMIT if is_cut else _short(action_text(one.steps[step]))] += 1
+    shown = turns.most_common(SHOWN)
+    states = _told_apart(texts, [key for (key, _), _ in shown])
     alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
     never = {name: played for name, played in by_task.items() if not any(one.success for one, *_ in played)}
     return {
@@ -62,8 +64,7 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
         ],
         "lost": lost,
         "turning_points": [
-            {"state": texts[key], "action": action, "episodes": number}
-            for (key, action), number in turns.most_common(SHOWN)
+            {"state": states[key], "action": action, "episodes": number} for (key, action), number in shown
         ],
     }
 
@@ -116,17 +117,25 @@ def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: 
         (one.steps[-1].key, state_text(one.steps[-1])) if one.steps else (None, f"no step: {one.failure_reason}")
         for one, *_ in played
     ]
-    ends, texts = Counter(key for key, _ in ended), {key: _short(said) for key, said in ended}
+    ends = Counter(key for key, _ in ended).most_common(2)
+    states = _told_apart({key: _short(said) for key, said in ended}, [key for key, _ in ends])
     last, iteration, place = played[-1]
     return {
         "task_id": name,
         "name": _short((name if last.row is None else to_json(last.row)) if alike or not last.task else last.task),
         "row": last.row,
         "episodes": len(played),
-        "ends": [[texts[key], number] for key, number in ends.most_common(2)],
+        "ends": [[states[key], number] for key, number in ends],
         "iteration": iteration,
         "episode": place,
     }
+
+
+def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> dict[str | None, str]:
+    """Return the texts of these states, with the key of those that read alike."""
+    said = {key: texts[key] for key in keys}
+    number = Counter(said.values())
+    return {key: text if number[text] == 1 else f"{text} (key {_short(str(key))})" for key, text in said.items()}
 
 
 def _play(task: dict[str, Any], folder: str) -> str:

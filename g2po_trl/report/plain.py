@@ -207,7 +207,7 @@ def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | N
     if end.rate > 0.95:
         return "Nearly every episode succeeds: use harder tasks."
     if inadmissible is not None and inadmissible > 0.5:
-        return "Most actions are not admissible: use a stronger model, or fine-tune it on demonstrations."
+        return "Most actions are not admissible: use a stronger model, or a higher --target-success of g2po teach."
     if lost > 0.5:
         return "Most groups fail in every episode: use easier tasks, a stronger model, or larger groups."
     return (

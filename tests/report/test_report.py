@@ -219,6 +219,23 @@ def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
     assert "     1 after 'k' by the turn limit" in printed
 
 
+def test_states_that_read_alike_are_told_apart_by_their_keys():
+    """ "You see nothing." in the hall and in the cellar: two states, and two lines."""
+    won, lost = episode("hk", 8.0, "x"), [episode("hc", 0.0, "x"), episode("kc", 0.0, "x")]
+    never = [episode("hk", 0.0, "y"), episode("h", 0.0, "y")]
+    for one in (won, *lost, *never):
+        for step in one.steps:
+            step.state_key = step.observation
+            step.observation = "You see nothing." if step.observation in "hk" else step.observation
+    found = losses([Iteration(1, [[won, *lost], never])], 1.0)
+    assert {one["state"] for one in found["turning_points"]} == {
+        "You see nothing. (key h)",
+        "You see nothing. (key k)",
+    }
+    (task,) = found["never_won"]
+    assert task["ends"] == [["You see nothing. (key k)", 1], ["You see nothing. (key h)", 1]]
+
+
 def test_no_lost_episode_is_left_out(tmp_path, capsys):
     """Neither one without a step nor one whose V never falls; a file that is cut in its first line has none."""
     too_long = Trajectory(
