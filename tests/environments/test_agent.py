@@ -21,10 +21,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from scripted_agents import (
+    arrived,
     ask,
     ask_plainly,
     async_loop,
     calls,
+    has_ended,
     in_threads,
     play,
     says,
@@ -358,15 +360,16 @@ def suppress_all(function, *given):
 
 @pytest.mark.parametrize("arrives", ["before", "after"])
 @pytest.mark.parametrize("agent", [with_a_task, with_a_thread])
-def test_an_agent_that_returns_while_a_request_of_its_is_in_flight(agent, arrives):
+def test_an_agent_that_returns_while_a_request_of_its_is_in_flight(agent, arrives, monkeypatch):
     """It does not wait for the answer, so that no time limit has hidden it."""
+    monkeypatch.setattr(session, "PATIENCE", 60.0)  # of a machine that is busy
     environment = AgentEnvironment(agent, 5)
     assert environment.reset(arrives=arrives).text == "user: main"
-    time.sleep(0.5)
+    wait_until(lambda: arrived(environment) == 1 + (arrives == "before"))
     result = environment.step(says("answer"))
     while not result.terminated:
         assert result.observation.text == "user: side"
-        time.sleep(0.5)
+        wait_until(lambda: has_ended(environment))
         result = environment.step(says("late"))
     environment.close()
     assert (result.reward, result.info) == (1.0, {"side": False})
@@ -374,7 +377,7 @@ def test_an_agent_that_returns_while_a_request_of_its_is_in_flight(agent, arrive
 
 def test_a_time_limit_beside_another_answer_that_the_agent_stumbles_over():
     async def agent(task, client):
-        model = client.async_openai(max_retries=0, timeout=2)
+        model = client.async_openai(max_retries=0, timeout=4)
         asked = [[{"role": "user", "content": text}] for text in "ab"]
         create = partial(model.chat.completions.create, model=client.model)
         answers = await asyncio.gather(*(create(messages=one) for one in asked), return_exceptions=True)
@@ -382,9 +385,9 @@ def test_a_time_limit_beside_another_answer_that_the_agent_stumbles_over():
 
     environment = AgentEnvironment(agent, 5)
     environment.reset()
-    time.sleep(0.5)  # both have arrived
+    wait_until(lambda: arrived(environment) == 2)
     environment.step(says("x"))
-    time.sleep(2)
+    wait_until(environment._session.given_up)
     with pytest.raises(EnvironmentContractError, match="gave up a request .* has no attribute 'choices'"):
         environment.step(says("x"))
     environment.close()
@@ -414,9 +417,9 @@ def test_requests_that_are_cancelled_since_another_ones_answer_made_the_agent_ra
 
     environment = AgentEnvironment(agent, 5)
     environment.reset()
-    time.sleep(0.5)  # both have arrived
+    wait_until(lambda: arrived(environment) == 2)
     assert not environment.step(says("x")).terminated, "the other request waits"
-    time.sleep(0.5)  # it is cancelled
+    wait_until(environment._session.given_up)
     end = environment.step(says("x"))
     environment.close()
     assert end.info["failure_reason"].startswith("agent error: KeyError: 'city'")

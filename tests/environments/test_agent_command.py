@@ -5,13 +5,12 @@ import os
 import shutil
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from scripted_agents import play, says, wait_until
+from scripted_agents import arrived, has_ended, play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.agents import session
@@ -137,7 +136,7 @@ def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, t
     (tmp_path / "solve.py").write_text(limited)
     environment = AgentEnvironment(AgentCommand("python solve.py", lambda: 0), 5)
     environment.reset()
-    time.sleep(1)
+    wait_until(lambda: has_ended(environment))
     with pytest.raises(EnvironmentContractError, match="the agent gave up a request before the model's answer and r"):
         environment.step(says("late"))
     environment.close()
@@ -167,15 +166,16 @@ os._exit(int(sys.argv[2]))
 def test_a_program_that_ends_while_a_request_of_its_is_in_flight(tmp_path, monkeypatch, arrives, status):
     """It is done, or the model made it fail. Nothing has reached a time limit, however long the model takes then."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "PATIENCE", 60.0)  # of a machine that is busy
     (tmp_path / "solve.py").write_text(DONE)
     when, wait = [*arrives.split(), "0"][:2]
     environment = AgentEnvironment(AgentCommand(f"python solve.py {when} {status} {wait}", lambda stdout: 1), 5)
     assert environment.reset().text == "user: main"
-    time.sleep(0.5)
+    wait_until(lambda: arrived(environment) == 1 + (when == "before"))
     result = environment.step(says("answer"))
     while not result.terminated:  # the other request was there before the end
         assert result.observation.text == "user: side"
-        time.sleep(0.5)
+        wait_until(lambda: has_ended(environment))
         result = environment.step(says("late"))
     assert result.reward == (status == 0)
     assert result.info.get("failure_reason") == (None if status == 0 else "agent error: exit status 3")
@@ -187,10 +187,10 @@ def test_a_program_that_may_have_reached_a_time_limit_of_its_own(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "PATIENCE", 0.05)
     (tmp_path / "solve.py").write_text(DONE)
-    environment = AgentEnvironment(AgentCommand(f"python solve.py after {status} 0.6", lambda stdout: 1), 5)
+    environment = AgentEnvironment(AgentCommand(f"python solve.py after {status} 2", lambda stdout: 1), 5)
     environment.reset()
     assert environment.step(says("answer")).observation.text == "user: side"
-    time.sleep(1.2)
+    wait_until(lambda: has_ended(environment))
     with pytest.raises(EnvironmentContractError, match="gave up a request"):
         environment.step(says("late"))
     environment.close()

@@ -56,6 +56,16 @@ def wait_until(condition):
     raise AssertionError("waited in vain")
 
 
+def arrived(environment):
+    """Return how many requests of its episode have arrived."""
+    return len(environment._session._calls)
+
+
+def has_ended(environment):
+    """Return whether its agent has."""
+    return environment._session._has_left
+
+
 def ask(client, *messages, **options):
     """One request by the openai client; the message of its answer."""
     messages = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
