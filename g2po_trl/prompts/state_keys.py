@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ _FILLERS = frozenset(
     "successfully sure system thank thanks the time token tool true undefined value void wall was with without yes "
     "you your".split()
 )
+
+_TOOLS: dict[bytes, bytes] = {}  # tools as a digest reads them, of the last lists
+_MOST_TOOLS = 16
 
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
@@ -121,7 +125,7 @@ def workspace_key(
     until = len(messages) if since is None else since
     is_whole = not since_last_completion(messages)
     news = messages[len(system) :] if is_whole else _known(messages, len(system), until)
-    asked = _digest_of(system, _marked(list(tools or ()), folder, temporary))
+    asked = _digest_of(system, tools, folder, temporary)
     key = {"files": files, "news": as_text(news), "asked": asked}
     return json.dumps(key, ensure_ascii=False)
 
@@ -162,12 +166,29 @@ def without_noise(text: str, folder: str = "", temporary: str = "") -> str:
     return text
 
 
-def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a digest of letters alone, since keys may be compared without their numbers."""
+def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *folders: str) -> str:
+    """Return a digest of letters alone, since keys may be compared without their numbers.
+
+    `folders`: the tools have marks, see `without_noise`.
+    """
     state = hashlib.blake2b(canonical([message["content"] for message in system]), digest_size=8)
-    for tool in sorted(map(canonical, tools or ())):
-        state.update(tool)
+    state.update(_canonical_tools(tools or (), folders))
     return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
+
+
+def _canonical_tools(tools: Sequence[Mapping[str, Any]], folders: tuple[str, ...]) -> bytes:
+    """Return tools, in one order, as bytes for a digest. They are long, and most requests have those of another."""
+    try:
+        known = marshal.dumps((list(tools), folders), 2)
+    except ValueError:  # it writes plain data alone
+        known = None
+    if (text := _TOOLS.get(known)) is None:
+        text = b"".join(sorted(map(canonical, _marked(list(tools), *folders) if folders else tools)))
+        if known is not None:
+            if len(_TOOLS) >= _MOST_TOOLS:
+                del _TOOLS[next(iter(_TOOLS))]
+            _TOOLS[known] = text
+    return text
 
 
 def state_key_text(key: Any) -> str:

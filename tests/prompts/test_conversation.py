@@ -16,7 +16,7 @@ from g2po_trl.prompts.conversation import (
     since_last_completion,
     with_objects,
 )
-from g2po_trl.prompts.state_keys import request_key
+from g2po_trl.prompts.state_keys import request_key, workspace_key
 from g2po_trl.utils.errors import G2POError
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
@@ -218,3 +218,21 @@ def test_request_of_an_environment_arrives_normalized_and_checked():
         failure = pool.reset([{"bad": True}])[0]
         assert isinstance(failure, EnvironmentFailure) and failure.kind == "exception"
         assert "messages[0]: content[0]" in failure.message
+
+
+def test_tools_in_a_state_key():
+    """Their order does not matter, but every value does, however many other lists of tools were there before."""
+    messages = [{"role": "user", "content": "Look around"}]
+
+    def tools(default, number=3):
+        return [{"function": {"name": f"tool{n}", "default": default, "folder": "/tmp/e/work"}} for n in range(number)]
+
+    defaults = (1, True, 1.0, "1", None)
+    first = [request_key(messages, tools(default)) for default in defaults]
+    assert len(set(first)) == len(defaults)
+    many = {request_key(messages, tools(1, number)) for number in range(3, 40)}
+    assert len(many) == 37
+    assert [request_key(messages, tools(default)[::-1]) for default in defaults] == first
+    assert [request_key(messages, tuple(tools(default))) for default in defaults] == first
+    marked = {workspace_key("f", messages, tools(1), f"/tmp/{name}/work", f"/tmp/{name}") for name in "ef"}
+    assert len(marked) == 2, "one episode's folder is the other's temporary path"
