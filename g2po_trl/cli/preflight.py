@@ -23,8 +23,7 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     for name, module in _NEEDED_WITH.items():
         if values.get(name) and find_spec(module) is None:
             raise G2POError(f"{name} is True, and {module} is not installed: {install_command(extra_of(module))}")
-    if (kind := ENGINES.get(values.get("engine"))) and kind.extra and find_spec(kind.extra) is None:
-        raise G2POError(f"engine is {values['engine']!r}, which is not installed: {install_command(kind.extra)}")
+    check_engine(values.get("engine"))
     if values.get("use_peft"):
         require(values["lora_r"] >= 1, "lora_r", values["lora_r"], "set it to at least 1")
         require(0 <= values["lora_dropout"] < 1, "lora_dropout", values["lora_dropout"], "set it in [0, 1)")
@@ -46,6 +45,12 @@ def _trackers() -> Iterable[str]:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK  # with torch
 
     return INTEGRATION_TO_CALLBACK
+
+
+def check_engine(name: str | None) -> None:
+    """Raise `G2POError` if the package of an engine is not installed."""
+    if (row := ENGINES.get(name)) and row.extra and find_spec(row.extra) is None:
+        raise G2POError(f"engine is {name!r}, which is not installed: {install_command(row.extra)}")
 
 
 def check_model(field: str, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..credit.estimators.registry import ESTIMATORS
+from ..credit.estimators.registry import row_of
 from ..credit.state_keys import count_in_keys, returned_share
 from ..runs.iterations import Iteration
 from ..runs.summary import FEWEST, before_and_after, careful_error, error_of_share
@@ -75,7 +75,7 @@ def five_lines(
     window = max(1, min(WINDOW, len(iterations) // 2))
     start, end = success_of(iterations[:window]), success_of(iterations[-window:])
     is_log = "traces" in run
-    row = ESTIMATORS.get(run.get("estimator", {}).get("estimator_name", "g2po").split(" ")[0].rstrip(","))
+    row = row_of(run.get("estimator", {}).get("estimator_name", "g2po"))
     has_lambda = not is_log and row is not None and row.uses_value_lambda
     used = run.get("trainer", {}).get("value_lambda", 1.0) if has_lambda else None
     finding, advice = keys.in_short(numbers["prediction"], used)
@@ -149,7 +149,7 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
     if not lost:
         return f"{said}."
     ends = Counter(_ENDS[t.outcome] for t in lost).most_common()
-    shares = [f"{_percent(number, len(lost))} {end}" for end, number in ends]
+    shares = [f"{100 * number / len(lost):.0f} % {end}" for end, number in ends]
     inadmissible, returned = _share_inadmissible(lost), returned_share(lost)
     if inadmissible is not None:
         shares.append(f"{100 * inadmissible:.0f} % of actions were not admissible")
@@ -223,10 +223,6 @@ def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:
 
 def _where(first: int, last: int) -> str:
     return f"iteration {first}" if first == last else f"iterations {first} to {last}"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %"
 
 
 def _wrapped(name: str, text: str) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..credit.estimators.registry import ESTIMATORS, estimator_name
+from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
@@ -106,7 +106,7 @@ def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str 
         )
     if (text := cut_off(tally)) is not None:
         return text
-    row = ESTIMATORS.get(estimator.split(" ")[0].rstrip(","))
+    row = row_of(estimator)
     compares = row.compares if row else None  # an own estimator, or a critic
     if tally.unequal_groups:
         is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)

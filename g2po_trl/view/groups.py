@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..credit.estimators.g2po import g2po_terms
+from ..credit.estimators.registry import ESTIMATORS, row_of
 from ..credit.graph import StateGraph
 from ..credit.turning import turning_steps
 from ..rollout.words import state_text
@@ -25,7 +26,7 @@ _ZERO = 1e-6  # values and advantages below it are 0, but for rounding
 def is_g2po(settings: Mapping[str, Any]) -> bool:
     """Return whether the run was trained with G2PO, whose advantages have the parts A_EP, A_NC and A_EC."""
     name = settings.get("estimator_name") or settings.get("advantage_estimator") or "g2po"
-    return name.split(" ")[0].rstrip(",") == "g2po"
+    return row_of(name) is ESTIMATORS["g2po"]
 
 
 def group_data(

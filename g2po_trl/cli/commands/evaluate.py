@@ -16,20 +16,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from shlex import quote
 from typing import Any
 
-from ...engines.registry import ENGINES
 from ...environments.tasks import read_tasks
 from ...evaluation.options import EvaluateOptions
 from ...evaluation.run_settings import describe_settings, run_settings
 from ...runs.ownership import held
-from ...utils.errors import G2POError
-from ...utils.extras import install_command
 from ...utils.show import printable
 from ..parser import parse
-from ..preflight import check_model
+from ..preflight import check_engine, check_model
 from ..recipe_files import find_config
 
 
@@ -62,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         read_tasks(options.tasks)
     if not options.base_url:
         check_model("model", options.model)
-        extra = ENGINES[options.engine].extra
-        if extra and find_spec(extra) is None:
-            raise G2POError(f"engine is {options.engine}: {extra} is not installed: {install_command(extra)}")
+        check_engine(options.engine)
     from ...evaluation.evaluate import evaluate, format_rows  # torch, which is slow to import
 
     if (line := describe_settings(options, of_run)) is not None:

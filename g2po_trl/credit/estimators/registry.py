@@ -111,6 +111,11 @@ def make_estimator(
     return estimator
 
 
+def row_of(name: str) -> Estimator | None:
+    """Return the estimator of a name as `estimator_name` writes it; `None` for an own function, or a critic."""
+    return ESTIMATORS.get(name.split(" ")[0].rstrip(","))
+
+
 def compares_steps(name: str, estimator_kwargs: Mapping[str, Any] | None = None) -> bool:
     """Return whether the estimator compares steps. `False`: whole episodes only."""
     options = {**ESTIMATORS[name].options, **(estimator_kwargs or {})}
