@@ -19,17 +19,17 @@ import difflib
 import json
 import re
 import sys
-import types as python_types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from inspect import isclass
 from os import environ
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from ..utils.errors import G2POError
-from ..utils.options import option  # noqa: F401, for options of commands
+from ..utils.options import kinds_of
+from ..utils.options import option as option  # for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
 COMMAND_FLAGS: Sequence[str] = ()  # that the command takes itself, for suggestions
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         self.of_others = {field.name for field, *_ in found if "within" not in field.metadata}  # not made by `option`
         groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
         for field, hint, title in found:
-            self.kinds[field.name] = kinds = _kinds(hint)
+            self.kinds[field.name] = kinds = kinds_of(hint)
             group = groups.get(title, self)
             if field.metadata.get("positional"):
                 described = _described(field, kinds)
@@ -281,12 +281,6 @@ def _titles(found: Sequence[tuple], types: Sequence[type]) -> list[str]:
     """Return the titles of the help's groups: those of this project first, then TRL's, then transformers'."""
     titles = list(dict.fromkeys(title for *_, title in found))
     return sorted(filter(None, titles), key=lambda title: 2 * ("(transformers)" in title) + ("(trl)" in title))
-
-
-def _kinds(hint: Any) -> list[Any]:
-    """Return the types of a field's value, without `None`."""
-    members = get_args(hint) if get_origin(hint) in (Union, python_types.UnionType) else (hint,)
-    return [member for member in members if member is not type(None)]
 
 
 def _described(field: dataclasses.Field, kinds: list[Any]) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class Plan:
 
     def training(self, checkpoint_dtype: str = "float32") -> Training:
         """Return what is kept in memory. `checkpoint_dtype`: of the weights with `dtype` "auto"."""
+        uses_vllm, mode = self["use_vllm"] or self["engine"] == "vllm", self["vllm_mode"] or "colocate"
         dtype = checkpoint_dtype if self["dtype"] == "auto" else self["dtype"]
         return Training(
             dtype=dtype if dtype in BYTES else "float32",
@@ -129,13 +130,9 @@ class Plan:
             micro_batch_tokens=self["max_tokens_per_micro_batch"],
             sharded=self.sharded,
             processes=self.processes,
-            vllm_share=self["vllm_gpu_memory_utilization"] if self._colocates_vllm else 0.0,
+            vllm_share=self["vllm_gpu_memory_utilization"] if uses_vllm and mode == "colocate" else 0.0,
             vllm_gpus=self["vllm_tensor_parallel_size"] or 1,
         )
-
-    @property
-    def _colocates_vllm(self) -> bool:
-        return (self["use_vllm"] or self["engine"] == "vllm") and (self["vllm_mode"] or "colocate") == "colocate"
 
     def assumed_episodes(self, **given: float) -> Episodes:
         """Return episodes as they are assumed, with the given means instead where there are some."""

@@ -203,11 +203,10 @@ def _of_each(
     if environments := environments_of(environment_factory):
         check_limits(limits, environment_factory)
         check_mixture(environment_factory, {"check": tasks})
-        rows = {name: [task for task in tasks if task[COLUMN] == name] for name in environments}
         found = {}
         for name, one in environments.items():
-            own = [dict(player_of(environment_factory, task)[1]) for task in rows[name]]
-            found[name] = find(one, own, limits.by(name), name)
+            rows = [dict(player_of(environment_factory, task)[1]) for task in tasks if task[COLUMN] == name]
+            found[name] = find(one, rows, limits.by(name), name)
         findings = of_several(found, limits)
     else:
         findings = find(environment_factory, tasks, limits, None)

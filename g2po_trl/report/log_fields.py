@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts.conversation import Message
 from ..trajectory import Step, Trajectory
+from ..utils.options import is_of_kind
 from ..utils.show import show
 
 COMMON = {"task_id", "task", "reward", "success", "tools"}
@@ -65,13 +65,6 @@ def check_fields(data: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {show(data[name])}; give {remedy}")
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond floats
-        return False
-
-
 def _is_name(value: Any) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
@@ -81,7 +74,10 @@ def _are_tools(value: Any) -> bool:
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value is one, and what to give instead
-    "reward": (lambda one: one is None or _is_finite(one), "a finite number, or null for an episode without a result"),
+    "reward": (
+        lambda one: one is None or is_of_kind(one, float),
+        "a finite number, or null for an episode without a result",
+    ),
     "success": (lambda one: one is None or isinstance(one, bool), "true or false, or leave it out"),
     "tools": (_are_tools, "a list of JSON schemas, or leave it out"),
     "calls": (lambda one: isinstance(one, (list, tuple)), "a list of objects with messages and response"),

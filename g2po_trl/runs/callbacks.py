@@ -108,17 +108,14 @@ class LogFile(TrainerCallback):
 
     def on_log(self, args, state, control, **kwargs):
         line = to_json(state.log_history[-1])
-        if self._writes or (self._last is not None and self._ends_with(self._last)):
+        is_last = self._last is not None and self.path.is_file()  # the folder may be another run's by now
+        if self._writes or (is_last and self.path.read_bytes().endswith(f"{self._last}\n".encode())):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
             self._last = line
 
     def on_train_end(self, args, state, control, **kwargs):
         self._writes = False  # from here on only what follows this run's own lines, as the evaluation at its end
-
-    def _ends_with(self, line: str) -> bool:
-        """Return whether the file is still this run's: the folder may be another's by now."""
-        return self.path.is_file() and self.path.read_bytes().endswith(f"{line}\n".encode())
 
 
 class OwnSchedule(TrainerCallback):

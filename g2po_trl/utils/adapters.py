@@ -229,14 +229,11 @@ def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) 
             takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
             now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
             if now != before and getattr(model, "is_quantized", False) and not takes_any:
+                name = str(now).removeprefix("torch.")
                 raise G2POError(
                     f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
-                    f"casts it, and the layers compute in {before}: load the model with dtype={_name_of(now)!r}"
+                    f"casts it, and the layers compute in {before}: load the model with dtype={name!r}"
                 )
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

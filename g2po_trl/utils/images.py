@@ -89,6 +89,8 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
     if isinstance(image, Picture):
         return image
     pil = _pil()
+    from PIL import ImageOps
+
     try:
         if isinstance(image, (str, Path)):
             image = pil.open(_file(image, what))
@@ -100,7 +102,8 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
                     f"{what} has the mode {image.mode}: scale its values to 0 to 255, as an array of uint8"
                 )
             file = io.BytesIO()
-            _upright(image).convert("RGB").save(file, "PNG", compress_level=1)
+            upright = ImageOps.exif_transpose(image)  # as its camera noted, and as transformers loads one
+            upright.convert("RGB").save(file, "PNG", compress_level=1)
             return Picture(file.getvalue())
     except Exception as error:  # PIL raises errors of several classes for broken files
         if isinstance(error, G2POError):
@@ -130,13 +133,6 @@ def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
         return io.BytesIO(base64.b64decode(data, validate=True))
     except binascii.Error as error:
         raise G2POError(f"{what} is {show(place)}, which is not base64 ({error}): encode the file anew") from error
-
-
-def _upright(image: Any) -> Any:
-    """Return an image turned as its camera noted, as transformers loads one."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
 
 
 def _pil() -> Any:

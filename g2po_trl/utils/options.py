@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache, partial
@@ -68,9 +69,14 @@ def _hints(owner: type) -> dict[str, Any]:
     return get_type_hints(owner)  # `field.type` is changed by transformers' argument parser
 
 
-def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
+def kinds_of(hint: Any) -> list[Any]:
+    """Return the types of a field's value, without `None`."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    may_be_none, kinds = type(None) in members, [kind for kind in members if kind is not type(None)]
+    return [member for member in members if member is not type(None)]
+
+
+def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
+    may_be_none, kinds = type(None) in get_args(hint), kinds_of(hint)
     choices, within = field.metadata.get("choices"), field.metadata["within"]
     is_list = get_origin(kinds[0]) is list
     kind = get_args(kinds[0])[0] if is_list else kinds[0]
@@ -114,7 +120,8 @@ def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Map
         if name in needs and not any(_is_met(part, values) for part in needs[name].split("|")):
             names.setdefault(needs[name], []).append(name)
     for condition, found in names.items():
-        yield f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect without {_spelled(condition)}"
+        spelled = condition.replace("|", " or ").replace("*", "")
+        yield f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect without {spelled}"
 
 
 def switches_of(condition: str) -> set[str]:
@@ -129,10 +136,6 @@ def _is_met(condition: str, values: Mapping[str, Any]) -> bool:
     return fnmatch(option_text(values[name]), pattern) if equals else values[name] not in (None, False, "no", 0, [])
 
 
-def _spelled(condition: str) -> str:
-    return condition.replace("|", " or ").replace("*", "")
-
-
 def without_numpy(value: Any) -> Any:
     """Return a numpy scalar as Python's, also one in a list or dictionary; any other value as it is."""
     if isinstance(value, dict):
@@ -145,7 +148,8 @@ def without_numpy(value: Any) -> Any:
 def is_of_kind(value: Any, kind: type) -> bool:
     """Return whether a value is a truth value, a finite number, a whole number or a string: `kind` of `KINDS`."""
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and -sys.float_info.max <= value <= sys.float_info.max  # not so NaN, nor larger integers
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

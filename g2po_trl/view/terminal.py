@@ -20,6 +20,7 @@ HEIGHT = 9  # lines of the curve
 STEPS = 60  # of an episode that are shown, half of them from its end
 OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
 ENDS = {"success": "solved", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
+_MARKS = {"success": ("good", "█"), "error": ("bad", "!"), "lost": ("bad", "!")}  # else failed
 _CODES = {"good": "32", "bad": "31", "soft": "2", "bold": "1"}
 
 
@@ -115,7 +116,7 @@ class TerminalView:
         lines = [f"{where}: {rate}"]
         alike = len(groups) > 1 and len({group["task"] for group in groups}) == 1  # then ids tell tasks apart
         for number, group in enumerate(groups, 1):
-            marks = [self._mark(one["outcome"]) for one in group["episodes"]]
+            marks = [self._paint(*_MARKS.get(one["outcome"], ("bad", "·"))) for one in group["episodes"]]
             wins = sum(one["outcome"] == "success" for one in group["episodes"])
             start = f"{number:>4} "
             score = f" {wins}/{len(marks)}  {'(taught nothing) ' if group.get('nothing') else ''}"
@@ -195,13 +196,6 @@ class TerminalView:
 
     def _wrap(self, text: str, indent: str) -> list[str]:
         return textwrap.wrap(printable(text), self.width, initial_indent=indent, subsequent_indent=indent)
-
-    def _mark(self, outcome: str) -> str:
-        return (
-            self._paint("good", "█")
-            if outcome == "success"
-            else self._paint("bad", "!" if outcome in ("error", "lost") else "·")
-        )
 
     def _paint(self, kind: str, text: str) -> str:
         return f"\033[{_CODES[kind]}m{text}\033[0m" if self.colour and text else text

@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print(sources, args)
         return
     chosen = sorted(set(args.iterations)) or sources.numbers
-    path = args.output or args.folders[0] / _page_name(sources)
+    others = "-".join(source.name for source in sources.sources[1:])
+    path = args.output or args.folders[0] / (f"view-beside-{others}.html" if others else "view.html")
     try:
         page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
     except OSError as error:
@@ -125,9 +126,3 @@ def _serve(sources: Sources, args: ViewOptions) -> None:
     if args.open:
         webbrowser.open(server.address)
     server.serve_forever()
-
-
-def _page_name(sources: Sources) -> str:
-    if len(sources.sources) == 1:
-        return "view.html"
-    return f"view-beside-{'-'.join(source.name for source in sources.sources[1:])}.html"
