@@ -239,7 +239,7 @@ def demonstrate(
     """Play the source's episodes as the base model would be asked, and return the successful ones.
 
     Raises:
-        G2POError: if there is none, with what happened in the others.
+        G2POError: if there is none, with what happened in the others; and if most answers are too long to be written.
     """
     name, tokenizer = base_model
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
@@ -263,7 +263,17 @@ def demonstrate(
             f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}): only successful episodes are "
             "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
         )
+    lengths = [len(step.completion_ids) for t in successes for step in t.steps]
+    limit = script_args.max_completion_length
+    too_long = sum(length > limit for length in lengths)
+    if 2 * too_long > len(lengths):
+        raise G2POError(
+            f"max_completion_length is {limit}, and {too_long} of {len(lengths)} answers are longer, up to "
+            f"{max(lengths)} tokens: exams and training would cut each of them off. Set it to {max(lengths)} or more, "
+            "in config.yaml"
+        )
     left_out = f"; not taught: {others}" if others else ""
+    left_out += f"; {too_long} answers exceed max_completion_length ({limit} tokens)" if too_long else ""
     print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{printable(left_out)}", flush=True)
     return successes
 

@@ -161,7 +161,7 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
 def _recurrence(rows: Sequence[dict[str, Any]], last: Sequence[Iteration]) -> str:
     """Return how often states recur within a group, and whether a number in their keys prevents it."""
     if not sum(row["steps"] for row in rows):
-        return "No episode took a step."
+        return "No episode with a result took a step."
     visits, once = ([row["group_size"][name] for row in rows] for name in ("mean", "singleton_steps"))
     share = 100 * (1 - np.nanmean(once))
     often = f"{np.nanmean(visits):.1f} times"

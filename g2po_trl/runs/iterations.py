@@ -39,8 +39,11 @@ def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
     """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `G2POError` without any."""
     files = _files(run, name)
     if not files:
+        others = any(Path(run, "trajectories").glob("*.jsonl")) or any(Path(run, "exams").glob("*.jsonl"))
+        more = ". `g2po view` shows its evaluations" if others else ""
         raise G2POError(
             f"{str(run)!r} holds no trajectories/{name}-*.jsonl: pass the output_dir of a run with save_trajectories"
+            f"{more}"
         )
     return [_read_iteration(number, paths) for number, paths in sorted(files.items())]
 

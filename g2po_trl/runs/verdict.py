@@ -101,8 +101,8 @@ def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str 
         return None
     if tally.errors == tally.episodes:
         return (
-            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. Their `error` in "
-            "trajectories/ has the reasons; `g2po check` plays the environment without a model."
+            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. The field "
+            "`error` in trajectories/ has the reasons; `g2po check` plays the environment without a model."
         )
     if (text := cut_off(tally)) is not None:
         return text

@@ -143,6 +143,15 @@ def describe_limits(
             f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
             f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
         )
+    words = spelled_words([step for one in shown for step in one.steps], model_name, with_actions=True)
+    spelled = f" Words: {words[0].text}." if words else ""
+    shows_calls = any((step.response or {}).get("tool_calls") for one in shown for step in one.steps)
+    calls = last.get("tool_call_ratio")
+    if shows_calls and calls is not None and calls < FORMAT:
+        return (
+            f"Tool calls are the limit: {calls:.0%} of the completions call a tool. Teach longer, or use a larger "
+            f"model.{spelled}"
+        )
     found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
     reached: dict[str, tuple[float, str]] = {}
     lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
@@ -163,17 +172,14 @@ def describe_limits(
             summary, _ = planned.evaluate(
                 model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
             )
-        calls = any((step.response or {}).get("tool_calls") for one in shown for step in one.steps)
-        name = "Planning" if lists_actions or calls else UNLISTED
+        name = "Planning" if lists_actions or shows_calls else UNLISTED
         reached[name] = summary["success_rate"], "if the expert's action replaces each that has an effect"
     found += [f"{rate:.0%} {what}" for rate, what in reached.values() if not isnan(rate)]
     said = f"What limits it: {', '.join(found)}."
     gains = {name: rate - success for name, (rate, _) in reached.items() if not isnan(rate)}
     if len(gains) < len(reached):
         said += " Other episodes ended in environment errors, as those of a busy machine do."
-    words = spelled_words([step for one in shown for step in one.steps], model_name, with_actions=True)
-    if words:
-        said += f" Words: {words[0].text}."
+    said += spelled
     best = max(gains, key=lambda name: gains[name], default=None)
     if best is not None and gains[best] > GAIN:
         remedy = {

@@ -92,6 +92,10 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
         (["--demonstrations", "none.jsonl"], "demonstrations"),
         (["--demonstration_turns", "1"], "7 x out of turns"),
         (["--random_episodes", "4"], "random_episodes"),
+        (
+            ["--max_completion_length", "1"],
+            r"max_completion_length is 1, and (\d+) of \1 answers are longer, up to \d",
+        ),
     ],
 )
 def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):

@@ -16,6 +16,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.exam import SuccessEvaluation
+from g2po_recipes.cold_start.experts import as_message
 from g2po_recipes.cold_start.limits import completion_scores, describe_limits
 from g2po_recipes.cold_start.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
 from g2po_trl import (
@@ -32,6 +33,7 @@ from g2po_trl import (
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.prompts.conversation import response_action
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -311,6 +313,10 @@ def test_what_limits_a_model(tiny_model_dir):
     about_it = {**about, "shown": [Trajectory("t", [Step("hall", "a")], 10.0, "success")]}
     said = describe_limits(unlisted, model, tokenizer, 0, last, **about_it)
     assert "Writing actions that exist, or planning, is the limit: list the actions" in said and "Copying" not in said
+    call = response_action(as_message({"name": "go", "arguments": {}}))
+    about_it["shown"] = [Trajectory("t", [Step("hall", call, messages=[])], 10.0, "success")]
+    said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
+    assert said.startswith("Tool calls are the limit: 10% of the completions call a tool.")
     few = {**last, "valid_action_ratio": 0.4}
     low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, few, **about)
     assert low.startswith("The format is the limit: 40% of the completions have it, and the target is 90%.")

@@ -71,6 +71,26 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     assert "nan" not in said + capsys.readouterr().out
 
 
+def test_a_run_of_evaluations_alone(tmp_path):
+    with pytest.raises(G2POError, match="holds no trajectories/train") as error:
+        main([str(tmp_path)])
+    assert "g2po view" not in str(error.value)
+    write_jsonl(tmp_path / "trajectories" / "eval-000000.jsonl", [episode("ab", 1.0)])
+    with pytest.raises(G2POError, match="save_trajectories. `g2po view` shows its evaluations"):
+        main([str(tmp_path)])
+
+
+def test_a_step_counter_in_a_runs_keys(tmp_path, capsys):
+    played = [episode(path, 8.0 * n) for n, path in enumerate(("aba", "ab", "aba", "abb"))]
+    for one in played:
+        for turn, step in enumerate(one.steps):
+            step.observation = f"{step.observation} {turn}"
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
+    main([str(tmp_path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 % of steps return to a state of their episode, and 43 % would if keys had no numbers, as 'a 0'" in said
+
+
 @pytest.mark.parametrize(("length", "is_said"), [(1, False), (8, True)])
 def test_actions_that_end_at_their_limit_are_not_cut(tmp_path, capsys, length, is_said):
     """As the run itself counts them."""

@@ -176,7 +176,10 @@ def write(run, groups, iterations=1):
         ([[episode("abab", 8.0, f"t{n}")] for n in range(3)], "No state was visited by two episodes of a group"),
         ([[episode("aba", 0.0, f"t{n}")] * 4 for n in range(3)], "Too little data to test"),
         ([[episode("abc", 8.1, f"t{n}")] * 5 for n in range(9)], "Too little data to test"),
-        ([[episode("ab", 8.0, "t", outcome) for outcome in ("error", "lost")]], "No episode took a step."),
+        (
+            [[episode("ab", 8.0, "t", outcome) for outcome in ("error", "lost")]],
+            "No episode with a result took a step.",
+        ),
         ([[episode("ab", 8.0), episode("ab", 0.0), episode("ab", 0.0, outcome="lost")]], "Too little data to test"),
     ],
     ids=["groups of one", "no success", "all the same", "errors", "few"],

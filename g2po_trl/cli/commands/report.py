@@ -21,6 +21,7 @@ from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
 from ...utils.errors import G2POError
 from ...utils.json import write_json
+from ...utils.show import wrapped
 from ..parser import option, parse
 
 
@@ -52,9 +53,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.details:
         found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["key_texts"], numbers["hidden_example"])]
         print("\n".join(found), losses.text(numbers["losses"], str(args.run)), sep="\n\n", end="\n\n")
-    more = (
-        ""
-        if args.details
-        else "; --details adds tasks never solved, where episodes fail, and the test of the state keys"
-    )
-    print(f"{output / 'analysis.json'}{more}")
+    more = "" if args.details else "; --details adds tasks never solved, where episodes fail, and the test of the keys"
+    print(wrapped(f"{output / 'analysis.json'}{more}"))
