@@ -114,7 +114,12 @@ def hints(played: Played) -> list[Finding]:
     if not played.has_task:
         text = "reset gives no Observation.task: after the first step only the history shows the goal"
         findings.append(Finding("warning", text, "Set it, or repeat the goal in every observation."))
-    if not played.lists_actions:
+    if played.lists_some and not played.lists_actions:
+        text = "some observations list admissible actions and others do not: random episodes play 'look' there"
+        findings.append(
+            Finding("warning", text, "List them in each Observation; a step that returns a text has none.")
+        )
+    elif not played.lists_actions:
         text = "no admissible actions are listed: random episodes play 'look'"
         remedy = "The model has to know the possible actions: list them, or describe them in the prompt template."
         findings.append(Finding("warning", text, remedy))

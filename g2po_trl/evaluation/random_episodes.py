@@ -40,6 +40,7 @@ class Played:
     has_tools: bool = False
     has_task: bool = True
     lists_actions: bool = True
+    lists_some: bool = False
 
     @property
     def episodes(self) -> list[Trajectory]:
@@ -63,6 +64,7 @@ class Played:
             self.longest = max(self.longest, len(observation.text))
             self.has_task &= bool(observation.task) or not is_first
             self.lists_actions &= observation.admissible_actions is not None
+            self.lists_some |= observation.admissible_actions is not None
         else:
             self.has_tools |= bool(request.tools)
             shown = sum(len(message_text(message)) for message in request.messages)

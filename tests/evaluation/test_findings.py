@@ -165,6 +165,12 @@ class CountedSilently(Counted):
     actions = None
 
 
+class ListedAtFirst(Walk):
+    def step(self, action):
+        result = super().step(action)
+        return StepResult(result.observation.text, result.reward, result.terminated)
+
+
 class Locked(Walk):
     def __init__(self):
         import threading
@@ -234,6 +240,7 @@ def test_nothing_is_wrong_with_a_good_environment():
         (Wordy, "has 9008 characters"),
         (Wordy, "reset gives no Observation.task"),
         (LetterEnvironment, "no admissible actions are listed"),
+        (ListedAtFirst, "some observations list admissible actions and others do not"),
     ],
 )
 def test_doubts(environment, text):
