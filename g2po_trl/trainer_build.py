@@ -42,7 +42,14 @@ from .rollout.episode import Episode
 from .rollout.failing_tasks import TaskErrors
 from .rollout.player import Player
 from .rollout.strategy import RolloutContext, RolloutStrategy
-from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, TaskErrorReport, callbacks_of
+from .runs.callbacks import (
+    CollapseStoppingCallback,
+    IterationProgressCallback,
+    LogFile,
+    OwnSchedule,
+    RolloutBar,
+    TaskErrorReport,
+)
 from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
@@ -318,7 +325,8 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         trainer.start_check,
         TaskErrorReport(trainer.task_errors),
         trainer.verdict,
-        *callbacks_of(args),
+        *([] if args.disable_tqdm else [IterationProgressCallback(args.optimizer_steps_per_iteration)]),
+        *([CollapseStoppingCallback(args.min_valid_action_ratio)] if args.min_valid_action_ratio else []),
         trainer.sample_table,
         LogFile(trainer.folder.path / "log.jsonl"),
         OwnSchedule(),

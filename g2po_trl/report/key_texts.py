@@ -12,6 +12,7 @@ from ..credit.graph import StateGraph
 from ..rollout.words import action_text, state_text
 from ..trajectory import Step, Trajectory
 from ..utils.show import ROOM, different_parts, one_line
+from .state_key_test import same_actions
 
 
 def key_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
@@ -56,12 +57,9 @@ def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) ->
     """
     trajectories = [one for group in groups for one in group]
     steps = [step for one in trajectories for step in one.steps]
-    cut = np.array([one.outcome == "truncated" for one in trajectories], bool)[graph.trajectory]
-    used = np.flatnonzero(graph.counted & ~(cut & (graph.next_node >= graph.num_nodes)))
+    used, pair = same_actions(graph, np.array([one.outcome == "truncated" for one in trajectories], bool))
     if not len(used):
         return None
-    _, action = np.unique(graph.action[used], return_inverse=True)
-    _, pair = np.unique(graph.node[used] * (action.max() + 1) + action, return_inverse=True)
     values = graph.next_values[used]
     means = np.bincount(pair, values) / np.bincount(pair)
     spread = np.bincount(pair, (values - means[pair]) ** 2)

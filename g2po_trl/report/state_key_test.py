@@ -93,6 +93,17 @@ def _values(graph, node, next_node, returns, visits, value_lambda) -> np.ndarray
     return lambda_values(node, next_node, graph.rewards, graph.node_group, graph.gamma, value_lambda)
 
 
+def same_actions(graph: StateGraph, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the steps that lead to a known state, and a number for each one's state and action.
+
+    `graph`, `truncated`: as of `same_action_spread`.
+    """
+    used = np.flatnonzero(graph.counted & ~(truncated[graph.trajectory] & (graph.next_node >= graph.num_nodes)))
+    _, action = np.unique(graph.action[used], return_inverse=True)
+    _, pair = np.unique(graph.node[used] * (action.max(initial=0) + 1) + action, return_inverse=True)
+    return used, pair
+
+
 def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
     """Return how far next values of steps from one state differ: of the same action, and of all.
 
@@ -106,10 +117,8 @@ def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
         keys show all that matters and nothing is random. Both are 0 if too few actions are taken again to tell, see
         `REPEATED`.
     """
-    used = graph.counted & ~(truncated[graph.trajectory] & (graph.next_node >= graph.num_nodes))
+    used, pair = same_actions(graph, truncated)
     node, values = graph.node[used], graph.next_values[used]
-    _, action = np.unique(graph.action[used], return_inverse=True)
-    _, pair = np.unique(node * (action.max(initial=0) + 1) + action, return_inverse=True)
     again = np.bincount(node)[node] > 1
     if (np.bincount(pair)[pair] > 1).sum() < REPEATED * again.sum():
         return np.zeros((graph.num_groups, 2))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
@@ -19,22 +19,9 @@ from ..utils.json import to_json, write_json_lines
 from ..utils.show import WIDTH, printable
 from .verdict import Tally, cut_off, verdict
 
-if TYPE_CHECKING:
-    from trl import GRPOConfig
-
 EARLY_VERDICT = 5  # iterations
 PATIENCE = 5  # log lines without the format
 _RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
-
-
-def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
-    """Return the configured callbacks."""
-    found: list[TrainerCallback] = []
-    if not args.disable_tqdm:
-        found.append(IterationProgressCallback(args.optimizer_steps_per_iteration))
-    if args.min_valid_action_ratio:
-        found.append(CollapseStoppingCallback(args.min_valid_action_ratio))
-    return found
 
 
 class IterationProgressCallback(TrainerCallback):

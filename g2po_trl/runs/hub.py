@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from transformers import Trainer
 
+from ..environments.causes import in_words
 from ..utils.json import atomic_write
 from .ownership import LOCK, STAGING, SUPERSEDED
 
@@ -41,16 +42,14 @@ def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]
                 f"the Hub refuses {hub_model_id or Path(output_dir).name!r}: {error}. Set hub_model_id, log in with "
                 "`hf auth login`, or set push_to_hub=False."
             ) from error
-        logger.warning(
-            f"The Hub does not answer ({_first_line(error)}); trying again when there is something to push."
-        )
+        logger.warning(f"The Hub does not answer ({in_words(error)}); trying again when there is something to push.")
 
 
 def ready_to_push(trainer: Any) -> bool:
     """Return whether a push in the background can begin, with a repository and a list of files that are not pushed."""
     jobs = trainer.push_in_progress.jobs if trainer.push_in_progress is not None else []
     for error in [job.exception() for job in jobs if job.done() and job.exception()]:
-        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next push uploads what is missing.")
+        logger.warning(f"A push to the Hub failed ({in_words(error)}); the next push uploads what is missing.")
     if trainer.hub_model_id is None:
         trainer.init_hf_repo()
     if not trainer.is_world_process_zero():
@@ -79,7 +78,7 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
         private = of_repository.get("private")
         private = args.hub_private_repo if private is None else private  # as transformers reads it
         raise HubError(
-            f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
+            f"the model was not pushed to the Hub: {in_words(error)}\nIt is in {folder!r}. To push it later:\n"
             f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "
             + "--private " * bool(private)
             + " ".join(f"--exclude '{name}{'*' * name.endswith('/')}'" for name in (*_NOT_PUSHED, "checkpoint-*/"))
@@ -90,7 +89,3 @@ def _write_gitignore(folder: str | Path) -> None:
     """Write the .gitignore of files that are not pushed."""
     with atomic_write(Path(folder, ".gitignore")) as file:
         file.writelines(f"{name}\n" for name in _NOT_PUSHED)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

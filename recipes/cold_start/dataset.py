@@ -9,6 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from g2po_envs.tiny.demonstration import Demonstration
+from g2po_recipes.cold_start.demonstrations import until_stop
 from g2po_trl.prompts.template import PromptTemplate, last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.utils.errors import G2POError
@@ -70,14 +71,7 @@ def validate_samples(
                 "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
                 f"{text[-40:]!r}. Use a model whose template keeps completions unchanged"
             )
-        if end is None:
-            raise G2POError(
-                "chat_template: no token that ends a completion "
-                f"({tokenizer.convert_ids_to_tokens(sorted(stop_token_ids))}) "
-                f"follows {encode.decode(completion)[-40:]!r}. Add the template's end of turn to eos_token_id of "
-                "the model's generation_config.json"
-            )
-        read = encode.decode(completion[:end])
+        read = encode.decode(until_stop(completion, stop_token_ids, tokenizer)[:-1])
         if not template.read(read, text[-64:]).valid:
             raise G2POError(
                 f"chat_template: the completion {sample['completion'][0]['content']!r} becomes {read!r} after "
