@@ -223,21 +223,18 @@ def row(sums: np.ndarray, steps: int) -> dict[str, Any]:
     }
 
 
-def bootstrap(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+def bootstrap(sums: np.ndarray) -> np.ndarray:
     """Return 95 % bootstrap intervals of relative differences to the first column; groups are drawn with replacement.
 
     Args:
         sums: (groups, L) sums of errors.
-        resamples: number of bootstrap samples.
-        seed: of the draws.
 
     Returns:
         (L, 2) ends of the percentile interval of sum / first sum - 1. Draws are paired: a group counts for all λ or
         for none.
     """
-    groups, rng, drawn = len(sums), np.random.default_rng(seed), []
-    for start in range(0, resamples, 100):
-        size = min(100, resamples - start)
+    groups, size, rng, drawn = len(sums), 100, np.random.default_rng(0), []
+    for _ in range(RESAMPLES // size):
         places = rng.integers(0, groups, (size, groups)) + groups * np.arange(size)[:, None]
         drawn.append(np.bincount(places.ravel(), minlength=size * groups).reshape(size, groups) @ sums)
     totals = np.concatenate(drawn)

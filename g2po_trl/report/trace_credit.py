@@ -44,16 +44,14 @@ class TraceCredit:
         return [step for trajectory in self.traces.trajectories for step in trajectory.steps]
 
 
-def credit_traces(
-    traces: Traces, estimator: Callable[[StateGraph], np.ndarray], gamma: float = 0.95, value_lambda: float = 1.0
-) -> TraceCredit:
+def credit_traces(traces: Traces, estimator: Callable[[StateGraph], np.ndarray], gamma: float = 0.95) -> TraceCredit:
     """Return the credit of a log by `StateGraph -> (S,)`, and store it in its steps (`Step.advantage`).
 
     Raises `G2POError` if there is no call, and the errors of `StateGraph.from_groups`.
     """
     if not traces.groups:
         raise G2POError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
-    graph = StateGraph.from_groups(traces.groups, gamma, value_lambda)
+    graph = StateGraph.from_groups(traces.groups, gamma)
     compared = results_by_group(graph)[graph.group] > 1
     advantages = np.where(compared & graph.counted, estimator(graph), np.nan)
     credit = TraceCredit(traces, graph, advantages)

@@ -35,22 +35,22 @@ class Iteration:
         return StateGraph.from_groups(self.groups, gamma)
 
 
-def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `G2POError` without any."""
-    files = _files(run, name)
+def load_iterations(run: str | Path) -> list[Iteration]:
+    """Read a run's training trajectories, of all ranks. Raises `G2POError` without any."""
+    files = _files(run, "train")
     if not files:
         others = any(Path(run, "trajectories").glob("*.jsonl")) or any(Path(run, "exams").glob("*.jsonl"))
         more = ". `g2po view` shows its evaluations" if others else ""
         raise G2POError(
-            f"{str(run)!r} holds no trajectories/{name}-*.jsonl: pass the output_dir of a run with save_trajectories"
+            f"{str(run)!r} holds no trajectories/train-*.jsonl: pass the output_dir of a run with save_trajectories"
             f"{more}"
         )
     return [_read_iteration(number, paths) for number, paths in sorted(files.items())]
 
 
-def load_iteration(run: str | Path, number: int, name: str = "train") -> Iteration:
+def load_iteration(run: str | Path, number: int) -> Iteration:
     """Read one of them. Raises `KeyError` when the run has no such iteration."""
-    files = _files(run, name)
+    files = _files(run, "train")
     if number not in files:
         raise KeyError(f"{str(run)!r} has no trajectories of iteration {number}; there are {sorted(files)}")
     return _read_iteration(number, files[number])
