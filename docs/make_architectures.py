@@ -1,7 +1,7 @@
 """Write docs/causal_models.json and the lists of docs/architectures.md from what models do here.
 
-`python docs/make_architectures.py` builds every family tiny and at random; it takes minutes on one core. Tests compare
-both files.
+`python docs/make_architectures.py [TYPE …]` builds every family tiny and at random, or only the model types given; it
+takes minutes on one core. Tests compare both files.
 """
 
 import logging
@@ -39,8 +39,10 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     started = time.perf_counter()
-    found = test_causal_models.outcomes()
+    names = sys.argv[1:]
+    found = test_causal_models.outcomes(names or test_causal_models.MODEL_TYPES)
     counts = Counter(of for of, _ in found.values())
     print(f"{len(found)} causal language models in {time.perf_counter() - started:.0f} s: {dict(counts)}")
-    write_causal_models(found)
-    write_after(test_architectures.MARK, test_architectures.families())
+    write_causal_models((test_causal_models.recorded() if names else {}) | found)
+    if not names:
+        write_after(test_architectures.MARK, test_architectures.families())

@@ -57,7 +57,16 @@ def limits(config) -> list[int]:
     rope = getattr(config, "rope_parameters", None) or {}
     found = [getattr(config, name, None) for name in names]
     found += [part.get(names[-1]) for part in (rope, *rope.values()) if isinstance(part, dict)]
+    found.append(_indexed(config))
     return sorted({int(limit) for limit in found if limit})
+
+
+def _indexed(config) -> int:
+    """Return the tokens of which an indexer lets a query see all, 0 without one."""
+    entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
+    rates = getattr(config, "compress_rates", None) or {}  # tokens of an entry
+    each = getattr(config, "index_block_size", None) or min(rates.values(), default=1)
+    return max(filter(None, entries), default=0) * each
 
 
 def most_places(config) -> int | None:

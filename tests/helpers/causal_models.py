@@ -17,12 +17,14 @@ _NAMES = {
     "moe_k linear_num_key_heads linear_num_value_heads",
     LAYERS: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers num_blocks num_attention_heads n_head n_heads num_heads encoder_attention_heads "
-    "decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads attention_heads index_n_heads "
+    "decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads attention_heads "
     "swa_num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts linear_num_heads "
     "index_topk",
     8: "qk_rope_head_dim qk_nope_head_dim mamba_n_heads mamba_num_heads rotary_dim",
-    16: "head_dim v_head_dim kv_lora_rank q_lora_rank swa_head_dim linear_key_head_dim linear_value_head_dim "
-    "linear_head_dim mamba_d_head mamba_d_state mamba_chunk_size ssm_state_size mamba_head_dim state_size chunk_size "
+    # Keys of which all index heads have a score of 0 tie, and `topk` breaks ties by the length of the row.
+    16: "index_n_heads head_dim v_head_dim kv_lora_rank q_lora_rank swa_head_dim linear_key_head_dim "
+    "linear_value_head_dim linear_head_dim mamba_d_head mamba_d_state mamba_chunk_size ssm_state_size mamba_head_dim "
+    "state_size chunk_size "
     "sliding_window sliding_window_size window_size attention_window_size kv_channels global_head_dim laurel_rank "
     "hidden_size_per_layer_input dim_head d_head o_lora_rank query_pre_attn_scalar block_size attention_head_size "
     "shape_embed_dim pronunciation_embed_dim adapter_rank mamba_headdim",
@@ -58,6 +60,12 @@ _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
+    "minimax_m3_vl_text": {
+        "index_n_heads": 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    },
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
         "indexer_n_heads": 4,

@@ -14,7 +14,7 @@ from letter_trainer import play_batch
 from model_sizes import LargeModel, SmallModel
 from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.gpu.work import synthetic_trajectories
 from benchmarks.packs import make_packs
@@ -319,3 +319,10 @@ def test_llama_4_scales_attention_by_the_place(make_family_trainer):
     trainer = make_family_trainer("Llama 4", packed_row_tokens=4096, router_aux_loss_coef=0.0)
     assert trainer.update.layout.row_length == RowLength(256), "its floor_scale"
     assert attention.limits(trainer.model.config) == [WINDOW]
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v4", "minimax_m3_vl_text"])
+def test_a_layout_is_compared_again_where_an_indexer_begins_to_choose(model_type):
+    """By keys, by compressed entries of 4 tokens, by blocks of 128; Qwen's by a budget that has no default."""
+    assert 2048 in attention.limits(AutoConfig.for_model(model_type))
+    assert attention.limits(SimpleNamespace(indexer_budget=4096)) == [4096]
