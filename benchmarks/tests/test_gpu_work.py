@@ -1,5 +1,6 @@
 """What a GPU is given to do, on a CPU: a fault here would cost time on a GPU."""
 
+import importlib.util
 import json
 
 import programs
@@ -46,3 +47,29 @@ def test_checkpointing_is_what_a_row_says(tmp_path):
     rows = [row for row in map(json.loads, found.read_text().splitlines()) if "checkpointed" in row]
     assert {row["gradient_checkpointing"] for row in rows} == {True, False}
     assert all(row["checkpointed"] == [row["gradient_checkpointing"]] for row in rows)
+
+
+@pytest.fixture
+def tests_of_a_gpu(monkeypatch):
+    """The module of tests/gpu, on this machine's CPU."""
+    spec = importlib.util.spec_from_file_location("test_gpu", run.ROOT / "tests/gpu/test_gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    return module
+
+
+@pytest.mark.parametrize("layout", ["chained", "forked", "packed"])
+def test_hybrids_pass_here_what_a_gpu_is_asked(tests_of_a_gpu, layout):
+    """By transformers' own rules in place of kernels, which do not take boundaries."""
+    recorded = {}
+    tests_of_a_gpu.test_hybrids_are_as_close_as_padding(recorded.__setitem__, layout)
+    assert recorded.pop("reason") is None or layout == "packed"
+    assert all(0 < value < 0.1 for value in recorded.values()) and (len(recorded) == 4 or layout == "packed")
+
+
+def test_layouts_pass_here_what_a_gpu_is_asked(tests_of_a_gpu):
+    found = tests_of_a_gpu.model_and_wanted.__wrapped__()
+    for layout in ("padded", "packed", "shared"):
+        tests_of_a_gpu.test_layouts_are_exact(found, lambda *recorded: None, "sdpa", layout)
+    tests_of_a_gpu.test_half_precision_is_as_close_as_padding(found, lambda *recorded: None, "sdpa", "shared")
