@@ -78,7 +78,8 @@ class StartCheck(TrainerCallback):
         """Choose the path of log-probabilities that agrees with `model`, and compare the reference.
 
         Raises:
-            G2POError: if no path agrees with the model's own forward pass, or the reference is not the model.
+            G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference
+                is not the model.
         """
         with evaluation_mode(model):
             scored = self._choose_path(model)
@@ -239,7 +240,19 @@ class StartCheck(TrainerCallback):
         logits = logits[:, -length - 1 : -1].float() / self.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
         self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
-        return logits.log_softmax(-1).gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
+        logits = logits.log_softmax(-1)
+        self._check_causal(model, logits[:, 0])
+        return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
+
+    def _check_causal(self, model: torch.nn.Module, first: torch.Tensor) -> None:
+        """Refuse a model in which what follows a prompt changes `first`, (rows, vocabulary) after the same prompt."""
+        off = self._difference(first[:1], first[1:])
+        if off > self._tolerance(model):
+            raise G2POError(
+                f"the model is a {type(self.layout.language_model(model)).__name__}, whose tokens see later ones: "
+                f"what follows a prompt changes the log-probabilities of its next token by {off:.2g} nats on average. "
+                "Train a causal language model"
+            )
 
     def _difference(self, found: torch.Tensor, wanted: torch.Tensor, known: torch.Tensor | None = None) -> float:
         """Return the mean absolute difference over all ranks, where `wanted` is known; infinity for NaN."""
