@@ -149,8 +149,8 @@ def describe_limits(
     calls = last.get("tool_call_ratio")
     if shows_calls and calls is not None and calls < FORMAT:
         return (
-            f"Tool calls are the limit: {calls:.0%} of the completions call a tool. Teach longer, or use a larger "
-            f"model.{spelled}"
+            f"Tool calls are the limit: {calls:.0%} of the completions call a tool. Teach longer, use a larger model, "
+            f"or a chat template with shorter calls, as that of g2po init --coding.{spelled}"
         )
     found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
     reached: dict[str, tuple[float, str]] = {}
