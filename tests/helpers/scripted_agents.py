@@ -63,7 +63,7 @@ def arrived(environment):
 
 def has_ended(environment):
     """Return whether its agent has."""
-    return environment._session._has_left
+    return any(call.unread is not None for call in environment._session._calls)
 
 
 def ask(client, *messages, **options):

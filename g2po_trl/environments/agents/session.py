@@ -54,7 +54,7 @@ class Call:
     ends: float = math.inf  # when the client gives it up, if it says so, as `openai` does
     delivered: bool = False
     beside_another: bool = False  # which was answered while this one waited
-    unread: bool = False  # its agent has ended too soon for a time limit: it did not wait for the answer
+    unread: bool | None = None  # its agent has ended too soon for a time limit: it did not wait for the answer
     arrived: float = field(default_factory=time.monotonic)
     answer: Completion | RefusedRequestError | None = None
     answered: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +84,7 @@ class Session:
         self._calls: list[Call] = []
         self._lost: list[Call] = []  # whose clients had gone before their turn
         self._responses = self._tool_calls = 0
-        self._delivered, self._has_left = -math.inf, False  # when the last answer was
+        self._delivered = -math.inf  # when the last answer was
         self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
@@ -174,12 +174,12 @@ class Session:
             return True
 
     def leave(self) -> None:
-        """Note that the agent asks no more, and which requests it leaves unread; it may still have to be verified."""
+        """Note which requests an agent leaves unread when it ends; a program may still have to be verified then."""
         with self._lock:
             now = time.monotonic()
-            for call in [] if self._has_left else [*self._lost, *self._calls]:
-                call.unread = now < call.ends and now - max(call.arrived, self._delivered) < PATIENCE
-            self._has_left = True
+            for call in [*self._lost, *self._calls]:
+                if call.unread is None:
+                    call.unread = now < call.ends and now - max(call.arrived, self._delivered) < PATIENCE
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""
