@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PLACE = "\ufffc"  # in the text of a message, the place of an image; Unicode's object replacement character
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SEEN: WeakValueDictionary[str, Picture] = WeakValueDictionary()  # equal images are in memory once
+_SENT: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()  # by digests of data URLs, which recur
 _TAKEN = "a PIL image, the path of a file, an array of uint8 (height, width[, 3]), or a data URL"
 
 
@@ -92,6 +93,9 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
     from PIL import ImageOps
 
     try:
+        sent = isinstance(image, str) and image.startswith("data:") and hashlib.blake2b(image.encode()).digest()
+        if sent and (known := _SENT.get(sent)) is not None:
+            return known
         if isinstance(image, (str, Path)):
             image = pil.open(_file(image, what))
         elif hasattr(image, "dtype") and str(image.dtype) == "uint8" and len(image.shape) in (2, 3):
@@ -104,7 +108,10 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
             file = io.BytesIO()
             upright = ImageOps.exif_transpose(image)  # as its camera noted, and as transformers loads one
             upright.convert("RGB").save(file, "PNG", compress_level=1)
-            return Picture(file.getvalue())
+            picture = Picture(file.getvalue())
+            if sent:
+                _SENT[sent] = picture
+            return picture
     except Exception as error:  # PIL raises errors of several classes for broken files
         if isinstance(error, G2POError):
             raise
