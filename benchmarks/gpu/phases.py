@@ -52,8 +52,11 @@ from g2po_trl.update.layout import weights_of_a_layer
 TINY = (64, 128, 2, 4, 2, 2048)
 
 
-def combinations() -> list[tuple[str, str, bool]]:
+def combinations(hybrid: bool = False) -> list[tuple[str, str, bool]]:
     """Attention, layout, gradient checkpointing: the most valuable first."""
+    if hybrid:  # with checkpointing, layers keep no cache to fork; `packed` needs the kernels
+        others = ("chained", "padded", "trl", "packed")
+        return [("sdpa", "forked", False), *(("sdpa", layout, True) for layout in others)]
     return [
         ("sdpa", "shared", True),
         ("sdpa", "padded", True),
@@ -285,7 +288,7 @@ def main() -> None:
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
             seconds_to_load=round(time.perf_counter() - started, 1),
         )
-        todo = combinations()
+        todo = combinations(args.hybrid)
         if args.combinations:
             todo = [(*name.split(":")[:2], not name.endswith(":plain")) for name in args.combinations]
         for number, (attention, layout, checkpointing) in enumerate(todo):

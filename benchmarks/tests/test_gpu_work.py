@@ -73,3 +73,16 @@ def test_layouts_pass_here_what_a_gpu_is_asked(tests_of_a_gpu):
     for layout in ("padded", "packed", "shared"):
         tests_of_a_gpu.test_layouts_are_exact(found, lambda *recorded: None, "sdpa", layout)
     tests_of_a_gpu.test_half_precision_is_as_close_as_padding(found, lambda *recorded: None, "sdpa", "shared")
+
+
+@pytest.mark.slow
+def test_layouts_of_a_hybrid_are_measured(tmp_path):
+    """They are not those of other models, whose rows its layers do not take."""
+    flags = ["--findings", tmp_path / "found.jsonl", "--seconds", "30", "--turns", "2", "--shrink"]
+    done = programs.run("-m", "benchmarks.gpu.phases", *flags, "--hybrid", "--conversations", cwd=run.ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    rows = {row["layout"]: row for row in found if "layout" in row}
+    kernels = next(row["kernels"] for row in found if row.get("about") == "batch")
+    assert [layout for layout, row in rows.items() if "error" in row] == ["packed"] * ("causal_conv1d" not in kernels)
+    assert rows["forked"]["positions"] < rows["padded"]["positions"] / 2
