@@ -39,7 +39,7 @@ _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request; `list_order` moves it
 _PERMUTATIONS = 128
-_HARDLY, _OFTEN = 0.02, 0.2  # of steps that return to a state of their episode
+_HARDLY, _OFTEN = 0.02, 0.1  # of steps that return to a state of their episode
 
 
 def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
