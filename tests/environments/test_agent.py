@@ -32,6 +32,7 @@ from scripted_agents import (
     says,
     streaming,
     stubborn,
+    suppress_all,
     tool_loop,
     unsteady,
     wait_until,
@@ -351,11 +352,6 @@ def with_a_thread(task, client):
         side.start()
         time.sleep(0.2)
     return {"reward": 1.0, "info": {"side": not side.is_alive()}}
-
-
-def suppress_all(function, *given):
-    with contextlib.suppress(Exception):
-        function(*given)
 
 
 @pytest.mark.parametrize("arrives", ["before", "after"])

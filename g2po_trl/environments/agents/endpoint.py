@@ -33,6 +33,7 @@ MAX_HEAD_BYTES = 2**16
 MAX_BODY_BYTES = 2**26  # also after decompression
 HEAD_SECONDS, BODY_SECONDS, SEND_SECONDS = 10.0, 60.0, 60.0
 LINGER_SECONDS = 2.0  # for a client to send the rest of a refused request: most read no answer before they have
+OF_LIMIT = 0.8  # after which a client may have given up: its time runs from before a request is read here
 MAX_STRANGERS, STRANGER_SECONDS = 128, 1.0  # connections without a key yet, and how long one has at least
 _CHUNK = 2**16
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -192,7 +193,7 @@ class _Connection(socketserver.BaseRequestHandler):
         digest, name = hashlib.blake2b(route.encode() + body).digest(), headers.get("idempotency-key")
         is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         limit = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout")  # of Python, of Node
-        ends = time.monotonic() + _seconds(limit)
+        ends = time.monotonic() + OF_LIMIT * _seconds(limit)
         return Call(asked, digest, name, is_retry, [self.request], ends)
 
     def _body(self, headers: Mapping[str, str]) -> bytes:

@@ -8,7 +8,8 @@ answer, and is no second step. It has the same body, and
 
 Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
 not come again, is given up (`Session.given_up`). Its client may have reached a time limit, which hides the model's
-answer; or its agent has ended without it (`Call.unread`), as one that is done ends its side requests.
+answer; or its agent has ended without it (`Call.unread`), as one that is done ends its side requests. An agent that
+goes on after its client has gone has given it up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .workspace import Workspace
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # every client of HTTP/1.1 skips it
 _PROBE_MS = 50
-PATIENCE = 4.0  # seconds that every client waits for an answer; the shortest default is 5, of httpx
+PATIENCE = 2.0  # seconds that every client waits for an answer; the shortest default is 5, of httpx
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Call:
     delivered: bool = False
     beside_another: bool = False  # which was answered while this one waited
     unread: bool | None = None  # its agent has ended too soon for a time limit: it did not wait for the answer
+    patience: float = field(default_factory=lambda: PATIENCE)  # seconds that its client waits: so long for another
     arrived: float = field(default_factory=time.monotonic)
     answer: Completion | RefusedRequestError | None = None
     answered: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +86,6 @@ class Session:
         self._calls: list[Call] = []
         self._lost: list[Call] = []  # whose clients had gone before their turn
         self._responses = self._tool_calls = 0
-        self._delivered = -math.inf  # when the last answer was
         self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
@@ -96,7 +97,9 @@ class Session:
                 raise episode_ended()
             if (earlier := self._repeated(call)) is not None:
                 earlier.connections += call.connections
+                earlier.arrived, earlier.ends, earlier.unread = call.arrived, call.ends, None
                 return earlier
+            self._goes_on()
             self._count_request()
             answered = [(one.request, one.answer) for one in self._calls if isinstance(one.answer, Completion)]
             try:
@@ -170,8 +173,17 @@ class Session:
         with self._lock:
             if is_closed(connection):  # bytes to a client that has gone would seem to arrive
                 return False
-            call.delivered, self._delivered = True, time.monotonic()
+            call.delivered = True
+            self._goes_on()
+            for other in self._calls:
+                other.patience = max(other.patience, time.monotonic() - call.arrived)
             return True
+
+    def _goes_on(self) -> None:
+        """Note that the agent has not ended: what its clients have left until now, they have given up."""
+        for call in [*self._lost, *self._calls]:
+            if call.unread is None and call.is_lost():
+                call.unread = False
 
     def leave(self) -> None:
         """Note which requests an agent leaves unread when it ends; a program may still have to be verified then."""
@@ -179,7 +191,7 @@ class Session:
             now = time.monotonic()
             for call in [*self._lost, *self._calls]:
                 if call.unread is None:
-                    call.unread = now < call.ends and now - max(call.arrived, self._delivered) < PATIENCE
+                    call.unread = now < call.ends and now - call.arrived < call.patience
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""
