@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ PLACE = "\ufffc"  # in the text of a message, the place of an image; Unicode's o
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SEEN: WeakValueDictionary[str, Picture] = WeakValueDictionary()  # equal images are in memory once
 _SENT: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()  # by digests of data URLs, which recur
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TAKEN = "a PIL image, the path of a file, an array of uint8 (height, width[, 3]), or a data URL"
 
 
@@ -96,18 +98,21 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
         sent = isinstance(image, str) and image.startswith("data:") and hashlib.blake2b(image.encode()).digest()
         if sent and (known := _SENT.get(sent)) is not None:
             return known
+        opened = image
         if isinstance(image, (str, Path)):
-            image = pil.open(_file(image, what))
+            opened = pil.open(_file(image, what))
         elif hasattr(image, "dtype") and str(image.dtype) == "uint8" and len(image.shape) in (2, 3):
-            image = pil.fromarray(image)
-        if isinstance(image, pil.Image):
-            if image.mode[0] in "IF":
+            opened = pil.fromarray(image)
+        if isinstance(opened, pil.Image):
+            if opened.mode[0] in "IF":
                 raise G2POError(
-                    f"{what} has the mode {image.mode}: scale its values to 0 to 255, as an array of uint8"
+                    f"{what} has the mode {opened.mode}: scale its values to 0 to 255, as an array of uint8"
                 )
             file = io.BytesIO()
-            upright = ImageOps.exif_transpose(image)  # as its camera noted, and as transformers loads one
-            upright.convert("RGB").save(file, "PNG", compress_level=1)
+            upright = ImageOps.exif_transpose(opened)  # as its camera noted, and as transformers loads one
+            pixels = upright.convert("RGB")
+            pixels.info = {}  # a colour profile and the like would be saved, too: the same pixels have one hash
+            pixels.save(file, "PNG", compress_level=1)
             picture = Picture(file.getvalue())
             if sent:
                 _SENT[sent] = picture
@@ -115,7 +120,8 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
     except Exception as error:  # PIL raises errors of several classes for broken files
         if isinstance(error, G2POError):
             raise
-        raise G2POError(f"{what} is {_named(image)}, which cannot be read ({error}): give {_TAKEN}") from error
+        why = _ADDRESS.sub("", str(error))  # agents may show it to the model: a replay must give the same text
+        raise G2POError(f"{what} is {_named(image)}, which cannot be read ({why}): give {_TAKEN}") from error
     raise G2POError(f"{what} is {_named(image)}: give {_TAKEN}")
 
 

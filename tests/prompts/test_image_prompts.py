@@ -1,11 +1,14 @@
 """Images in messages: token ids as the processor writes them, requests of agents, results of tools, state keys."""
 
+import base64
+import io
 import json
 
 import numpy as np
 import pytest
 import torch
 import vision_models
+from PIL import Image
 from vision_models import drawing
 
 from g2po_trl import G2POError
@@ -21,7 +24,7 @@ from g2po_trl.prompts.images import ImageEncoder, ImageInputs
 from g2po_trl.prompts.state_keys import request_key, workspace_key
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.utils.images import PLACE, as_picture
+from g2po_trl.utils.images import PLACE, as_picture, read_png
 
 FIRST, SECOND, THIRD = (as_picture(drawing(seed, 24 + 8 * seed)) for seed in (1, 2, 3))
 
@@ -137,6 +140,31 @@ def test_agents_send_images_as_data_urls_alone(tmp_path):
             parse(body(url), {})
     with pytest.raises(G2POError, match="a message of role assistant has an image"):
         ChatRequest([{"role": "assistant", "content": [image(FIRST)]}])
+
+
+def saved(image, form="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_equal_pixels_are_one_image_whatever_their_file_says_beside():
+    """A state shows an image once, and a long colour profile could not be read by the trainer."""
+    pixels = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).quantize(8)
+    ways = [{}, {"icc_profile": b"sRGB"}, {"transparency": 0}]
+    assert len({as_picture(saved(pixels, **way)) for way in ways}) == 1
+    profile = np.random.default_rng(0).bytes(1_100_000)
+    picture = as_picture(saved(pixels.convert("RGB"), "JPEG", icc_profile=profile))
+    assert read_png(picture.png) == picture == as_picture(saved(pixels.convert("RGB"), "JPEG"))
+
+
+def test_a_refused_image_is_named_without_addresses_in_memory():
+    """The agent may show the error to the model, and a replay must get the same text."""
+    cut = base64.b64decode(saved(FIRST.open().resize((99, 99)), "JPEG").partition(",")[2])[:700]
+    for broken in (b"<svg/>", cut):
+        with pytest.raises(G2POError, match="which cannot be read") as error:
+            as_picture(f"data:image/jpeg;base64,{base64.b64encode(broken).decode()}")
+        assert " at 0x" not in str(error.value)
 
 
 class Camera:
