@@ -16,7 +16,7 @@ Merging states of different value costs more than it gains (docs/benchmarks.md):
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -102,10 +102,24 @@ def returned_share(
 
 
 def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
-    """Return in words that a number in the keys makes each state of an episode new, as a step counter does, if so."""
-    without = NormalisedKey(list_order=False, case=False)
+    """Return in words that a number in the keys makes each state of an episode new, as a step counter does, if so.
+
+    A state of a task that its episodes reach at different turns has no counter: its number may be a sum or a place.
+    """
+
+    def without(step: Step) -> str:
+        return _NUMBER.sub("#", step.key)
+
     by_key, by_text = returned_share(trajectories), returned_share(trajectories, without)
     if by_key is None or by_key > _HARDLY or by_text < _OFTEN:
+        return None
+    turns: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for trajectory in trajectories:
+        first = {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}
+        for key, turn in first.items():
+            turns[trajectory.task_id, key].append(turn)
+    shared = [reached for reached in turns.values() if len(reached) > 1]
+    if sum(len(set(reached)) > 1 for reached in shared) > _HARDLY * len(shared):
         return None
     for trajectory in trajectories:
         seen: dict[str, str] = {}

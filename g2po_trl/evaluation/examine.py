@@ -56,6 +56,7 @@ def examine(
     episode_limits: EpisodeLimits | None = None,
     extra: Extra = (),
     texts: Sequence[str] = TEXTS,
+    state_key_ignores: Sequence[str] | None = None,
 ) -> list[Finding]:
     """Return the findings of random episodes of an environment or an agent in worker processes, the worst first.
 
@@ -71,9 +72,10 @@ def examine(
         episode_limits: of an episode, besides `turns`.
         extra: functions that return further findings of what was played.
         texts: an agent's random responses without tool calls.
+        state_key_ignores: details that keys leave out, as in training.
     """
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
-    how = episodes, seed, replace(PoolLimits.of(limits), num_environment_workers=1), extra, texts
+    how = episodes, seed, replace(PoolLimits.of(limits), num_environment_workers=1), extra, texts, state_key_ignores
 
     def find(factory: Callable, rows: Sequence[dict[str, Any]], own: EpisodeLimits, name: str | None) -> list[Finding]:
         try:
@@ -99,6 +101,7 @@ def try_model(
     limits: PoolLimits | None = None,
     episode_limits: EpisodeLimits | None = None,
     extra: Extra = (),
+    state_key_ignores: Sequence[str] | None = None,
 ) -> list[Finding]:
     """Return the findings of episodes that a model plays, all at the same time, asked as in training, the worst first.
 
@@ -114,6 +117,7 @@ def try_model(
         limits: of workers.
         episode_limits: of an episode.
         extra: further findings.
+        state_key_ignores: as of `examine`.
 
     Raises:
         G2POError: if a server rejects requests or cannot be reached, and for tasks of no environment.
@@ -141,6 +145,7 @@ def try_model(
         played.fail(trajectories)
         for start in range(0, len(repeated), episodes):
             played.groups.append([one for one in trajectories[start : start + episodes] if one.counted])
+        played.ignore(state_key_ignores)
         return _findings_of_model(factory, played, lengths, episodes, own.max_turns, extra)
 
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
@@ -213,7 +218,7 @@ def _of_each(
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 
-def _examine_agent(factory, tasks, limits, episodes, seed, pool_limits, extra, texts) -> list[Finding]:
+def _examine_agent(factory, tasks, limits, episodes, seed, pool_limits, extra, texts, ignores) -> list[Finding]:
     """Return findings about an agent's calls and failures, and about states that recur."""
     has_own_key = factory.keywords.get("state_key") is not None
     factory = text_environment_factory(factory, limits)
@@ -222,22 +227,24 @@ def _examine_agent(factory, tasks, limits, episodes, seed, pool_limits, extra, t
         findings = [*agent_failures(played), *limits_reached(played), *tool_limit(played, limits)]
         if not played.episodes:
             return findings
+        again = [] if played.failures else [replayed(second, tasks, played)]
+        played.ignore(ignores)
         findings += [*agent_findings(played, limits.max_turns), *speed(played, "a call of the model"), *length(played)]
         findings += [*recurrence(played, episodes, PASS_KEY), *recurrence_by_key(played, has_own_key)]
         findings += [finding for find in extra for finding in find(played)]
         if played.has_tools or texts is not TEXTS:  # of words that it does not understand nothing is expected
             findings.append(outcome_finding(played.episodes, limits.max_turns, "random responses"))
-        return findings if played.failures else [*findings, replayed(second, tasks, played)]
+        return findings + again
 
 
-def _examine_environment(factory, tasks, limits, episodes, seed, pool_limits, extra, texts) -> list[Finding]:
+def _examine_environment(factory, tasks, limits, episodes, seed, pool_limits, extra, texts, ignores) -> list[Finding]:
     """Return findings about the contract, and about whether a model can learn in the environment."""
     patient = replace(pool_limits, environment_reset_timeout=10 * pool_limits.environment_reset_timeout)
     factory = text_environment_factory(factory, limits, default_history(factory, None))
     findings, tasks = _check_columns(factory, tasks)
     if tasks:
         with EnvironmentPool(factory, pool_limits) as pool, EnvironmentPool(probed(factory), patient) as second:
-            findings += _examine(pool, second, tasks, episodes, limits, seed, extra)
+            findings += _examine(pool, second, tasks, episodes, limits, seed, extra, ignores)
     return findings
 
 
@@ -253,7 +260,7 @@ def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]
     return findings, fitting
 
 
-def _examine(pool, second, tasks, episodes, limits, seed, extra) -> list[Finding]:
+def _examine(pool, second, tasks, episodes, limits, seed, extra, ignores) -> list[Finding]:
     turns = limits.max_turns
     starts, failures = first_steps(pool, tasks, tasks)
     playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
@@ -276,6 +283,7 @@ def _examine(pool, second, tasks, episodes, limits, seed, extra) -> list[Finding
         return findings
     findings.append(Finding("ok", "keeps the contract of reset, step and close, also for invalid actions"))
     findings.append(replayed(pool, playable, played))
+    played.ignore(ignores)
     findings += [finding for find in extra for finding in find(played)]
     if played.has_tools or played.lists_actions:
         return [*findings, *recurrence(played, episodes), outcome_finding(played.episodes, turns)]

@@ -159,7 +159,10 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
     if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
         remedy = "Let state_key or the text distinguish states."
         found = Finding("warning", f"{text}: a task has one state only", remedy)
-    elif counted := counting(played):
+    # Where a turn has one state, its number is all that tells states apart.
+    elif graph.num_nodes > sum(max(len(one.steps) for one in group) for group in groups) and (
+        counted := counting(played)
+    ):
         found = replace(counted[0], text=f"{text}; {counted[0].text}")
     elif alone > 0.5:
         little = "most actions are compared with no other, and G2PO is little more than GRPO"

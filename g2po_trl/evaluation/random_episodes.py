@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling
 from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult, TextEnvironment
@@ -57,6 +58,11 @@ class Played:
 
     def fail(self, trajectories: Sequence[Trajectory]) -> None:
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
+
+    def ignore(self, details: Iterable[str] | None) -> None:
+        """Leave details out of the keys, as a training with `state_key_ignores` does."""
+        if details:
+            assign_keys(self.episodes, make_state_key(None, details))
 
     def note(self, observation: Observation, is_first: bool) -> None:
         request = observation.request

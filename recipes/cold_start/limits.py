@@ -145,12 +145,13 @@ def describe_limits(
         )
     words = spelled_words([step for one in shown for step in one.steps], model_name, with_actions=True)
     spelled = f" Words: {words[0].text}." if words else ""
-    shows_calls = any((step.response or {}).get("tool_calls") for one in shown for step in one.steps)
-    calls = last.get("tool_call_ratio")
-    if shows_calls and calls is not None and calls < FORMAT:
+    called = [bool((step.response or {}).get("tool_calls")) for one in shown for step in one.steps]
+    shown_calls, calls = sum(called) / max(1, len(called)), last.get("tool_call_ratio")
+    if calls is not None and calls < FORMAT * shown_calls:
         return (
-            f"Tool calls are the limit: {calls:.0%} of the completions call a tool. Teach longer, use a larger model, "
-            f"or a chat template with shorter calls, as that of g2po init --coding.{spelled}"
+            f"Tool calls are the limit: {calls:.0%} of the completions call a tool, and {shown_calls:.0%} of the "
+            "demonstrated ones. Teach longer, use a larger model, or a chat template with shorter calls, as that of "
+            f"g2po init --coding.{spelled}"
         )
     found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
     reached: dict[str, tuple[float, str]] = {}
@@ -172,7 +173,7 @@ def describe_limits(
             summary, _ = planned.evaluate(
                 model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
             )
-        name = "Planning" if lists_actions or shows_calls else UNLISTED
+        name = "Planning" if lists_actions or any(called) else UNLISTED
         reached[name] = summary["success_rate"], "if the expert's action replaces each that has an effect"
     found += [f"{rate:.0%} {what}" for rate, what in reached.values() if not isnan(rate)]
     said = f"What limits it: {', '.join(found)}."

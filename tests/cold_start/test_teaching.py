@@ -316,7 +316,12 @@ def test_what_limits_a_model(tiny_model_dir):
     call = response_action(as_message({"name": "go", "arguments": {}}))
     about_it["shown"] = [Trajectory("t", [Step("hall", call, messages=[])], 10.0, "success")]
     said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
-    assert said.startswith("Tool calls are the limit: 10% of the completions call a tool.")
+    assert said.startswith(
+        "Tool calls are the limit: 10% of the completions call a tool, and 100% of the demonstrated"
+    )
+    about_it["shown"][0].steps += [Step("hall", "a", messages=[])] * 4
+    said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
+    assert said.startswith("What limits it: "), "the expert itself calls a tool in one step of five"
     few = {**last, "valid_action_ratio": 0.4}
     low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, few, **about)
     assert low.startswith("The format is the limit: 40% of the completions have it, and the target is 90%.")

@@ -319,6 +319,23 @@ def test_a_number_that_makes_every_state_of_an_episode_new():
     assert count_in_keys(rooms) is None and returned_share(rooms) == 1 / 2, "rooms with numbers, to which one returns"
     assert count_in_keys([]) is count_in_keys([played(["hall 1"])]) is returned_share([]) is None
     assert count_in_keys([played(["hall", "cellar", "attic"])]) is None
+    drawn = [played(["@   G", " @  G", "  @ G", "   @G"])]
+    assert count_in_keys(drawn) is None, "spaces are no numbers"
+
+
+def test_a_number_that_is_reached_at_different_turns_is_no_counter():
+    """Sums of cards grow, and no episode returns to one: in a counter's place they would be left out of the keys."""
+
+    def played(keys, task="t"):
+        return Trajectory(task, [Step("", "draw", state_key=key) for key in keys], 1.0, "success")
+
+    sums = [played([f"sum {number}" for number in numbers]) for numbers in ([2, 9, 12, 20], [2, 12, 19], [2, 5, 9])]
+    assert returned_share(sums) == 0 and count_in_keys(sums) is None
+    left = [played([f"{room}, {n} left" for n, room in enumerate("aba")][::-1], "short") for _ in range(2)]
+    left += [played([f"{room}, {n} left" for n, room in enumerate("ababa")][::-1], "long") for _ in range(2)]
+    assert "as 'a, 2 left' and 'a, 0 left'" in count_in_keys(left), (
+        "tasks of other lengths count down from other turns"
+    )
 
 
 def test_a_normalised_key_of_a_request():

@@ -165,6 +165,21 @@ class CountedSilently(Counted):
     actions = None
 
 
+class CountedRooms(Counted):
+    def observe(self):
+        return Observation(
+            f"[{self.turn}] room {'abcdef'[self.at]}", admissible_actions=self.actions, task="Go right."
+        )
+
+
+class Pages(Counted):
+    """Each page is left by any action: its number is all that tells it apart."""
+
+    def step(self, action):
+        self.turn += 1
+        return StepResult(self.observe(), 10.0 * (action == "right"), action == "right" or self.turn == 6)
+
+
 class ListedAtFirst(Walk):
     def step(self, action):
         result = super().step(action)
@@ -279,6 +294,12 @@ def test_a_step_counter_in_the_keys(environment):
     (found,) = [doubt for doubt in doubts(environment) if "if keys had no numbers" in doubt]
     assert "0 % of steps return to a state of their episode, and " in found and "as '[" in found
     assert not any("if keys had no numbers" in doubt for doubt in doubts(Walk)), "a place is no counter"
+
+
+def test_the_remedy_of_a_step_counter_is_seen():
+    assert any("if keys had no numbers, as '[0] room c'" in doubt for doubt in doubts(CountedRooms))
+    assert not any("if keys had" in doubt for doubt in doubts(CountedRooms, state_key_ignores=["numbers"]))
+    assert not any("if keys had" in doubt for doubt in doubts(Pages)), "without its number a task has one state only"
 
 
 def test_a_constant_observation_without_listed_actions():
