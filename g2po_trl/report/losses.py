@@ -6,8 +6,8 @@ a group with a success: before it the other episodes of the group succeeded ofte
 
 from __future__ import annotations
 
+import os
 import shlex
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from ..rollout.words import action_text, state_text
 from ..runs.iterations import Iteration
 from ..trajectory import Trajectory, is_whole
 from ..utils.json import to_json
-from ..utils.show import printable
+from ..utils.show import one_line, printable
 
 SHOWN = 5  # tasks and turning points
 TEXT = 60  # characters of a state or an action
@@ -132,10 +132,15 @@ def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: 
 
 
 def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> dict[str | None, str]:
-    """Return the texts of these states, with the key of those that read alike."""
+    """Return the texts of these states; those that read alike with the part of the key that the others do not have."""
     said = {key: texts[key] for key in keys}
-    number = Counter(said.values())
-    return {key: text if number[text] == 1 else f"{text} (key {_short(str(key))})" for key, text in said.items()}
+    told = dict(said)
+    for key, text in said.items():
+        others = [os.path.commonprefix([str(key), str(one)]) for one in said if one != key and said[one] == text]
+        if others:
+            start = max(0, max(map(len, others)) - TEXT // 2)
+            told[key] = f"{text} (key {'…' * (start > 0)}{one_line(str(key)[start:], TEXT)})"
+    return told
 
 
 def _play(task: dict[str, Any], folder: str) -> str:
@@ -143,4 +148,4 @@ def _play(task: dict[str, Any], folder: str) -> str:
 
 
 def _short(words: str) -> str:
-    return textwrap.shorten(printable(words), TEXT, placeholder=" …") or words[:TEXT]
+    return one_line(words, TEXT)

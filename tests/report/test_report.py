@@ -254,6 +254,14 @@ def test_states_that_read_alike_are_told_apart_by_their_keys():
     }
     (task,) = found["never_won"]
     assert task["ends"] == [["You see nothing. (key k)", 1], ["You see nothing. (key h)", 1]]
+    for one in (won, *lost, *never):  # as those of chat requests, which begin with what they answer
+        for step in one.steps:
+            step.state_key = f"{'x' * 999} asked: {step.state_key}"
+    shown = {one["state"] for one in losses([Iteration(1, [[won, *lost], never])], 1.0)["turning_points"]}
+    assert {text[-10:] for text in shown} == {" asked: h)", " asked: k)"} and max(map(len, shown)) < 100
+    won.steps[0].observation = lost[0].steps[0].observation = "你看到" * 40
+    shown = {one["state"] for one in losses([Iteration(1, [[won, *lost], never])], 1.0)["turning_points"]}
+    assert any(text.startswith("你看到你看到") for text in shown), "a text without spaces"
 
 
 def test_no_lost_episode_is_left_out(tmp_path, capsys):
