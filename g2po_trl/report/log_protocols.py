@@ -7,6 +7,7 @@ and one to `RESPONSES`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ..environments.agents.dialects import messages as anthropic
 from ..environments.agents.dialects import responses as openai_responses
 from ..environments.agents.dialects.request import LeftOut
 from ..prompts.conversation import IMAGE_PARTS, ROLES, SHOW_IMAGES, TEXT_PARTS, Message, normalize_messages
+from ..utils.json import to_json
 from ..utils.show import show
 
 Tools = Sequence[Mapping[str, Any]] | None
@@ -29,6 +31,13 @@ class Skipped(LeftOut):
     def unknown(self, name: str, why: str, parameter: str) -> None:
         """Skip a part of an unknown kind."""
         self.add(name[:LONGEST_KIND])
+
+    def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
+        """Return an image as a part of a content; of one that cannot be read, such as an address, a mark of it."""
+        shown = to_json(url or {**part, "cache_control": None}, sort_keys=True)  # marks of caches move
+        mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
+        unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
+        return super().image(url, part, where, name, parameter) or unread
 
 
 @dataclass(frozen=True)

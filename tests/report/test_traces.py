@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -291,9 +292,28 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
         "input.input_image": 1, "input.mcp_call": 1, "input.item_reference": 1,
     }  # fmt: skip
     first = [trajectory.steps[0].observation for trajectory in traces.trajectories]
-    assert first == ["user: Look:", "user: Look:\n\ntool: Look:", "user: Look:"]
+    assert [re.sub(r"\n\[image \w{16}\]", "", one) for one in first] == [
+        "user: Look:",
+        "user: Look:\n\ntool: Look:",
+        "user: Look:",
+    ]
     said = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines))[1]
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1
+
+
+def test_images_that_a_log_does_not_contain_tell_states_apart():
+    """They are skipped and counted; what shows different ones alone is not one state."""
+    keys = []
+    for name in "aab":
+        url, file = f"https://a.b/{name}.png", {"type": "file", "file_id": name}
+        shown = [{"type": "image_url", "image_url": {"url": url}}], [{"type": "image", "source": file}]
+        content, blocks = ({"messages": [{"role": "user", "content": one}]} for one in shown)
+        asked = content, blocks, {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": name}]}]}
+        lines = [{"task_id": "t", "episode_id": "e", "reward": 1, **one, "response": "yes"} for one in asked]
+        traces = trajectories_of_traces(lines)
+        assert sum(traces.skipped.values()) == 3
+        keys.append([step.key for step in traces.trajectories[0].steps])
+    assert keys[0] == keys[1] and not set(keys[0]) & set(keys[2])
 
 
 def test_images_in_each_protocol(tmp_path):
