@@ -106,7 +106,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     def _choose_environment(self) -> None:
         """Resolve the names of environment and agent, and find the tasks beside them."""
         own = None
-        if not _is_missing(self.environment):  # of a run: see `check_is_there`
+        if not is_missing(self.environment):  # of a run: see `check_is_there`
             self.environment, own = asked_for(self.agent, self.environment)
         if own is not None:
             described = self.environment_options.get("agent")
@@ -181,28 +181,33 @@ def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | No
 
 
 def same_object(asked: str, of_run: str | None) -> bool:
-    """Return whether a name means the environment or agent of a run, wherever its file is now.
+    """Return whether a name means the environment or agent of a run.
 
-    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`.
+    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`. Another file of that name is
+    the run's only if the run's is not there any more: projects have equal names of files and classes.
     """
-    (file, name), (of_file, of_name) = _named(asked), _named(of_run or "")
-    return file == of_file and (name == of_name or asked.endswith(".py"))
+    if of_run is None:
+        return False
+    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
+    was_moved = is_missing(of_run) and file.name == of_file.name
+    return (file == of_file or was_moved) and (name == of_name or asked.endswith(".py"))
 
 
-def _named(name: str) -> tuple[str, str]:
-    """Return the names of a module and of an object in it."""
+def _located(name: str) -> tuple[Path, str]:
+    """Return the file of a module, if it is one in the current folder, and the name of an object in it."""
     module, _, attribute = name.partition(":")
-    return Path(module).stem if module.endswith(".py") else module.rpartition(".")[2], attribute
+    return Path(module if module.endswith(".py") else f"{module}.py").resolve(), attribute
 
 
 def check_is_there(name: str, what: str) -> None:
     """Raise `G2POError` if the file of a run's environment or agent does not exist any more."""
-    if _is_missing(name):
+    if is_missing(name):
         raise G2POError(
             f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, where it is now; the "
             "run's settings and tasks stay"
         )
 
 
-def _is_missing(name: str | None) -> bool:
+def is_missing(name: str | None) -> bool:
+    """Return whether a name has a file that does not exist."""
     return file_of(name).suffix == ".py" and not file_of(name).is_file()

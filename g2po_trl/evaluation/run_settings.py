@@ -10,11 +10,12 @@ from typing import Any
 
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
+from ..environments.loading import file_of
 from ..environments.pool.limits import PoolLimits
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, panels_in, read_run
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, panels_in, read_run, with_files
 from ..utils.errors import G2POError
 from ..utils.masking import masked
-from .options import EvaluateOptions, asked_for, same_object
+from .options import EvaluateOptions, asked_for, is_missing, same_object
 
 _LENGTHS = ("history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
 _LENGTHS += tuple(one.name for one in fields(EpisodeLimits))
@@ -43,6 +44,7 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     run = read_run(folder) if folder else {}
     if not {"play", "trainer"} & run.keys():
         return {}  # another program's run.json, or none
+    run = _in_file_of_today(run, own or environment)
     play = _part(run, "play", folder)
     trained_on = dict(run.get("evaluation") or {}) or _environment(run, folder)
     if not _is_asked_for(environment, own, trained_on):
@@ -111,6 +113,16 @@ def _part(run: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
     if not isinstance(part := run.get(name), Mapping):
         raise G2POError(f"{name} is {'missing' if part is None else repr(part)} in {folder / FILE}: {_RESTORE}")
     return part
+
+
+def _in_file_of_today(run: Mapping[str, Any], given: str | None) -> Mapping[str, Any]:
+    """Return the run; if its environment's file was moved, with what is in it, e.g. a parser, in the given one."""
+    described = run.get("environment")
+    of_run = isinstance(described, Mapping) and (name_of_agent(described.get("kwargs")) or described.get("import"))
+    if not of_run or given is None or not is_missing(of_run) or not same_object(given, of_run):
+        return run
+    before, now = (f"{file_of(name)}:" for name in (of_run, given))
+    return with_files(run, lambda text: now + text.removeprefix(before) if text.startswith(before) else text)
 
 
 def _is_asked_for(environment: str | None, own: str | None, trained_on: Mapping[str, Any]) -> bool:

@@ -124,7 +124,7 @@ def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         is_in_project = text.startswith("/") and Path(text).is_relative_to(project)
         return f"{_FOLDER}{os.path.relpath(text, folder)}" if is_in_project else text
 
-    return _with_files(run, relative)
+    return with_files(run, relative)
 
 
 def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -133,10 +133,10 @@ def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def absolute(text: str) -> str:
         return os.path.normpath(folder / text.removeprefix(_FOLDER)) if text.startswith(_FOLDER) else text
 
-    return _with_files(run, absolute)
+    return with_files(run, absolute)
 
 
-def _with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+def with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return the description with `change(text)` of each text that may name a file."""
 
     def changed(value: Any) -> Any:

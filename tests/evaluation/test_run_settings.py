@@ -132,6 +132,17 @@ def test_the_runs_environment_has_several_names(treasure, name):
     assert "--max-turns 3" in told and "its prompt" in told and "other than" not in told
 
 
+@pytest.mark.parametrize("name", ["other/game.py", "other/game.py:Game", "other.game:Game"])
+def test_another_projects_environment_of_the_same_name_is_not_the_runs(treasure, tmp_path, name):
+    (tmp_path / "other").mkdir()
+    shutil.copy("game.py", "other")
+    write_json_lines(tmp_path / "other" / "tasks.jsonl", [{"seed": 1}])
+    args, of_run = options_of(["--model", "run", "--environment", name])
+    assert args.tasks == (None if name.startswith("other.") else tmp_path / "other" / "tasks.jsonl")
+    assert (args.max_turns, args.environment_options) == (None, {})
+    assert "is not the environment of" in describe_settings(args, of_run)
+
+
 @pytest.fixture
 def moved(tmp_path, monkeypatch):
     """A run in runs/x of its project, which was moved."""
@@ -145,7 +156,7 @@ def moved(tmp_path, monkeypatch):
     (project / "words.txt").write_text("a b")
     game, read = (load(f"{project}/game.py:{name}") for name in ("Game", "read"))
     template = describe_prompt(PromptTemplate("{observation}", "x", parse_completion=read))
-    agent = describe_object(agent_factory(load(f"{project}/game.py:solve"), 3))
+    agent = describe_object(agent_factory(load(f"{project}/game.py:solve"), 3, read))
     played = describe_object(functools.partial(game, size=3, words=str(project / "words.txt")))
     monkeypatch.chdir(project)
     for name, environment in (("x", played), ("agent", agent)):
@@ -177,10 +188,12 @@ def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved
     args = options_of(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])[0]
     assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
     assert args.environment_options["size"] == 3 and args.environment == f"{moved}/games/game.py:Game"
+    assert args.prompt["parse_completion"] == {"import": f"{moved}/games/game.py:read"}
     with pytest.raises(SystemExit):
         options_of(["--model", str(moved / "runs" / "agent")])
     assert "agent is " in (told := capsys.readouterr().err) and "pass --agent FILE.py:NAME" in told
     agent = options_of(["--model", str(moved / "runs" / "agent"), "--agent", f"{moved}/games/game.py"])[0]
+    assert agent.environment_options["state_key"] == {"import": f"{moved}/games/game.py:read"}
     assert (agent.max_turns, agent.max_completion_length) == (
         3,
         9,
