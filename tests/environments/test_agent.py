@@ -332,7 +332,8 @@ async def with_a_task(task, client):
 
     if task["arrives"] == "before":
         main = asyncio.create_task(asked("main"))
-        await asyncio.sleep(0.1)
+        while not client.session._calls:
+            await asyncio.sleep(0.01)
         side = asyncio.create_task(asked("side"))
         await main
     else:
@@ -346,7 +347,8 @@ def with_a_thread(task, client):
     """Its side request goes on in a thread."""
     side = threading.Thread(target=lambda: suppress_all(ask, client, "side"), daemon=True)
     if task["arrives"] == "before":
-        threading.Timer(0.1, side.start).start()
+        after_main = threading.Thread(target=lambda: [wait_until(lambda: client.session._calls), side.start()])
+        after_main.start()
     ask(client, "main")
     if task["arrives"] == "after":
         side.start()

@@ -148,8 +148,11 @@ DONE = (
     + """
 import threading, time
 side = threading.Thread(target=ask, args=["side"], daemon=True)
+def wait():
+    while not os.path.exists("arrived"):
+        time.sleep(0.01)
 if sys.argv[1] == "before":
-    threading.Timer(0.1, side.start).start()  # while the main request waits
+    threading.Thread(target=lambda: [wait(), side.start()], daemon=True).start()  # while the main request waits
 ask("main")
 if sys.argv[1] == "after":
     side.start()
@@ -171,6 +174,7 @@ def test_a_program_that_ends_while_a_request_of_its_is_in_flight(tmp_path, monke
     when, wait = [*arrives.split(), "0"][:2]
     environment = AgentEnvironment(AgentCommand(f"python solve.py {when} {status} {wait}", lambda stdout: 1), 5)
     assert environment.reset().text == "user: main"
+    (tmp_path / "arrived").touch()
     wait_until(lambda: arrived(environment) == 1 + (when == "before"))
     result = environment.step(says("answer"))
     while not result.terminated:  # the other request was there before the end
