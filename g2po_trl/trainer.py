@@ -85,6 +85,7 @@ from .trainer_validation import (
     check_best_metric,
     check_errors,
     check_not_imported,
+    check_panel_names,
     check_trainer,
     check_unchanged,
     values_read_once,
@@ -183,8 +184,7 @@ class G2POTrainer(GRPOTrainer):
         )
         if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
             check_best_metric(args, setup.eval_dataset, environments_of(environment_factory))
-        for name in setup.eval_dataset if isinstance(setup.eval_dataset, dict) else ():
-            check_panel_name(name, "the name of a panel in eval_dataset")
+        check_panel_names(setup.eval_dataset, args.other_eval_temperatures)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)

@@ -23,6 +23,7 @@ from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .prompts.chat_template import get_chat_template
 from .runs.metrics import has_metric
+from .runs.output_dir import check_panel_name
 from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .utils.adapters import check_adapter, check_adapter_config
@@ -181,6 +182,19 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
             f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
             "or set mini_batch_size=None"
         )
+
+
+def check_panel_names(
+    eval_dataset: Dataset | Mapping[str, Dataset] | None, other_temperatures: Sequence[float]
+) -> None:
+    """Refuse evaluation sets whose names are no files', or name another set's results at a further temperature."""
+    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {}
+    for name in panels:
+        check_panel_name(name, "the name of a panel in eval_dataset")
+        for temperature in other_temperatures:
+            remedy = f"so are the results of {name!r} named at other_eval_temperatures={temperature}; rename the set"
+            other = at_temperature(name, temperature)
+            require(other not in panels, "the name of a panel in eval_dataset", other, remedy)
 
 
 def check_best_metric(
