@@ -215,18 +215,14 @@ def agent(task, client):
         messages.append({'role': 'user', 'content': 'Saved.'})
     return 1.0
 
-error: the agent gave up a request before the model's answer and returned 0.0:
+error: the agent gave up a request before the model's answer and raised TimeoutError
 def agent(task, client):
     said = ask(client, 'a')
     connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
-    try:
-        body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
-        headers = {'Authorization': f'Bearer {client.api_key}'}
-        connection.request('POST', '/v1/chat/completions', body, headers)
-        connection.getresponse()
-    except OSError:
-        connection.close()
-    return 0.0
+    body = json.dumps({'messages': [{'role': 'user', 'content': 'b'}]})
+    headers = {'Authorization': f'Bearer {client.api_key}'}
+    connection.request('POST', '/v1/chat/completions', body, headers)
+    connection.getresponse()
 
 warning: an observation or a request has 9002 characters, about 2250 tokens
 def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')
