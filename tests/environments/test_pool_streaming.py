@@ -216,7 +216,7 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool, tmp_path
     first = received(pool, range(4))
     before, pid = pool.worker_pids, int(first[0].state_key)
     begun = tmp_path / "begun"
-    pool.send({0: f"big {begun}", 1: "sleep 1.4", 2: "sleep 1.4", 3: "sleep 1.4"})  # big: more than a socket holds
+    pool.send({0: f"big {begun}", 1: "sleep 1.0", 2: "sleep 1.0", 3: "sleep 1.0"})  # big: more than a socket holds
     while not begun.exists():
         time.sleep(0.01)
     time.sleep(0.3)
@@ -228,7 +228,7 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool, tmp_path
     os.kill(pid, signal.SIGCONT)
     answers |= received(pool, set(range(4)) - set(answers))
     assert len(answers[0].observation.text) == 900_000
-    assert texts(answers)[2] == "a sleep 1.4" and pool.worker_pids == before
+    assert texts(answers)[2] == "a sleep 1.0" and pool.worker_pids == before
 
 
 def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():
