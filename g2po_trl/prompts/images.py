@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import compare_versions
+
 from ..utils.errors import G2POError
 from ..utils.images import PLACE, Picture
 
@@ -119,8 +121,11 @@ class ImageInputs:
     @cached_property
     def _names(self) -> tuple[list[str], list[str]]:
         """Names of the inputs, and of those that have a number for each token."""
+        import transformers
         from PIL import Image
 
+        if not compare_versions("transformers", ">=", "5.24"):  # 5.22: Qwen2.5-VL is 2 nats off
+            raise G2POError(f"images need transformers 5.24 or later, and {transformers.__version__} is installed")
         found = self._processed([[Image.new("RGB", _PROBE)]])
         names = [name for name in found if name in self.accepted and name not in ("input_ids", "attention_mask")]
         types = [name for name in names if name.endswith("token_type_ids")]
