@@ -11,8 +11,6 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import compare_versions
-
 from ..utils.errors import G2POError
 from ..utils.images import PLACE, Picture
 
@@ -122,6 +120,7 @@ class ImageInputs:
     def _names(self) -> tuple[list[str], list[str]]:
         """Names of the inputs, and of those that have a number for each token."""
         import transformers
+        from accelerate.utils import compare_versions
         from PIL import Image
 
         if not compare_versions("transformers", ">=", "5.24"):  # 5.22: Qwen2.5-VL is 2 nats off
