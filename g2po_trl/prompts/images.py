@@ -119,16 +119,12 @@ class ImageInputs:
     @cached_property
     def _names(self) -> tuple[list[str], list[str]]:
         """Names of the inputs, and of those that have a number for each token."""
-        import transformers
-        from accelerate.utils import compare_versions
         from PIL import Image
 
-        if not compare_versions("transformers", ">=", "5.24"):  # 5.22: Qwen2.5-VL is 2 nats off
-            raise G2POError(f"images need transformers 5.24 or later, and {transformers.__version__} is installed")
         found = self._processed([[Image.new("RGB", _PROBE)]])
         names = [name for name in found if name in self.accepted and name not in ("input_ids", "attention_mask")]
         types = [name for name in names if name.endswith("token_type_ids")]
-        return [name for name in names if name not in types], types * self.processor.return_mm_token_type_ids
+        return [name for name in names if name not in types], types * getattr(self.processor, "return_mm_token_type_ids", True)
 
     def __call__(self, ids: torch.Tensor, images: Sequence[Sequence[Picture]]) -> dict[str, torch.Tensor]:
         """Return the inputs of rows of token ids (R, L), given the images of each in the order of their tokens."""

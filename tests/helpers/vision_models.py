@@ -9,6 +9,7 @@ import torch
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast, ProcessorMixin
+from transformers.processing_utils import ProcessingKwargs
 
 from g2po_trl import Observation, StepResult
 
@@ -68,10 +69,15 @@ def make_tokenizer(*special, **named):
     )
 
 
+class QwenProcessorKwargs(ProcessingKwargs, total=False):
+    _defaults = {"text_kwargs": {"return_mm_token_type_ids": True}}  # before transformers 5.24
+
+
 class QwenProcessor(ProcessorMixin):
     """Qwen2.5-VL's processor without videos."""
 
-    return_mm_token_type_ids = True
+    valid_processor_kwargs = QwenProcessorKwargs
+    return_mm_token_type_ids = True  # since transformers 5.24
     image_token, video_token = "<|image_pad|>", None
 
     def __init__(self, image_processor=None, tokenizer=None, chat_template=None, **kwargs):

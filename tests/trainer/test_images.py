@@ -57,8 +57,8 @@ def by_hand(trainer, step):
     inputs = {name: inputs[name] for name in taken if name in inputs}
     completion = torch.tensor([step.completion_ids])
     ids = torch.cat([torch.tensor([step.prompt_ids]), completion], 1)
-    if processor.return_mm_token_type_ids:
-        name = "token_type_ids" if model.config.model_type == "gemma3" else "mm_token_type_ids"
+    types = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids", "qwen3_vl": "mm_token_type_ids"}
+    if name := types.get(model.config.model_type):
         inputs[name] = torch.isin(ids, torch.tensor(processor.image_token_ids)).long()
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
     logits = logits[0, -completion.shape[1] - 1 : -1].float()
