@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from os import getloadavg
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from causal_models import MODEL_TYPES, tiny_model  # noqa: E402
 LAYOUTS = ("padded", "chained", "forked")
 VOCABULARY = 1024  # at least the tokens of the tiny model
 COMPARED = 8  # step samples, spread over all
+# `mamba_selective_scan` of transformers and its kernel take no initial state: one of several tokens starts at 0.
+MAMBA_1 = ("falcon_mamba", "jamba", "mamba", "zamba")
 TITLES = (
     "Model",
     "Samples",
@@ -139,6 +142,7 @@ def measure(model_type: str, samples: dict[str, StepBatch], options: argparse.Na
     if reason is None:
         return None
     found: dict[str, Any] = {"reason": reason, "why not forked": why_not_forked(model)}
+    found["load"] = round(getloadavg()[0], 1)
     if found["why not forked"] is not None:
         return found
     cost = fork_cost(weights_of_a_layer(model), "cpu")
@@ -165,11 +169,13 @@ def measure(model_type: str, samples: dict[str, StepBatch], options: argparse.Na
 def page(result: dict[str, Any]) -> str:
     """Return the page of a results file."""
     lines = [f"| {' | '.join(TITLES)} |", "|" + "---|" * len(TITLES)]
-    others = []
+    others, forked = [], []
     for model_type, of in result["models"].items():
         if of["why not forked"] is not None:
-            others.append(f"- `{model_type}`: {of['why not forked']}.")
+            why = ": its scan starts from a state of 0" if model_type in MAMBA_1 else ""
+            others.append(f"- `{model_type}`: {of['why not forked']}{why}.")
             continue
+        forked.append(model_type)
         for name in SAMPLES:
             middle = medians({layout: of[name][layout]["seconds"] for layout in LAYOUTS})
             for layout in LAYOUTS:
@@ -200,6 +206,10 @@ def page(result: dict[str, Any]) -> str:
         "distances to each sample alone; *bf16* is the mean distance of bfloat16 log-probabilities to float32 ones, "
         "of each sample alone and in the layout."
     )
+    busy = {name: of["load"] for name, of in result["models"].items() if name in forked and of.get("load", 0) >= 1}
+    if busy:
+        told = ", ".join(f"`{name}` {load:g}" for name, load in busy.items())
+        about += f" CPU seconds were measured while other jobs ran; load averages, where recorded: {told}."
     text = ["# Models that share without a mask", about, "\n".join(lines)]
     return "\n\n".join([*text, *(["Not forked:\n\n" + "\n".join(others)] if others else [])]) + "\n"
 

@@ -49,6 +49,10 @@ _VALUES = {
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), {"head_dim": 8}),
+    # By default, 32 layers of which none of the first four attends.
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 16}),
     **dict.fromkeys(("dots3_note_text", "dots3_note_vision_encoder"), {"per_layer_config": None}),
     "cohere_compass_text": {"rope_parameters": {"full_attention": {**_ROPE, "mrope_section": [2, 3, 3]}}},
