@@ -1,6 +1,6 @@
 """Fine-tune a language model on demonstrations in your environment or of your agent, as a start for G2PO.
 
-    g2po teach environment.py        # runs this script, with the tasks and prompts of config.yaml beside the file
+    g2po teach environment.py        # runs this script, with the tasks and prompts of config.yaml next to it
 
 Demonstrations are episodes of an `expert` in your file, recorded trajectories, or random episodes; those that succeed
 are taught. An expert is a function `expert(environment)`, or a method `expert(self)` of the environment's class; of an

@@ -1,4 +1,4 @@
-"""Train an agent on AppWorld by G2PO: it writes code against everyday apps, each world in a process of its own.
+"""Train an agent on AppWorld by G2PO: it writes code that calls everyday apps. Each world runs in its own process.
 
     python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld                                  # once
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_appworld.py \

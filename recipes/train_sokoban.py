@@ -4,7 +4,7 @@
     g2po train sokoban --config qwen2.5-1.5b           # one GPU of 80 GB
     g2po train sokoban --config qwen2.5-vl-3b          # the grid as an image, one GPU of 80 GB
 
-Levels are made by number, so that nothing is downloaded. The grid is the whole state: plays of a level often meet.
+Levels are generated from a number, and nothing is downloaded. The grid is the whole state, so states recur often.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """

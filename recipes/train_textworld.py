@@ -2,7 +2,7 @@
 
     g2po train textworld                               # Qwen2.5-1.5B-Instruct, one GPU of 80 GB
 
-TextWorld's generator makes the games, one for each seed; they are kept in --cache-dir.
+TextWorld generates one game for each seed and stores it in --cache-dir.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
@@ -27,7 +27,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
 @dataclass
 class ScriptArguments(Options):
-    kind: str = option("Kind of games; of coin-N, a number of commands.", "coin-5", choices=tuple(KINDS))
+    kind: str = option("Kind of games; in coin-N the coin is N commands away.", "coin-5", choices=tuple(KINDS))
     num_games: int = option("Training games.", 320, within="[1, inf)")
     num_eval_games: int = option("Held-out games, of other seeds.", 128, within="[1, inf)")
     num_report_games: int | None = option(
