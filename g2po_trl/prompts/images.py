@@ -124,7 +124,8 @@ class ImageInputs:
         found = self._processed([[Image.new("RGB", _PROBE)]])
         names = [name for name in found if name in self.accepted and name not in ("input_ids", "attention_mask")]
         types = [name for name in names if name.endswith("token_type_ids")]
-        return [name for name in names if name not in types], types * getattr(self.processor, "return_mm_token_type_ids", True)
+        returned = getattr(self.processor, "return_mm_token_type_ids", True)
+        return [name for name in names if name not in types], types * returned
 
     def __call__(self, ids: torch.Tensor, images: Sequence[Sequence[Picture]]) -> dict[str, torch.Tensor]:
         """Return the inputs of rows of token ids (R, L), given the images of each in the order of their tokens."""
