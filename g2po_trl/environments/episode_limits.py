@@ -56,7 +56,7 @@ class EpisodeLimits(Options):
         reason="request limit",
     )
     environment_limits: dict[str, Any] | str | None = option(
-        'Other limits by the name of one of several environments: `{"coder": {"max_turns": 40}}`.',
+        'Limits of single environments, by name, if there are several: `{"coder": {"max_turns": 40}}`.',
         None,
     )
 

@@ -69,7 +69,7 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     )
     agent: str | None = option("function (task, client) or AgentCommand", None, metavar="FILE[:NAME]")
     agent_state_key: str | None = option("file.py:FUNCTION: messages -> state key", None, metavar="NAME")
-    response: list[str] = option("with --agent: a random answer; may be repeated", [])
+    response: list[str] = option("with --agent: a text that the random model may answer; may be repeated", [])
     environment_options: dict[str, Any] = option("arguments of the environment", {})
     task: list[str] = option("a dataset row as JSON; may be repeated", [], metavar="JSON")
     tasks: Path | None = option("default: tasks.jsonl; 5 rows are played, 2 with a model", None, metavar="FILE")
@@ -77,7 +77,7 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     max_turns: int | None = option("default: max_turns of config.yaml, else 30", None, within="[1, inf)")
     show: bool = option("print the first prompt of the first task", False)
     prompt: str | None = option("with --show or --model: module:TEMPLATE", None, metavar="NAME")
-    model: str | None = option("play with it, a few episodes; with --show: its chat template", None)
+    model: str | None = option("play a few episodes with this model; with --show: use its chat template", None)
     base_url: str | None = option("with --model: URL of a server, up to /v1", None, metavar="URL")
 
     def __post_init__(self):

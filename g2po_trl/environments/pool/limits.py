@@ -41,11 +41,13 @@ class PoolLimits(Options):
         within="(0, inf)",
     )
     max_observation_characters: int | None = option(
-        "Characters of an observation; more is an error. `None`: no limit.", 1_000_000, within="[1, inf)"
+        "Maximum characters of an observation; more is an error. `None`: no limit.", 1_000_000, within="[1, inf)"
     )
-    max_observation_images: int | None = option("Images of an observation; more is an error.", 8, within="[0, inf)")
+    max_observation_images: int | None = option(
+        "Maximum images of an observation; more is an error.", 8, within="[0, inf)"
+    )
     max_image_pixels: int | None = option(
-        "Pixels of an image; more is an error.",
+        "Maximum pixels of an image; more is an error.",
         2048 * 2048,
         within="[1, inf)",
     )
