@@ -287,8 +287,8 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _change(part: dict[str, Any], number: int) -> str:
-    """Return a text such as `-4.3 %, 95 % interval -6.0 to -2.7 %`."""
-    text = f"{100 * part['relative'][number]:+.1f} %"
+    """Return a text such as `error -4.3 %, 95 % interval -6.0 to -2.7 %`."""
+    text = f"error {100 * part['relative'][number]:+.1f} %"
     if part["interval"] is None:
         return text
     low, high = part["interval"][number]

@@ -206,7 +206,7 @@ def draw_samples(
             "set it lower, or take more tasks"
         )
     drawn = random.Random(seed).sample(list(shown), script_args.num_demonstrations)
-    print(f"{len(drawn)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
+    print(f"{len(drawn)} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
     return build_dataset(drawn, exam.template, exam.history_length)
 
 

@@ -96,7 +96,7 @@ def test_a_lambda_that_predicts_better_is_advised():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [9] * 9}, visits=8))
     rows = [{"steps": 2, "group_size": {"mean": 2.0, "singleton_steps": 0.0}}]
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(-3)
-    assert "λ = 0.5: -20.0 %, 95 % interval -20.0 to -20.0 %" in keys.text(found)
+    assert "λ = 0.5: error -20.0 %, 95 % interval -20.0 to -20.0 %" in keys.text(found)
     assert keys.in_short(found) == ("The state keys look right.", "Try --value-lambda 0.5.")
     for run, advised in (({}, True), ({"estimator": {"estimator_name": "grpo"}}, False), ({"traces": {}}, False)):
         said = five_lines([Iteration(1, [[episode("a", 8.0)] * 2])], {"prediction": found, "iterations": rows}, run)
@@ -143,7 +143,7 @@ def test_actions_tell_that_keys_hide_something():
 def test_keys_that_hide_something_are_named_with_what_to_do():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [11] * 9}, visits=8))
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(3)
-    assert "hide something" in keys.in_short(found)[0] and "λ = 0: +10.0 %" in keys.text(found)
+    assert "hide something" in keys.in_short(found)[0] and "λ = 0: error +10.0 %" in keys.text(found)
     assert '("State keys" on the page "Your environment").' in keys.in_short(found)[1]
     found = examined_errors(errors_of({1.0: [10] * 9, 0.8: [9] * 9, 0.0: [11] * 9}, visits=2))
     assert found["value_lambda"] == 0.8 and found["often_standard_errors"] is None
