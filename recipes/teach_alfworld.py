@@ -21,6 +21,7 @@ from trl import ModelConfig, SFTConfig
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_envs.alfworld.games import SIZES
 from g2po_recipes.cold_start.sft import (
     TeachingArguments,
     draw_samples,
@@ -38,7 +39,7 @@ PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 @dataclass
 class ScriptArguments(TeachingArguments):
     num_games: int = option("Training games to generate, as in the training recipe.", 320, within="[1, inf)")
-    game_size: str = option("Size of generated games.", "tiny")
+    game_size: str = option("Size of generated games.", "tiny", choices=tuple(SIZES))
     game_seed: int = option("Seed of generated games.", 0)
     intro: bool = option("First observation: the whole welcome (true) or the room alone (false).", False)
     hidden_actions: list[str] = option("First words of actions left out of the list.", ["help"])

@@ -88,7 +88,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
         "Fraction of well-formed completions at which training ends, with target_success.", 0.95, within="[0, 1]"
     )
     num_exam_tasks: int | None = option(
-        "Training tasks that are only in exams. 0: exams play shown tasks. None: a fifth.", None, within="[0, inf)"
+        "Training tasks reserved for exams. 0: exams play taught tasks. None: a fifth.", None, within="[0, inf)"
     )
     num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
     chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)

@@ -29,7 +29,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.environment import KEYS
-from g2po_envs.alfworld.games import report_games
+from g2po_envs.alfworld.games import SIZES, report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
@@ -52,7 +52,7 @@ class ScriptArguments(Options):
         "the best checkpoint.",
         None,
     )
-    game_size: str = option("Size of generated games.", "tiny")
+    game_size: str = option("Size of generated games.", "tiny", choices=tuple(SIZES))
     num_games: int = option("Training games to generate.", 320, within="[1, inf)")
     num_eval_games: int = option("Held-out games to generate.", 192, within="[1, inf)")
     game_seed: int = option("Seed of generated games.", 0)
@@ -61,7 +61,9 @@ class ScriptArguments(Options):
     intro: bool = option("First observation: the whole introduction (true) or only the room (false).", True)
     hidden_actions: list[str] = option("First words of actions to leave out of the list.", ["help"])
     key: str = option(
-        "State key, as in the paper's code, or with what was heated, cleaned, cooled.", "released", choices=tuple(KEYS)
+        "State key. released: as in the paper's code. memory: also what was heated, cooled, cleaned or switched on.",
+        "released",
+        choices=tuple(KEYS),
     )
     eval_before: bool = option("Also evaluate before training; false if the model's success is known.", True)
 

@@ -34,7 +34,7 @@ NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
 @dataclass
 class ScriptArguments(Options):
     shop: str | None = option("Folder of the official data. None: a synthetic catalogue.", None)
-    shop_size: str = option("Of the official data: 'small' (1,000) or 'full'.", "small")
+    shop_size: str = option("Size of the official data: 'small' (1,000 products) or 'full'.", "small")
     goals: str = option("'synthetic' or 'human' (written by people).", "synthetic")
     shop_seed: int = option("Seed of the synthetic catalogue, of prices and price limits.", 0)
     num_goals: int | None = option("Training goals. None: all.", None, within="[1, inf)")
@@ -45,7 +45,7 @@ class ScriptArguments(Options):
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     partial_reward: bool = option("Reward partial scores too, not only a full score.", False)
     plain: bool = option("Lower-case texts, and products clicked by position: for tiny models.", False)
-    nouns: str = option("Tagger of the score.", "textblob", choices=tuple(NOUNS))
+    nouns: str = option("Tagger that finds nouns of titles for the score.", "textblob", choices=tuple(NOUNS))
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
