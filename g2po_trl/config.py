@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from trl import GRPOConfig
 
 from .config_validation import (
     COUNTS,
+    INHERITED_HELP,
     MAPPINGS,
     check,
     check_estimator,
@@ -51,6 +52,8 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
 
     `g2po train TARGET --help-all` describes all fields.
     """
+
+    inherited_help: ClassVar[dict[str, str]] = INHERITED_HELP  # read by `cli.parser`
 
     beta: float = option("KL coefficient against the reference model.", 0.01, within="[0, inf)")
     logging_steps: float | None = option(

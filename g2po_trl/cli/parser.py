@@ -8,6 +8,8 @@ metadata the help; further keys of the metadata:
 - `positional`: an argument without a flag,
 - `group`: heading in the help; without one, the class that declares the field,
 - `metavar`, `choices`, `nargs`, `const`: as in argparse.
+
+A class may replace the help of fields that it inherits: `inherited_help`, name -> text.
 """
 
 from __future__ import annotations
@@ -125,17 +127,20 @@ class Parser(argparse.ArgumentParser):
         found = list(_fields(types))
         self.of_others = {field.name for field, *_ in found if "within" not in field.metadata}  # not made by `option`
         groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
+        help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
         for field, hint, title in found:
             self.kinds[field.name] = kinds = kinds_of(hint)
             group = groups.get(title, self)
+            described = _described(field, kinds)
+            if field.name in help_of:
+                described["help"] = help_of[field.name].replace("%", "%%")
             if field.metadata.get("positional"):
-                described = _described(field, kinds)
                 described["nargs"] = "*" if described.pop("action", None) else "?"
                 described["metavar"] = field.metadata.get("metavar", field.name.upper())
                 action = group.add_argument(field.name, default=None, **described)
             else:
                 names = [_flag(field.name), *([_ALIASES[field.name]] if field.name in _ALIASES else [])]
-                action = group.add_argument(*names, **_described(field, kinds))
+                action = group.add_argument(*names, **described)
             self.arguments[field.name] = action
         places = [str(action.metavar) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])

@@ -1,13 +1,16 @@
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from letter_environment import LetterEnvironment
 from transformers import HfArgumentParser
+from trl import GRPOConfig
 
 from g2po_trl import G2POError, PromptTemplate
+from g2po_trl.cli.parser import Parser
 from g2po_trl.config import G2POConfig
-from g2po_trl.config_validation import COUNTS, MAPPINGS, REFUSED
+from g2po_trl.config_validation import COUNTS, INHERITED_HELP, MAPPINGS, REFUSED, WITHOUT_EFFECT
 from g2po_trl.credit.estimators.registry import ESTIMATORS
 from g2po_trl.runs.run_json import describe_run
 
@@ -226,6 +229,18 @@ USED = {
 def test_options_without_meaning_are_refused(tmp_path, field):
     with pytest.raises(ValueError, match=field):
         make(tmp_path, **{field: USED.get(field, True)})
+
+
+def test_the_help_of_inherited_options_says_what_happens_here(tmp_path):
+    """TRL's own help of these is about `GRPOTrainer`."""
+    inherited = {one.name for one in fields(GRPOConfig)}
+    own = {one.name for one in fields(G2POConfig) if "within" in one.metadata}
+    assert set(INHERITED_HELP) <= inherited - own
+    shown = " ".join(Parser((G2POConfig,)).help_with({}).split())
+    for name, (_, reason) in (REFUSED | WITHOUT_EFFECT).items():
+        assert f": {reason}.".replace(" ", "") in shown.replace(" ", ""), name
+    assert "`None`: 1." in shown and make(tmp_path).num_generations_eval == 1
+    assert "the entire batch, as recommended" not in shown
 
 
 def test_what_transformers_takes_is_taken(tmp_path):
