@@ -104,7 +104,7 @@ def page() -> str:
     parts = [
         HEAD,
         *by_purpose(),
-        "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
+        "\n## PPOConfig\n\nThe fields of `G2POConfig` without the estimator's, and:\n",
         *rows_of(PPOConfig, G2POConfig).values(),
         "\n## Refused\n\nThese options of `GRPOConfig` raise an error that says why, and what to set instead:",
         names_of(REFUSED),

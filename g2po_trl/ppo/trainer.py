@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from accelerate.utils import gather_object
@@ -39,6 +39,10 @@ class PPOConfig(G2POConfig):
     `scale_rewards="group"` whitens advantages over the rollout, `"none"` does not scale them. The
     `invalid_action_penalty` is subtracted from the reward of a step whose completion lacks the required format.
     """
+
+    inherited_help: ClassVar[dict[str, str]] = G2POConfig.inherited_help | {
+        "scale_rewards": "`'group'`: advantages are whitened over the rollout. `'none'`: they are not scaled."
+    }
 
     advantage_estimator: str = option("PPO has one: `gae`.", "gae", choices=("gae",))
     gae_lambda: float = option(

@@ -30,7 +30,7 @@ def g2po(
 
     Args:
         graph: S steps.
-        step_weight: w. With 0 the advantages equal `grpo`'s.
+        step_weight: weight w of A_NC and A_EC; with 0, the advantages equal `grpo`'s.
         scale_by_std: divide each term by the sample standard deviation (n - 1) of its set, plus 1e-6.
         invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format;
             with `episode_statistics="step"` from its R_i and V(s_{j+1}) instead.
