@@ -252,10 +252,13 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
     if found["value_lambda"] is None or whole["interval"] is None:
         return "Too little data to test the state keys.", ""
     errors = [found[name] for name in ("often_standard_errors", "lost_standard_errors")]
-    if (share is not None and share > HIDDEN) or any(one is not None and one > LOSES for one in errors):
+    differ = share is not None and share > HIDDEN  # after the same action
+    if differ or any(one is not None and one > LOSES for one in errors):
         keep = f"If success stalls, let the state keys show more ({KEYS_HELP})."
-        finding = "Equal states led to different outcomes: state keys hide something, or the environment is random."
-        return finding, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
+        reason = "Outcomes of equal states depend on how they were reached: state keys hide something."
+        if differ:
+            reason = "Equal states led to different outcomes: state keys hide something, or the environment is random."
+        return reason, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
     is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
     best = found["value_lambda"] if is_better else 1.0
     return "The state keys look right.", "" if used in (best, None) else f"Try --value-lambda {best:g}."
