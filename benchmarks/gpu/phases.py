@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.gpu import trie
-from benchmarks.gpu.run import commit, machine
+from benchmarks.gpu.jobs import commit, machine
 from benchmarks.gpu.work import (
     RECIPES,
     RecordedTrainer,
@@ -52,11 +52,18 @@ from g2po_trl.update.layout import weights_of_a_layer
 TINY = (64, 128, 2, 4, 2, 2048)
 
 
-def combinations(hybrid: bool = False) -> list[tuple[str, str, bool]]:
+def combinations(hybrid: bool = False, conversations: bool = False) -> list[tuple[str, str, bool]]:
     """Attention, layout, gradient checkpointing: the most valuable first."""
     if hybrid:  # with checkpointing, layers keep no cache to fork; `packed` needs the kernels
         others = ("chained", "padded", "trl", "packed")
         return [("sdpa", "forked", False), *(("sdpa", layout, True) for layout in others)]
+    if conversations:  # `rows`: each conversation one row, padded as by TRL's trainer
+        flash = [(name, "packed", True) for name in flash_attentions()]
+        return [
+            ("flex_attention", "shared", True),
+            *(("sdpa", of, True) for of in ("trl", "trie", "shared", "rows")),
+            *flash,
+        ]
     return [
         ("sdpa", "shared", True),
         ("sdpa", "padded", True),
@@ -288,7 +295,7 @@ def main() -> None:
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
             seconds_to_load=round(time.perf_counter() - started, 1),
         )
-        todo = combinations(args.hybrid)
+        todo = combinations(args.hybrid, args.conversations)
         if args.combinations:
             todo = [(*name.split(":")[:2], not name.endswith(":plain")) for name in args.combinations]
         for number, (attention, layout, checkpointing) in enumerate(todo):

@@ -9,9 +9,10 @@ The runs are those of `benchmarks/learning/comparison_stages.py`, with these dif
 micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice, also at 0.4, by the run
 itself instead of by `g2po evaluate` afterwards, no checkpoints, and an end when time is up, but none at 20 points.
 `smollm2-methods` is played on a GPU alone: `smollm2` with all weights trained, by four methods with eight other seeds;
-`--seeds` chooses. OUTPUT/results.json is written again whenever a run has come on. Wheels and paths are given as to
-`run.py`. With NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead
-of taking turns.
+`--seeds` chooses. OUTPUT/results.json is written again whenever a run has come on, OUTPUT/table.md at the end. Wheels
+and paths are given as to `run.py`. With NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs'
+kernels share the GPU instead of taking turns. `--shrink` plays the smallest of these runs; with `--generate` and the
+tiny model as the start it needs no GPU. `smollm2-rooms` (30 turns, 60 iterations) has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.gpu.run import (
-    ENDING,
-    USE_VLLM,
-    VLLM_OPTIONS,
+from benchmarks.gpu.jobs import (
     Job,
     Report,
     absolute_path,
@@ -41,7 +39,9 @@ from benchmarks.gpu.run import (
     machine,
     port_of,
     run,
+    write_page,
 )
+from benchmarks.gpu.run import ENDING, USE_VLLM, VLLM_OPTIONS
 from benchmarks.learning import comparison_stages as stages
 
 METHODS = "smollm2-methods"
@@ -75,10 +75,10 @@ def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[st
     words += ["--bf16", "true", "--save_strategy", "no", "--overwrite", "--num_environment_workers", str(workers)]
     words += ["--max_tokens_per_micro_batch", str(args.tokens), "--seed", str(job.seed)]
     words += ["--max_steps", str(job.until[-1]), "--disable_tqdm", "true"]
-    if job.games:  # of ALFWorld
-        words += ["--num_eval_games", str(GAMES), "--num_generations_eval", "2", "--cache_dir", str(args.cache_dir)]
+    if games := min(job.games, GAMES):  # of ALFWorld
+        words += ["--num_eval_games", str(games), "--num_generations_eval", "2", "--cache_dir", str(args.cache_dir)]
         words += ["--eval_temperature", "1.0", "--other_eval_temperatures", "0.4"]
-        words += ["--per_device_eval_batch_size", str(2 * GAMES)]
+        words += ["--per_device_eval_batch_size", str(2 * games)]
         if len(job.until) > 1:
             words += ["--eval_strategy", "steps", "--eval_steps", str(job.until[0])]
     if not args.generate:
@@ -108,6 +108,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, required=True, help="for all runs, which are side by side")
     parser.add_argument("--arms", nargs="+", help="default: all of the stages")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: all of the stages")
+    parser.add_argument("--shrink", action="store_true", help="the smallest runs, to see that they run")
     parser.add_argument("--generate", action="store_true", help="rollouts by transformers' generate")
     parser.add_argument("--tokens", type=int, default=3072, help="of a micro-batch")
     parser.add_argument("--panels_take", type=float, default=0.0, help="seconds of the panels, until one was played")
@@ -133,7 +134,7 @@ def main() -> None:
     (script,) = re.findall(r"```python\n(.*?)```", (common.ROOT / "README.md").read_text(), re.DOTALL)
     (args.work / "treasure.py").write_text(script)
     jobs = [
-        job
+        stages.smoke(job) if args.shrink else job
         for job in jobs_of(args.stages, args.winner)
         if (args.arms is None or job.arm in args.arms) and (args.seeds is None or job.seed in args.seeds)
     ]
@@ -151,6 +152,7 @@ def main() -> None:
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "commit": commit(),
         "machine": machine(environment),
+        "shrink": args.shrink,
         "side by side": len(jobs),
         "rollouts by": "generate" if args.generate else "vllm",
         "runs": {f"{job.stage}-{job.name}": {"stage": job.stage, "arm": job.arm, "seed": job.seed} for job in jobs},
@@ -171,15 +173,7 @@ def main() -> None:
             )
         )
     run(started, report)
-    for name, part in content["parts"].items():
-        rates = [line["success_rate"] for line in part["findings"] if "success_rate" in line]
-        panels = [
-            f"{line['step']}/{line['temperature']:g}: {100 * line['panel']:.1f}"
-            for line in part["findings"]
-            if "panel" in line
-        ]
-        ended = "out of time" if part.get("timed_out") else f"exit {part['exit']}"
-        print(f"{name}: {ended}, {len(rates)} iterations, last 3 {[round(rate, 2) for rate in rates[-3:]]}, {panels}")
+    write_page(report)
     if names := failed(content["parts"]):
         sys.exit(f"failed: {', '.join(names)}; see the logs in {args.output}")
 

@@ -5,7 +5,9 @@
 The runs are G2PO's of `pretrained.py --stages smollm2-methods`, one seed: the usual pair, and a pair with vLLM's
 `VLLM_BATCH_INVARIANT=1` and deterministic kernels in the trainer. A fifth process, at a learning rate of 0, plays the
 panels of the start, 96 games twice at both temperatures. OUTPUT/results.json has each run's digests (`digests.py`),
-and for each pair the last iteration up to which all of a kind are equal. `--arms usual invariant start` chooses.
+and for each pair the last iteration up to which all of a kind are equal, OUTPUT/table.md the same as a table.
+`--arms usual invariant start` chooses. `--shrink --generate` with the tiny model as the start needs no GPU. On a GPU,
+one iteration of the invariant pair has run, before cuBLAS's variables were set here; the usual pair has never run.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import common
-from benchmarks.gpu.pretrained import METHODS, arguments, command_of, methods
-from benchmarks.gpu.run import Job, Report, commit, failed, lay_paths, machine, port_of, read_lines, run
+from benchmarks.gpu.jobs import Job, Report, commit, failed, lay_paths, machine, port_of, read_lines, run, write_page
+from benchmarks.gpu.pretrained import METHODS, arguments, command_of, methods, stages
 
 ITERATIONS = 6
 # On Hopper vLLM asks cuBLAS for these workspaces, but after the trainer's model has been on the GPU.
@@ -58,12 +60,13 @@ def main() -> None:
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "commit": commit(),
         "machine": machine(environment),
+        "shrink": args.shrink,
         "seed": methods()[0].seed,
         "pairs": PAIRS,
         "parts": {},
     }
     report, jobs = Report(args.output / "results.json", content), []
-    one = methods()[0]
+    one = stages.smoke(methods()[0]) if args.shrink else methods()[0]
     chosen = args.arms or [*PAIRS, "start"]
     pairs = {pair: variables for pair, variables in PAIRS.items() if pair in chosen}
     for pair, variables in pairs.items():
@@ -77,7 +80,7 @@ def main() -> None:
                 "--eval_strategy",
                 "no",
                 "--max_steps",
-                str(args.max_steps or ITERATIONS),
+                str(args.max_steps or (2 if args.shrink else ITERATIONS)),
             ]
             command += ["--num_eval_games", "8", "--num_generations_eval", "1"]  # nobody reads it
             command += ["--digests", str(args.output / f"{name}.digests")]
@@ -110,9 +113,7 @@ def main() -> None:
     }
     content["seconds of iterations"] = {name: seconds_of(part["findings"]) for name, part in content["parts"].items()}
     report.write()
-    print(content["equal until"], content["seconds of iterations"], sep="\n", flush=True)
-    start = content["parts"].get("start", {"findings": []})["findings"]
-    print([(line["temperature"], line["panel"]) for line in start if "panel" in line])
+    write_page(report)
     if names := failed(content["parts"]):
         sys.exit(f"failed: {', '.join(names)}; see the logs in {args.output}")
 

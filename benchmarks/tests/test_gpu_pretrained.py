@@ -59,6 +59,15 @@ def test_methods_are_compared_on_equal_terms(args):
     assert sorted({one["--seed"] for one in found}) == [str(seed) for seed in range(200, 208)]
 
 
+def test_larger_rooms_are_played_for_longer(args):
+    given = args("--stages", "smollm2-rooms", "--winner", "full weights")
+    jobs = pretrained.jobs_of(given.stages, given.winner)
+    assert [(job.arm, job.seed) for job in jobs] == [(arm, seed) for seed in (100, 101) for arm in ("g2po", "grpo")]
+    for job in jobs:
+        found = options(pretrained.command_of(job, given, workers=1))
+        assert (found["--max_turns"], found["--max_steps"], found["--game_size"]) == ("30", "60", "small")
+
+
 def test_the_main_runs_need_the_pilots_winner(args, capsys):
     with pytest.raises(SystemExit):
         args("--stages", "smollm2")

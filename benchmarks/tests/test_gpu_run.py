@@ -179,11 +179,11 @@ def test_results_are_there_while_a_part_runs(tmp_path, monkeypatch):
 
 def test_table():
     row = {"attention": "sdpa", "gradient_checkpointing": True}
-    speed = {"tokens_per_second": 12345, "tflop_per_second": 1.5}
+    speed = {"tokens_per_second": 12345, "tflop_per_second": 98.9}
     measured = {"logps": speed, "update": speed, "peak_gb": 40.0, "first_seconds": 2.0}
     curve = [{"step": 0, "panel": 0.25}, *({"step": i, "success_rate": i / 8, "rollout": 2.0} for i in range(1, 5))]
     content = {
-        "machine": {"gpus": [{"name": "A GPU", "gb": 80.0}], "versions": {"torch": "2.9"}},
+        "machine": {"gpus": [{"name": "NVIDIA H100", "gb": 80.0}], "versions": {"torch": "2.9"}},
         "minutes": 9.0,
         "shrink": False,
         "parts": {
@@ -198,7 +198,7 @@ def test_table():
             },
             "phases": {
                 "findings": [
-                    {"about": "batch", "tokens": 10},
+                    {"about": "batch", "tokens": 10, "unique_tokens": 4},
                     {**row, "layout": "shared", **measured},
                     {**row, "layout": "padded", "error": "OutOfMemoryError"},
                 ],
@@ -208,14 +208,14 @@ def test_table():
         },
     }
     lines = gpu_table.table(content).splitlines()
-    assert lines[0] == "A GPU (80.0 GB), torch 2.9; 9.0 minutes"
+    assert lines[0] == "NVIDIA H100 (80.0 GB), torch 2.9; 9.0 minutes"
     for line in (
         "| tests | 50.0 | 160.0 | exit code 1 |",
         "| phases |  |  | out of time |",
         "| memory | passed | 9.0 | measured_gb 5.25 |",
         "| flex | failed | 1.0 | it is wrong |",
-        "| sdpa | shared | yes | 12,345 | 12,345 | 1.5 | 40.0 | 2.0 |",
-        "| sdpa | padded | yes | OutOfMemoryError | | | | |",
+        "| sdpa | shared | yes | 12,345 | 12,345 | 4,938 | 98.9 | 10.0 | 40.0 | 2.0 |",
+        "| sdpa | padded | yes | OutOfMemoryError |  |  |  |  |  |  |",
         "| g2po-seed0 | 4 | 25.0 | 50.0 | 25.0 | 37.5 | 2.0 |",
     ):
         assert line in lines
@@ -298,21 +298,39 @@ def test_micro_batches_are_taken_from_all_over():
 
 
 @pytest.mark.slow
-def test_shrunk(tmp_path):
+def test_shrunk(tmp_path, gpu_work):
     """Everything, on whatever is here."""
     import subprocess
 
     command = [sys.executable, "-m", "benchmarks.gpu.run", "--output", tmp_path, "--shrink", "--minutes", "9"]
+    command += ["--batches", "windows", "conversations"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     found = json.loads((tmp_path / "results.json").read_text())
     parts = found["parts"]
     assert done.returncode == 0, done.stderr
     assert {name: part["exit"] for name, part in parts.items()} == dict.fromkeys(parts, 0), done.stdout
-    assert set(parts) == {"preparation", "tests", "phases", "teach", "g2po-seed0", "grpo-seed0"}
+    assert set(parts) == {
+        "preparation",
+        "tests",
+        "phases",
+        "phases-conversations",
+        "teach",
+        "g2po-seed0",
+        "grpo-seed0",
+    }
     rows = {(row["attention"], row["layout"]): row for row in parts["phases"]["findings"] if "layout" in row}
     layouts = [rows["sdpa", layout] for layout in ("shared", "packed", "padded", "trl")]
     assert [row["positions"] for row in layouts] == sorted(row["positions"] for row in layouts)
     assert len({row["tokens"] for row in layouts}) == 1
+    found_of = parts["phases-conversations"]["findings"]
+    rows = {row["layout"]: row for row in found_of if row.get("attention") == "sdpa"}
+    made = gpu_work.synthetic_conversations(2, 3, 2000, (40, 4, 40, 12))
+    sequences = [[*step.prompt_ids, *step.completion_ids] for one in made for step in one.steps]
+    unique = len({tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)})
+    batch = next(row for row in found_of if row.get("about") == "batch")
+    assert (batch["unique_tokens"], batch["tokens"]) == (unique, sum(map(len, sequences)))
+    positions = [rows[layout]["positions"] for layout in ("trie", "shared", "rows", "trl")]
+    assert [unique, *positions] == sorted([unique, *positions]), "none computes less than all"
     for method in ("g2po", "grpo"):
         lines = parts[f"{method}-seed0"]["findings"]
         assert ["panel" in line for line in lines] == [True, False, False, True] and found["start"] == "taught"
