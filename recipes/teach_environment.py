@@ -70,7 +70,7 @@ MORE = 10  # times as many demonstrations are suggested where they were too few:
 @dataclass
 class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     train_config: str | None = option(
-        "Configuration of the training, with tasks, model and prompts. None: config.yaml.", None
+        "Configuration of the training run, with tasks, model and prompts. None: config.yaml.", None
     )
     expert: str | None = option("file.py:FUNCTION. None: `expert` in the file or the class of the environment.", None)
     demonstrations: str | None = option(

@@ -20,7 +20,7 @@ GROUPS = {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
         "play": "play an environment in the terminal: you, a recording or a model",
-        "estimate": "estimate the memory and tokens of a training",
+        "estimate": "estimate the memory and tokens of a training run",
     },
     "Train": {
         "teach": "fine-tune a model on an expert's actions, as a start for training",

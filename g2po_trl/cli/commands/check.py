@@ -4,7 +4,7 @@
     g2po check module:Environment --task '{"seed": 1}' --episodes 8 --max-turns 30
     g2po check --agent agent.py                          # an agent, with random answers
     g2po check --model FOLDER                            # a few episodes with a model, also --base-url
-    g2po check environment.py --show [--model FOLDER]    # the first prompt of the training, with a model to the token
+    g2po check environment.py --show [--model FOLDER]    # the first prompt; with a model, exactly what it reads
     g2po check runs/my-run                               # what a run plays
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), a

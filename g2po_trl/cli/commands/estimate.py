@@ -20,9 +20,9 @@ from .train import read, resolve
 
 HELP = """usage: g2po estimate [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
 
-Estimate the memory by part and the tokens that a training needs. Loads no weights and trains nothing.
+Estimate the memory, by part, and the tokens that a training run needs. Loads no weights and trains nothing.
 
---gpu-memory GB         memory of a GPU: says whether the training fits
+--gpu-memory GB         memory of a GPU: also print whether the run fits
 --like RUN              take turns, tokens and shared prefixes of episodes from this run
 --mean-turns X  --prompt-tokens X  --completion-tokens X
                         mean turns of an episode, and mean tokens of a step. Default: two thirds of max_turns, and at

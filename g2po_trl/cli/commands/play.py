@@ -64,7 +64,7 @@ class PlayOptions(Options):
     replay: list[str] = option(
         "play a training episode again: a run, and group and episode", [], nargs=2, metavar=("RUN", "G.E")
     )
-    iteration: int | None = option("with --from: of the training; default: the last", None)
+    iteration: int | None = option("with --from: iteration of the run; default: the last", None)
     model: str | None = option("let this model play: a run's folder", None)
 
     def __post_init__(self):
