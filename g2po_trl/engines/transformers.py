@@ -18,7 +18,7 @@ from transformers import (
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ..utils.options import require
-from .base import Completion, Engine, EngineParts
+from .base import TEXT_ONLY, Completion, Engine, EngineParts
 from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _SHARDED = (
     "the model is sharded (FSDP, DeepSpeed): a rank without images would not take part in others' forward passes. "
     "Train with DDP"
-)
-_TEXT_ONLY = (
-    "the model reads text alone: train a vision-language model, and pass its processor as processing_class if you "
-    "pass one"
 )
 
 
@@ -213,7 +209,7 @@ class TransformersEngine(Engine):
     def read_images(self, image_inputs: ImageInputs | None) -> None:
         """Take prompts with images, see `EngineParts.image_inputs`; `None`: refuse them."""
         self.image_inputs = image_inputs
-        self.reads_text_because = _TEXT_ONLY if image_inputs is None else None
+        self.reads_text_because = TEXT_ONLY if image_inputs is None else None
         if self.is_collective:
             self.reads_text_because = _SHARDED
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
 
+_SHARED = "ranks share a vLLM (tensor parallelism, or TRL's server), which takes text alone: colocate one per rank"
+
+
 class VLLMEngine(RequestEngine):
     """Generates with vLLM, colocated or on TRL's server.
 
@@ -70,6 +73,8 @@ class VLLMEngine(RequestEngine):
         self.reports_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
         if self.streams:
             self.requests = Requests(vllm.llm)
+        else:
+            self.reads_text_because = _SHARED
         # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
         if vllm.mode == "colocate":
             set_seed(seed + accelerator.process_index // self.parallel)
@@ -101,7 +106,10 @@ class VLLMEngine(RequestEngine):
         """
         args, model = parts.args, parts.model()
         options = args.generation_kwargs
-        return cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
+        engine = cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
+        if engine.streams:
+            engine.read_images(parts.image_inputs and parts.image_inputs.encoder)
+        return engine
 
     @classmethod
     def check(cls, args: Any, merge_adapter: bool | None = None) -> None:
@@ -133,6 +141,8 @@ class VLLMEngine(RequestEngine):
                 "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
                 "weights computed: start again with a new trainer, in a new process"
             )
+        if self.image_encoder is not None:  # features that the previous weights made
+            vllm.llm.llm_engine.reset_encoder_cache()
         self.lora = self.adapter.load() if self.adapter else None
         if self.streams:
             self.requests.lora = self.lora

@@ -18,6 +18,10 @@ class OfflineVLLMEngine(RequestEngine):
         model: a folder or a Hub id. For an adapter, its base model is loaded as well.
         options: more of vLLM's `SamplingParams`: none that `Sampling` has.
         **vllm_options: passed to `vllm.LLM`.
+
+    Attributes:
+        longest: maximum tokens of prompt and completion together.
+        images_from: folder or Hub id of the processor, if the model reads images.
     """
 
     def __init__(self, model: str, options: dict[str, Any] | None = None, **vllm_options: Any):
@@ -49,7 +53,9 @@ class OfflineVLLMEngine(RequestEngine):
             stop_token_ids = get_stop_token_ids_of_checkpoint(tokenizer, model, vllm_options.get("revision"))
             super().__init__(tokenizer, stop_token_ids, options)
             self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
-            self.longest = self.llm.llm_engine.model_config.max_model_len
+            config = self.llm.llm_engine.model_config
+            self.longest = config.max_model_len
+            self.images_from = config.tokenizer if config.is_multimodal_model else None
         except BaseException:
             self.close()
             raise

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import G2POError
-from .base import Completion, Engine
+from .base import TEXT_ONLY, Completion, Engine
 from .sampling import Sampling
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
+
+    from ..utils.images import Picture
 
 
 class Requests:
@@ -27,13 +29,16 @@ class Requests:
         self._asked: dict[str, Any] = {}
         self._number = 0
 
-    def submit(self, key: Any, prompt: Sequence[int], parameters: SamplingParams) -> None:
-        """Ask; `step` answers under `key`."""
+    def submit(
+        self, key: Any, prompt: Sequence[int], parameters: SamplingParams, media: dict[str, Any] | None = None
+    ) -> None:
+        """Ask; `step` answers under `key`. `media`: vLLM's `multi_modal_data`."""
         from vllm.sampling_params import RequestOutputKind
 
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
         name, self._number = f"g2po-{self._number}", self._number + 1
-        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters, lora_request=self.lora)
+        asked = {"prompt_token_ids": list(prompt), **({"multi_modal_data": media} if media else {})}
+        self.engine.add_request(name, asked, parameters, lora_request=self.lora)
         self._asked[name] = key
 
     def step(self) -> dict[Any, RequestOutput]:
@@ -43,18 +48,19 @@ class Requests:
         outputs = [output for output in self.engine.step() if output.finished]
         return {self._asked.pop(output.request_id): output for output in outputs}
 
-    def answer(self, prompts: Sequence[Sequence[int]], parameters: Sequence[SamplingParams]) -> list[RequestOutput]:
-        """Run these requests to completion and return the outputs in order."""
+    def answer(self, requests: Iterable[Sequence[Any]]) -> list[RequestOutput]:
+        """Run these requests, of `submit`'s arguments without the key, and return the outputs in order."""
         answers: dict[int, RequestOutput] = {}
+        requests = list(requests)
         try:
-            for place, (prompt, how) in enumerate(zip(prompts, parameters, strict=True)):
-                self.submit(place, prompt, how)
-            while len(answers) < len(prompts):
+            for place, request in enumerate(requests):
+                self.submit(place, *request)
+            while len(answers) < len(requests):
                 answers.update(self.step())
         except BaseException:
             self.abandon()
             raise
-        return [answers[place] for place in range(len(prompts))]
+        return [answers[place] for place in range(len(requests))]
 
     def abandon(self) -> None:
         """Forget what is unanswered. What vLLM has computed for it is freed."""
@@ -65,16 +71,26 @@ class Requests:
 
 
 class RequestEngine(Engine):
-    """An engine over `Requests`. A subclass sets `requests` and `reports_cached_tokens`."""
+    """An engine over `Requests`. A subclass sets `requests` and `reports_cached_tokens`; it may call `read_images`."""
 
     takes_seeds = True
     streams = True
     requests: Requests
     reports_cached_tokens = False
+    image_encoder: Any = None
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._samplings: dict[int, Sampling] = {}  # of submitted prompts, by key
+        self._submitted: dict[int, tuple[Sequence[int], Sampling]] = {}
+
+    @property
+    def processing_class(self) -> Any:
+        return self.tokenizer if self.image_encoder is None else self.image_encoder.processor
+
+    def read_images(self, encoder: Any) -> None:
+        """Take prompts with images, as this `prompts.images.ImageEncoder` writes them; `None`: refuse them."""
+        self.image_encoder = encoder
+        self.reads_text_because = TEXT_ONLY if encoder is None else None
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -85,29 +101,61 @@ class RequestEngine(Engine):
 
     def _abandon(self) -> None:
         self.requests.abandon()
-        self._samplings.clear()
+        self._submitted.clear()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
-        parameters = [self._parameters(sampling, seed) for seed in seeds or [None] * len(prompts)]
-        return [self._read(sampling, output) for output in self.requests.answer(prompts, parameters)]
+        """Return one completion per prompt, in order. `images`: of each prompt, in the order of their tokens."""
+        none = [None] * len(prompts)
+        each = zip(prompts, seeds or none, images or none, strict=True)
+        outputs = self.requests.answer(self._request(prompt, sampling, seed, of) for prompt, seed, of in each)
+        return [self._read(prompt, sampling, output) for prompt, output in zip(prompts, outputs)]
 
-    def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
-        self.requests.submit(key, prompt, self._parameters(sampling, seed))
-        self._samplings[key] = sampling
+    def submit(
+        self,
+        key: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        seed: int | None = None,
+        images: Sequence[Picture] | None = None,
+    ) -> None:
+        self.requests.submit(key, *self._request(prompt, sampling, seed, images))
+        self._submitted[key] = (prompt, sampling)
 
     def poll(self, timeout: float) -> dict[int, Completion]:
-        return {key: self._read(self._samplings.pop(key), output) for key, output in self.requests.step().items()}
+        return {key: self._read(*self._submitted.pop(key), output) for key, output in self.requests.step().items()}
 
     def to_engine(self, sampling: Sampling) -> dict[str, Any]:
         """Return the arguments of vLLM's `SamplingParams`."""
-        return vllm_options(sampling, self.stop_token_ids) | self.options
+        options = vllm_options(sampling, self.stop_token_ids) | self.options
+        if self.image_encoder is not None:  # a sampled one would stand for an image that is not there
+            never = dict.fromkeys(self.image_encoder.token_ids, -100.0)
+            options["logit_bias"] = {**(options.get("logit_bias") or {}), **never}
+        return options
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
         return sampling_params({"seed": seed, **self.to_engine(sampling)})
 
-    def _read(self, sampling: Sampling, output: RequestOutput) -> Completion:
+    def _request(
+        self, prompt: Sequence[int], sampling: Sampling, seed: int | None, images: Sequence[Picture] | None
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `Requests.submit` after the key. vLLM expands the tokens of images itself."""
+        parameters = self._parameters(sampling, seed)
+        if not images:
+            return prompt, parameters
+        return self.image_encoder.unexpanded(prompt, images), parameters, {"image": [one.open() for one in images]}
+
+    def _read(self, prompt: Sequence[int], sampling: Sampling, output: RequestOutput) -> Completion:
+        if self.image_encoder is not None and list(output.prompt_token_ids) != list(prompt):
+            raise G2POError(
+                f"vLLM reads {len(output.prompt_token_ids)} tokens where the prompt has {len(prompt)}: its processor, "
+                "which it loads with the model, makes other tokens of images. Save the trainer's in the model's folder"
+            )
         (answer,) = output.outputs
         ids, logprobs = list(answer.token_ids), None
         if answer.logprobs is not None:

@@ -13,12 +13,12 @@ from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
 from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message
-from ..prompts.images import ImageInputs
+from ..prompts.images import ImageEncoder, ImageInputs, reads_images
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
 from ..utils.errors import G2POError
 from ..utils.json import write_json
-from .checkpoints import load_model, load_tokenizer
+from .checkpoints import load_model, load_processor, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,8 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
+        if engine.images_from and reads_images(processor := load_processor(engine.images_from)):
+            engine.read_images(ImageEncoder(processor))
         return EngineChat(engine, engine.longest, chat_template_kwargs)
     except BaseException:
         engine.close()

@@ -43,16 +43,14 @@ def load_tokenizer(model: str, loaded: Any):
 
     Of a model that reads images, the processor.
     """
-    from transformers import AutoProcessor, AutoTokenizer
+    from transformers import AutoTokenizer
 
     base = loaded.get_base_model() if hasattr(loaded, "get_base_model") else loaded
     reads_images = "pixel_values" in inspect.signature(base.forward).parameters
 
     def load(place: str) -> Any:
-        if reads_images:
-            with suppress(ImportError, OSError, ValueError):  # without what it needs, the model still reads text
-                return AutoProcessor.from_pretrained(place, padding_side="left")
-        return AutoTokenizer.from_pretrained(place, padding_side="left")
+        processor = load_processor(place) if reads_images else None
+        return processor or AutoTokenizer.from_pretrained(place, padding_side="left")
 
     places, adapter = [model], getattr(loaded, "active_peft_config", None)
     if adapter is not None:
@@ -65,6 +63,14 @@ def load_tokenizer(model: str, loaded: Any):
         except (OSError, ValueError):  # it has none
             continue
     return load(places[-1])
+
+
+def load_processor(place: str):
+    """Return the processor of a folder or a Hub id; `None` if it has none, or without what that needs."""
+    from transformers import AutoProcessor
+
+    with suppress(ImportError, OSError, ValueError):  # the model still reads text
+        return AutoProcessor.from_pretrained(place, padding_side="left")
 
 
 def _load_checkpoint(model: str, **kwargs: Any):

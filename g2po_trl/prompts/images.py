@@ -79,6 +79,25 @@ class ImageEncoder:
             ids += encode(part, shown) if shown else encode(part, add_special_tokens=False)["input_ids"]
         return ids
 
+    def unexpanded(self, ids: Sequence[int], images: Sequence[Picture]) -> list[int]:
+        """Return the token ids of a prompt with the token of each image alone in place of its features.
+
+        Raises:
+            G2POError: if the prompt does not have the images' features, in their order.
+        """
+        (one,) = self.processor.tokenizer(self.token, add_special_tokens=False)["input_ids"]
+        ids, shorter, begin = list(ids), [], 0
+        for image in images:
+            written = self._with_images(self.token, [image])
+            places = range(begin, len(ids) - len(written) + 1)
+            at = next((at for at in places if ids[at : at + len(written)] == written), None)
+            if at is None:
+                size = "{} x {}".format(*image.size)
+                raise G2POError(f"the prompt has no tokens of an image of {size} pixels as the processor writes it")
+            shorter += [*ids[begin:at], one]
+            begin = at + len(written)
+        return shorter + ids[begin:]
+
     def _with_images(self, part: str, images: Sequence[Picture]) -> list[int]:
         opened = [[image.open() for image in images]]
         try:

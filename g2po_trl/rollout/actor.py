@@ -177,7 +177,8 @@ class PromptSession:
         for number in [episode.number for episode in episodes if episode.number in asked]:
             one = self.asked[number] = asked[number]
             if self.actor.streams:
-                self.actor.engine.submit(number, one.prompt.ids, one.sampling, self._seed(one.episode))
+                more = {"images": one.prompt.images} if one.prompt.images else {}
+                self.actor.engine.submit(number, one.prompt.ids, one.sampling, self._seed(one.episode), **more)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         if not self.asked and not self.actor.is_collective:

@@ -99,6 +99,18 @@ def test_an_adapter_beside_the_base_is_the_trainers_in_every_rollout(tmp_path):
     assert result["serves_adapter"] and result["base_change"] == 0
 
 
+@pytest.mark.parametrize("mode", ["images", "images beside the base", "offline images"])
+def test_images_are_read_as_the_trainer_reads_them(tmp_path, mode):
+    """Qwen2.5-VL, with all weights trained: also once the weights have changed that make an image's features."""
+    pytest.importorskip("torchvision", reason="the processor of Qwen2.5-VL needs it")
+    (result,) = run(tmp_path, mode)
+    assert max(result["off"]) <= 1e-4 and max(result["shown"]) == 2
+    if mode != "offline images":
+        assert len(result["weight_differences"]) == 4 and max(result["weight_differences"]) == 0
+        assert result["logs"][-1]["kl"] > 1e-5, "the policy must have moved, or equal weights prove nothing"
+        assert result["serves_adapter"] == ("base" in mode)
+
+
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tmp_path, kind):
     (result,) = run(tmp_path, f"serve adapter bfloat16 {kind}")

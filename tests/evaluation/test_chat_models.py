@@ -23,7 +23,7 @@ class FakeVLLM:
         self.ended = 0
         self.llm_engine = SimpleNamespace(
             engine_core=SimpleNamespace(shutdown=self.shutdown),
-            model_config=SimpleNamespace(max_model_len=64),
+            model_config=SimpleNamespace(max_model_len=64, is_multimodal_model=False),
             vllm_config=SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=False)),
         )
         self.tokenizer = tokenizer

@@ -16,12 +16,10 @@ from g2po_trl import Observation, StepResult
 _VOCABULARY = 320
 _TEXT = {
     "vocab_size": _VOCABULARY,
-    "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
     "max_position_embeddings": 2048,
     "initializer_range": 0.15,
     "bos_token_id": None,
@@ -29,13 +27,11 @@ _TEXT = {
     "pad_token_id": 2,
     "tie_word_embeddings": True,
 }
-_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 _QWEN_VISION = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_heads": 2,
-    "out_hidden_size": 64,
     "patch_size": 4,
     "spatial_patch_size": 4,
 }
@@ -98,7 +94,18 @@ def qwen(kind="qwen2_5_vl"):
     named = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in named.items()}
     vision = {**_QWEN_VISION, **({} if kind == "qwen2_5_vl" else {"deepstack_visual_indexes": [0]})}
-    return QwenProcessor(images, tokenizer, template), {"model_type": kind, "vision_config": vision, **ids}, _ROPE
+    return QwenProcessor(images, tokenizer, template), {"model_type": kind, "vision_config": vision, **ids}, {}
+
+
+def with_videos(processor):
+    """Return Qwen2.5-VL's own processor, which can be loaded from a folder and needs torchvision."""
+    from transformers import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    sizes = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 1024}
+    parts = Qwen2VLImageProcessor(**sizes), processor.tokenizer, Qwen2VLVideoProcessor(**sizes)
+    return Qwen2_5_VLProcessor(*parts, chat_template=processor.chat_template)
 
 
 def gemma3():
@@ -135,9 +142,14 @@ FAMILIES = {
 }
 
 
-def build(family, seed=0):
-    """Return a model and its processor."""
+def build(family, seed=0, head_dim=16):
+    """Return a model and its processor. vLLM on a CPU takes no heads of 16."""
     processor, options, text = FAMILIES[family]()
+    text = {"head_dim": head_dim, "hidden_size": 4 * head_dim, **text}
+    if "Qwen" in family:
+        options["vision_config"]["out_hidden_size"] = 4 * head_dim
+        sections = [head_dim // 8, head_dim * 3 // 16, head_dim * 3 // 16]
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     kind = AutoConfig.for_model(options["model_type"]).get_text_config().model_type
     turn = {"eos_token_id": processor.tokenizer.eos_token_id, "pad_token_id": processor.tokenizer.pad_token_id}
     options["text_config"] = {"model_type": kind, **_TEXT, **turn, **text}
@@ -155,6 +167,27 @@ def build(family, seed=0):
 
 def drawing(seed, width=24, height=16):
     return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+def by_hand(trainer, step, never=()):
+    """Log-probabilities of a step's completion by the model's own forward pass of this row alone.
+
+    Pixels are made by the image processor, as TRL makes those of tools' images. `never`: tokens that were not sampled.
+    """
+    processor, model = trainer.processing_class, trainer.model
+    shown = [[image.open() for image in step.shown_images]]
+    inputs = processor.image_processor(images=shown, return_tensors="pt")
+    taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+    inputs = {name: inputs[name] for name in taken if name in inputs}
+    completion = torch.tensor([step.completion_ids])
+    ids = torch.cat([torch.tensor([step.prompt_ids]), completion], 1)
+    types = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids", "qwen3_vl": "mm_token_type_ids"}
+    if name := types.get(model.config.model_type):
+        inputs[name] = torch.isin(ids, torch.tensor(processor.image_token_ids)).long()
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
+    logits = logits[0, -completion.shape[1] - 1 : -1].float()
+    logits[:, list(never)] = -torch.inf
+    return logits.log_softmax(-1).gather(1, completion[0, :, None])[:, 0]
 
 
 class DrawnLetterEnvironment(LetterEnvironment):

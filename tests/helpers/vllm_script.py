@@ -21,8 +21,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+import vision_models
 from alfworld_agent import play_alfworld
 from datasets import Dataset
+from letter_trainer import make_letter_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
@@ -30,7 +32,11 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.evaluation.chat_models import load_vllm
+from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.prompts.conversation import normalize_messages
 from g2po_trl.trainer_build import make_engine
+from g2po_trl.utils.images import as_picture
 
 # Longer than two blocks of vLLM's cache.
 RULES = "Rules: look at each thing you see, go to it, open it, take what you need, and put it where it belongs. " * 7
@@ -54,7 +60,11 @@ def largest_difference(trainer) -> float:
         model = copy.deepcopy(model)
         model = model.unload() if serves_adapter(trainer) else model.merge_and_unload()
     theirs = {name.replace(".base_layer", ""): weight for name, weight in theirs.items()}
-    ours = dict(model.named_parameters())
+    moved = {"model.language_model.": "language_model.model.", "model.visual.": "visual."}
+    ours = {}
+    for name, weight in model.named_parameters():
+        before = next((one for one in moved if name.startswith(one)), "")
+        ours[moved.get(before, "") + name.removeprefix(before)] = weight
     parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     worst = 0.0
     for name, weight in theirs.items():
@@ -150,6 +160,75 @@ def make_trainer(
     )
 
 
+def save_drawn_model(folder: str) -> str:
+    """A folder with a tiny Qwen2.5-VL, of its own classes: vLLM loads its processor from there."""
+    model, processor = vision_models.build("Qwen2.5-VL", head_dim=32)
+    for part in (model, vision_models.with_videos(processor)):
+        part.save_pretrained(f"{folder}/model")
+    return f"{folder}/model"
+
+
+def off_from_the_model(trainer, steps, never) -> list[float]:
+    """How far the log-probabilities of steps are from those of the model's own forward pass without tokens."""
+    trainer.model.eval()
+    with torch.no_grad():
+        alone = [vision_models.by_hand(trainer, step, never) for step in steps]
+    return [(one - torch.tensor(step.logprobs)).abs().max().item() for one, step in zip(alone, steps)]
+
+
+def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """Train on drawings, then play once more."""
+    options = {"engine": "vllm", "vllm_mode": "colocate", "max_prompt_length": 500, "temperature": 1.0}
+    options |= {"max_turns": 3, "history": "conversation", "max_steps": 3, "max_completion_length": 4}
+    if "beside" in mode:
+        from peft import LoraConfig
+
+        options["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+        options["engine_kwargs"] = {"merge_adapter": False}
+    trainer = make_letter_trainer(
+        save_drawn_model(folder),
+        f"{folder}/out",
+        vision_models.DrawnLetterEnvironment,
+        advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),
+        **options,
+    )
+    differences, engine = [], trainer.player.actor.engine
+    opened = engine._open
+
+    @contextmanager
+    def watched_open():
+        with opened():
+            differences.append(largest_difference(trainer))
+            yield
+
+    engine._open = watched_open
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    trajectories, _ = trainer.play([{"seed": seed} for seed in (1, 1, 2, 2)])
+    steps = [step for one in trajectories for step in one.steps]
+    result = {"logs": logs, "weight_differences": differences, "shown": [len(step.shown_images) for step in steps]}
+    result["off"] = off_from_the_model(trainer, steps, engine.image_encoder.token_ids)
+    result["serves_adapter"] = serves_adapter(trainer)
+    trainer.close()
+    return result
+
+
+def offline_images(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """A checkpoint that is not being trained: `g2po evaluate` loads it so."""
+    path = save_drawn_model(folder)
+    chat = load_vllm(path, dtype="float32", enforce_eager=True, max_model_len=512, logprobs_mode="processed_logprobs")
+    shown = [as_picture(vision_models.drawing(seed, 24 + 8 * seed)) for seed in (1, 2)]
+    blocks = [{"type": "text", "text": "a hall"}, *({"type": "image", "image": one} for one in shown)]
+    ids, _ = chat.encode(normalize_messages([{"role": "user", "content": blocks}]))
+    chat.engine.options = {"logprobs": 0}
+    (made,) = chat.engine.generate([ids], Sampling(max_completion_length=8), [7], images=[shown])
+    step = SimpleNamespace(prompt_ids=ids, completion_ids=made.ids, logprobs=made.logprobs, shown_images=shown)
+    loaded = SimpleNamespace(processing_class=chat.engine.processing_class, model=load_model(path))
+    off = off_from_the_model(loaded, [step], chat.engine.image_encoder.token_ids)
+    chat.close()
+    return {"off": off, "shown": [2]}
+
+
 def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer = make_trainer(folder, mode, rank, ranks)
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
@@ -158,12 +237,12 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     submit, read, opened = engine.submit, engine._read, engine._open
     assert trainer.player.streams and engine.streams
 
-    def watched_submit(*request):
+    def watched_submit(*request, **more):
         counts[-1] += 1
-        submit(*request)
+        submit(*request, **more)
 
-    def watched_read(sampling, output):
-        completion = read(sampling, output)
+    def watched_read(prompt, sampling, output):
+        completion = read(prompt, sampling, output)
         endings.append(trainer.processing_class.decode(completion.ids)[-20:])
         cache[-1][0] += completion.cached_tokens
         cache[-1][1] += len(output.prompt_token_ids)
@@ -409,7 +488,14 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
 def main(folder: str, mode: str) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    by_name = {"cache": cache, "requests": requests, "evaluate": evaluate, "serve": serve}
+    by_name = {
+        "cache": cache,
+        "images": images,
+        "offline": offline_images,
+        "requests": requests,
+        "evaluate": evaluate,
+        "serve": serve,
+    }
     play = by_name.get(mode.split()[0], train)
     result = play(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))

@@ -48,6 +48,18 @@ def test_token_ids_are_those_of_the_processor(family):
     assert np.isin(ids, processor.image_token_ids).sum() > 4
 
 
+@pytest.mark.parametrize("family", vision_models.FAMILIES)
+def test_a_prompt_with_one_token_for_each_image_is_its_text_alone(family):
+    encoder = ImageEncoder(vision_models.FAMILIES[family]()[0])
+    shown = [FIRST, SECOND, FIRST, THIRD]
+    before = f"a {encoder.token}b{encoder.token}{encoder.token} c {encoder.token}"
+    ids = encoder.ids([before], shown)
+    wanted = encoder.processor.tokenizer(before, add_special_tokens=False)["input_ids"]
+    assert encoder.unexpanded(ids, shown) == wanted and len(wanted) < len(ids)
+    with pytest.raises(G2POError, match="no tokens of an image of 48 x 16 pixels as"):
+        encoder.unexpanded(ids[:-1], shown)
+
+
 @pytest.mark.parametrize("family", ["Qwen2.5-VL", "Gemma 3", "Idefics3"])
 def test_few_runs_of_the_processor_shorten_a_prompt(family, monkeypatch):
     """It opens, resizes and normalizes each image; bisection once did so 15 times."""

@@ -16,7 +16,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import TASKS, flat_gradient, flat_weights, gradient_of, make_config, make_letter_trainer
 from peft import LoraConfig
 from PIL import Image
-from vision_models import DrawnLetterEnvironment, drawing
+from vision_models import DrawnLetterEnvironment, by_hand, drawing
 
 from g2po_trl import G2POError, Observation, PPOConfig, PPOTrainer, PromptActor, StepResult, TextEnvironment
 from g2po_trl.engines.transformers import TransformersEngine
@@ -43,26 +43,6 @@ def play_batch(trainer, episodes=4):
     trajectories, _ = trainer.play([{"seed": seed // 2} for seed in range(episodes)])
     number = sum(len(one.steps) for one in trajectories)
     return trajectories, StepBatch.from_trajectories(trajectories, np.random.default_rng(0).normal(size=number))
-
-
-def by_hand(trainer, step):
-    """Log-probabilities of a step's completion by the model's own forward pass of this row alone.
-
-    Pixels are made by the image processor, as TRL makes those of tools' images.
-    """
-    processor, model = trainer.processing_class, trainer.model
-    shown = [[image.open() for image in step.shown_images]]
-    inputs = processor.image_processor(images=shown, return_tensors="pt")
-    taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
-    inputs = {name: inputs[name] for name in taken if name in inputs}
-    completion = torch.tensor([step.completion_ids])
-    ids = torch.cat([torch.tensor([step.prompt_ids]), completion], 1)
-    types = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids", "qwen3_vl": "mm_token_type_ids"}
-    if name := types.get(model.config.model_type):
-        inputs[name] = torch.isin(ids, torch.tensor(processor.image_token_ids)).long()
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
-    logits = logits[0, -completion.shape[1] - 1 : -1].float()
-    return logits.log_softmax(-1).gather(1, completion[0, :, None])[:, 0]
 
 
 @pytest.mark.parametrize("history", [pytest.param("window", marks=pytest.mark.slow), "conversation"])
