@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from ..trajectory import Step, Trajectory
 from ..utils.errors import G2POError
 from ..utils.extras import install_command
+from ..utils.options import require
 from ..utils.show import different_parts
 
 IGNORABLE = ("numbers", "list_order", "case")
@@ -135,9 +136,15 @@ def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
 
 
 def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:
-    """Return the user's function with the normaliser applied to it; `None` if keys are not changed."""
+    """Return the user's function with the normaliser applied to it; `None` if keys are not changed.
+
+    Raises `G2POError` for a detail that is not one of `IGNORABLE`.
+    """
     if not ignores:
         return state_key
+    ignores = [ignores] if isinstance(ignores, str) else list(ignores)
+    others = [name for name in ignores if name not in IGNORABLE]
+    require(not others, "state_key_ignores", others and others[0], f"choose {', '.join(IGNORABLE)}")
     return NormalisedKey(**{name: name in ignores for name in IGNORABLE}, key=state_key)
 
 

@@ -338,6 +338,29 @@ def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
     assert said.splitlines()[-1] == f"Next: g2po train {file}:Door --model MODEL", "teaching takes text alone"
 
 
+def test_the_keys_of_a_run_are_checked_as_it_trained_with_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("counted.py").write_text(
+        "from g2po_trl import Observation, StepResult, TextEnvironment\n\n\n"
+        "class Counted(TextEnvironment):\n"
+        "    def reset(self):\n"
+        "        self.turn = 0\n"
+        "        return self.look('hall')\n\n"
+        "    def look(self, room):\n"
+        "        return Observation(f'[{self.turn}] {room}', admissible_actions=['hall', 'cellar', 'attic'])\n\n"
+        "    def step(self, action):\n"
+        "        self.turn += 1\n"
+        "        return StepResult(self.look(action), 10.0 * (action == 'attic'), self.turn == 6)\n"
+    )
+    Path("run", "panels").mkdir(parents=True)
+    Path("run", "panels", "eval.jsonl").write_text("{}\n")
+    run = {"environment": {"import": f"{tmp_path}/counted.py:Counted"}, "play": {"max_turns": 6}}
+    for ignores, counts in ((None, True), (["numbers"], False)):
+        Path("run", "run.json").write_text(json.dumps({**run, "trainer": {"state_key_ignores": ignores}}))
+        code, said, _ = outcome(capsys, "check", "run")
+        assert code == 0 and ("if keys had no numbers" in " ".join(said.split())) == counts
+
+
 def test_an_expert_that_needs_all_turns(tmp_path, capsys):
     """Half of its episodes need two turns and half of them three, of two."""
     file = tmp_path / "stairs.py"

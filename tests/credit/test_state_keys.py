@@ -8,7 +8,7 @@ import pytest
 from letter_environment import LongLetterEnvironment
 
 import g2po_trl.credit.state_keys
-from g2po_trl import G2POConfig, NormalisedKey, StateGraph, Step, Trajectory
+from g2po_trl import G2POConfig, G2POError, NormalisedKey, StateGraph, Step, Trajectory
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.credit.assignment import Credit
 from g2po_trl.credit.state_keys import (
@@ -97,6 +97,9 @@ def test_the_environments_own_key_is_normalised_not_the_observation():
     assert NormalisedKey()(Step("nothing happens", "go", state_key="Room 7")) == "room #"
     assert make_state_key(lambda step: step.action * 2, ["case"])(Step("x", "Go 1")) == "go 1go 1"
     assert make_state_key(None, None) is None
+    assert make_state_key(None, "case") == make_state_key(None, ["case"]), "as YAML may have it"
+    with pytest.raises(G2POError, match="state_key_ignores is 'number': choose numbers, list_order, case"):
+        make_state_key(None, ["case", "number"])
 
 
 def test_similarity_by_hand():

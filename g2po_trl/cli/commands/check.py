@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = near if model and near.is_dir() else model
     find_words = partial(_words, None if options.base_url else model)
     more = {"limits": limits, "episode_limits": episode_limits, "extra": [find_words]}
-    more["state_key_ignores"] = config.get("state_key_ignores")
+    more["state_key_ignores"] = (run.get("trainer") or config).get("state_key_ignores")
     if options.plays_with_model:
         setting = _setting(config)
         with closing(_chat_model(options, setting.chat_template_kwargs)) as chat:
