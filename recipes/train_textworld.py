@@ -27,7 +27,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
 @dataclass
 class ScriptArguments(Options):
-    kind: str = option("Kind of games; in coin-N the coin is N commands away.", "coin-5", choices=tuple(KINDS))
+    kind: str = option("Kind of games; coin-N needs N commands.", "coin-5", choices=tuple(KINDS))
     num_games: int = option("Training games.", 320, within="[1, inf)")
     num_eval_games: int = option("Held-out games, of other seeds.", 128, within="[1, inf)")
     num_report_games: int | None = option(
