@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _PROBE = (64, 64)  # pixels
+_SIZES = 256  # of images whose tokens are kept
 
 
 def reads_images(processing_class) -> bool:
@@ -48,16 +49,18 @@ class ImageEncoder:
 
     Attributes:
         token: the text that the chat template writes for an image.
-        token_ids: tokens of features, which must not be sampled.
+        token_ids: tokens of features, and `token`'s, which must not be sampled.
         reserved: texts of these tokens and of `token`.
     """
 
     def __init__(self, processor):
         self.processor, tokenizer = processor, processor.tokenizer
         self.token: str = processor.image_token
-        known = [*processor.image_token_ids, *processor.video_token_ids]
-        self.token_ids: list[int] = [number for number in known if number is not None]
+        self._alone: list[int] = tokenizer(self.token, add_special_tokens=False)["input_ids"]
+        known = [*processor.image_token_ids, *processor.video_token_ids, *self._alone * (len(self._alone) == 1)]
+        self.token_ids: list[int] = list(dict.fromkeys(number for number in known if number is not None))
         self.reserved = list(dict.fromkeys([self.token, *tokenizer.convert_ids_to_tokens(self.token_ids)]))
+        self._of_sizes: dict[tuple[int, int], tuple[list[int], list[int], list[int]]] = {}
 
     def ids(self, parts: Sequence[str], images: Sequence[Picture]) -> list[int]:
         """Return the token ids of a text with images, given in parts that are encoded apart.
@@ -85,18 +88,45 @@ class ImageEncoder:
         Raises:
             G2POError: if the prompt does not have the images' features, in their order.
         """
-        (one,) = self.processor.tokenizer(self.token, add_special_tokens=False)["input_ids"]
-        ids, shorter, begin = list(ids), [], 0
+        left, shorter = list(ids), []
         for image in images:
-            written = self._with_images(self.token, [image])
-            places = range(begin, len(ids) - len(written) + 1)
-            at = next((at for at in places if ids[at : at + len(written)] == written), None)
-            if at is None:
+            before, written, after = self._written(image.size, image)
+            places = (at for at, number in enumerate(left) if number == written[0])
+            at = next((at for at in places if left[at : at + len(written)] == written), None)
+            text = None if at is None else self._without(left[:at], before, of_end=True)
+            others = None if at is None else self._without(left[at + len(written) :], after, of_end=False)
+            if text is None or others is None:
                 size = "{} x {}".format(*image.size)
                 raise G2POError(f"the prompt has no tokens of an image of {size} pixels as the processor writes it")
-            shorter += [*ids[begin:at], one]
-            begin = at + len(written)
-        return shorter + ids[begin:]
+            shorter, left = [*shorter, *text, *self._alone], others
+        return shorter + left
+
+    def _written(self, size: tuple[int, int], image: Picture) -> tuple[list[int], list[int], list[int]]:
+        """Return the white space before an image's tokens, the tokens, and the white space after, by its size."""
+        if size not in self._of_sizes:
+            if len(self._of_sizes) == _SIZES:
+                self._of_sizes.clear()
+            ids = self._with_images(self.token, [image])
+            blank = [text.isspace() for text in self.processor.tokenizer.batch_decode([[number] for number in ids])]
+            begin, end = blank.index(False), len(ids) - blank[::-1].index(False)
+            self._of_sizes[size] = ids[:begin], ids[begin:end], ids[end:]
+        return self._of_sizes[size]
+
+    def _without(self, ids: list[int], blank: list[int], of_end: bool) -> list[int] | None:
+        """Return ids without white space at an end, which a tokenizer may have joined with that of the text.
+
+        `None`: there is none.
+        """
+        number = len(blank)
+        if not blank or (ids[-number:] if of_end else ids[:number]) == blank:
+            return ids[: len(ids) - number] if of_end else ids[number:]
+        tokenizer = self.processor.tokenizer
+        space, joined = tokenizer.decode(blank), tokenizer.decode(ids[-1:] if of_end else ids[:1])
+        rest = joined.removesuffix(space) if of_end else joined.removeprefix(space)
+        if rest == joined:
+            return None
+        rest = tokenizer(rest, add_special_tokens=False)["input_ids"]
+        return ids[:-1] + rest if of_end else rest + ids[1:]
 
     def _with_images(self, part: str, images: Sequence[Picture]) -> list[int]:
         opened = [[image.open() for image in images]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import vision_models
 from PIL import Image
+from tokenizers import AddedToken
 from vision_models import drawing
 
 from g2po_trl import G2POError
@@ -58,6 +59,40 @@ def test_a_prompt_with_one_token_for_each_image_is_its_text_alone(family):
     assert encoder.unexpanded(ids, shown) == wanted and len(wanted) < len(ids)
     with pytest.raises(G2POError, match="no tokens of an image of 48 x 16 pixels as"):
         encoder.unexpanded(ids[:-1], shown)
+
+
+def test_white_space_that_a_tokenizer_joins_with_that_of_an_image_is_parted():
+    """Gemma 3 writes two line breaks on both sides of an image, and has tokens of one to four."""
+    processor = vision_models.gemma3()[0]
+    processor.tokenizer.add_tokens([AddedToken("\n" * number, normalized=False) for number in range(1, 5)])
+    encoder = ImageEncoder(processor)
+    text = "user\n@a\n\n@@\n b@".replace("@", encoder.token)
+    shown = [FIRST, SECOND, FIRST, THIRD]
+    ids = encoder.ids([text], shown)
+    assert encoder.unexpanded(ids, shown) == processor.tokenizer(text)["input_ids"]
+    place = ids.index(processor.tokenizer.convert_tokens_to_ids("\n\n\n"))
+    with pytest.raises(G2POError, match="no tokens of an image of"):
+        encoder.unexpanded([*ids[:place], *ids[place + 1 :]], shown)
+
+
+@pytest.mark.parametrize("family", vision_models.FAMILIES)
+def test_tokens_that_an_engine_would_take_for_an_image_are_not_sampled(family):
+    """Gemma 3's processor replaces a token which is none of features: vLLM would put an image there."""
+    processor = vision_models.FAMILIES[family]()[0]
+    encoder = ImageEncoder(processor)
+    (one,) = processor.tokenizer(encoder.token, add_special_tokens=False)["input_ids"]
+    assert one in encoder.token_ids and {*processor.image_token_ids} <= {*encoder.token_ids}
+    assert len({*encoder.token_ids}) == len(encoder.token_ids)
+
+
+def test_the_processor_runs_once_for_each_size(monkeypatch):
+    """A conversation asks for all its images at every turn."""
+    encoder, run, runs = ImageEncoder(vision_models.qwen()[0]), ImageEncoder._with_images, []
+    shown = [FIRST, SECOND, FIRST, THIRD]
+    ids = encoder.ids([encoder.token * 4], shown)
+    monkeypatch.setattr(ImageEncoder, "_with_images", lambda *request: runs.append(0) or run(*request))
+    assert [len(encoder.unexpanded(ids, shown)) for _ in range(3)] == [4] * 3
+    assert len(runs) == len({one.size for one in shown}) < 4
 
 
 @pytest.mark.parametrize("family", ["Qwen2.5-VL", "Gemma 3", "Idefics3"])
