@@ -16,6 +16,7 @@ from accelerate.utils import gather_object, is_peft_model, set_seed
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
+from ..utils.errors import G2POError
 from ..utils.options import require
 from ..utils.trl_compat import gather_params_of, replaced
 from .base import Completion, EngineParts
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
+    from ..utils.images import Picture
     from .vllm_adapter import ServedAdapter
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
@@ -166,11 +168,17 @@ class VLLMEngine(RequestEngine):
             self.vllm.llm.llm_engine.engine_core.shutdown()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
-        if self.is_collective:
-            return self._generate_together(prompts, sampling, seeds)
-        return super().generate(prompts, sampling, seeds)
+        if not self.is_collective:
+            return super().generate(prompts, sampling, seeds, images)
+        if images and any(images):
+            raise G2POError(f"prompts have images, and {_SHARED}")
+        return self._generate_together(prompts, sampling, seeds)
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
         """Return the parameters that TRL's wrapper would pass, with the seed."""

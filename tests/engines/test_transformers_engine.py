@@ -14,7 +14,7 @@ from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from g2po_trl import G2POConfig
+from g2po_trl import G2POConfig, G2POError
 from g2po_trl.engines import trl_vllm as vllm_engine
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import Sampling
@@ -252,6 +252,21 @@ def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
     monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuse)
     with pytest.raises(ValueError, match="no_repeat_ngram_size"):
         engine_of(RecordingVLLM(), {"no_repeat_ngram_size": 3}).generate([[1]], Sampling())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_module, ranks):
+    engine, asked = engine_of(RecordingVLLM(tensor_parallel_size=ranks)), []
+    if ranks > 1:
+        with pytest.raises(G2POError, match="images, and ranks share a vLLM"):
+            engine.generate([[1]], Sampling(), [5], images=[["image"]])
+        return
+    engine._request = lambda prompt, sampling, seed, images: (
+        asked.append((prompt, seed, images)) or (prompt, SharedParams())
+    )
+    with engine.rollout():
+        engine.generate([[1], [2, 2]], Sampling(), [5, 6], images=[["image"], []])
+    assert asked == [([1], 5, ["image"]), ([2, 2], 6, [])]
 
 
 def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
