@@ -111,6 +111,13 @@ class VLLMEngine(RequestEngine):
         engine = cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
         if engine.streams:
             engine.read_images(parts.image_inputs and parts.image_inputs.encoder)
+        if engine.image_encoder is not None:
+            place = parts.vllm.llm.llm_engine.model_config.model
+            if others := engine.image_encoder.other_settings(place):
+                engine.reads_text_because = (
+                    f"vLLM prepares images by the processor of {place!r}, whose {', '.join(others)} are not those of "
+                    "the trainer's: save the trainer's there"
+                )
         return engine
 
     @classmethod

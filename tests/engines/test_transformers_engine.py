@@ -269,6 +269,25 @@ def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_modul
     assert asked == [([1], 5, ["image"]), ([2, 2], 6, [])]
 
 
+@pytest.mark.parametrize("others", [[], ["image_mean"]])
+def test_images_are_refused_if_vllm_would_see_other_pixels(vllm_module, others):
+    vllm, places = RecordingVLLM(), []
+    vllm.llm.llm_engine.model_config = SimpleNamespace(model="folder")
+    encoder = SimpleNamespace(other_settings=lambda place: places.append(place) or others, token_ids=[3])
+    parts = SimpleNamespace(
+        args=SimpleNamespace(generation_kwargs=None, seed=0),
+        tokenizer=SimpleNamespace(),
+        stop_token_ids=[7],
+        vllm=vllm,
+        accelerator=SimpleNamespace(process_index=0),
+        model=lambda: torch.nn.Linear(1, 1),
+        image_inputs=SimpleNamespace(encoder=encoder),
+    )
+    reason = VLLMEngine.of_trainer(parts).reads_text_because
+    assert places == ["folder"] and (reason is not None) == bool(others)
+    assert not others or "whose image_mean are not those of the trainer's" in reason
+
+
 def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
     vllm = RecordingVLLM()
     engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})

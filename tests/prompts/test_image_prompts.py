@@ -85,6 +85,20 @@ def test_tokens_that_an_engine_would_take_for_an_image_are_not_sampled(family):
     assert len({*encoder.token_ids}) == len(encoder.token_ids)
 
 
+@pytest.mark.parametrize("family", ["Gemma 3", "Idefics3"])
+def test_a_processor_that_makes_other_pixels_is_told_from_the_saved_one(family, tmp_path):
+    """vLLM loads that of the model's folder: it would train on 1 nat of noise, by as many tokens."""
+    processor = vision_models.FAMILIES[family]()[0]
+    encoder = ImageEncoder(processor)
+    assert encoder.other_settings(tmp_path) == []
+    processor.tokenizer.save_pretrained(tmp_path)
+    assert encoder.other_settings(tmp_path) == []
+    processor.save_pretrained(tmp_path)
+    assert encoder.other_settings(tmp_path) == []
+    processor.image_processor.image_mean = [0.2, 0.2, 0.2]
+    assert encoder.other_settings(tmp_path) == ["image_mean"]
+
+
 def test_the_processor_runs_once_for_each_size(monkeypatch):
     """A conversation asks for all its images at every turn."""
     encoder, run, runs = ImageEncoder(vision_models.qwen()[0]), ImageEncoder._with_images, []
