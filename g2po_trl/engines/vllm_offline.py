@@ -21,7 +21,7 @@ class OfflineVLLMEngine(RequestEngine):
 
     Attributes:
         longest: maximum tokens of prompt and completion together.
-        images_from: folder or Hub id of the processor, if the model reads images.
+        images_from: folders or Hub ids that may have the processor, in order; none if the model reads text alone.
     """
 
     def __init__(self, model: str, options: dict[str, Any] | None = None, **vllm_options: Any):
@@ -55,7 +55,7 @@ class OfflineVLLMEngine(RequestEngine):
             self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
             config = self.llm.llm_engine.model_config
             self.longest = config.max_model_len
-            self.images_from = config.tokenizer if config.is_multimodal_model else None
+            self.images_from = [config.tokenizer, config.model] if config.is_multimodal_model else []
         except BaseException:
             self.close()
             raise

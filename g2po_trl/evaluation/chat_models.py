@@ -212,7 +212,8 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
-        if engine.images_from and reads_images(processor := load_processor(engine.images_from)):
+        found = (load_processor(place) for place in engine.images_from)
+        if (processor := next(filter(reads_images, found), None)) is not None:
             engine.read_images(ImageEncoder(processor))
         return EngineChat(engine, engine.longest, chat_template_kwargs)
     except BaseException:

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import vision_models
 from seeded_engine import SeededEngine
 
 from g2po_trl.evaluation.chat_models import EngineChat, load_vllm
@@ -54,6 +55,20 @@ def test_processes_of_vllm_end_with_the_model_and_if_it_cannot_be_loaded(options
     with pytest.raises(OSError, match="no tokenizer"):
         load_vllm("nowhere")
     assert vllm.ended == 2
+
+
+@pytest.mark.parametrize("of", ["model", "tokenizer"])
+def test_images_are_written_by_the_models_processor_if_the_tokenizers_folder_has_none(of, tmp_path, monkeypatch):
+    """An adapter's folder has its tokenizer, and may lack the processor that its base has."""
+    processor = vision_models.gemma3()[0]
+    for name in ("model", "tokenizer"):
+        (processor if name in ("model", of) else processor.tokenizer).save_pretrained(tmp_path / name)
+    vllm = FakeVLLM(processor.tokenizer)
+    places = {name: str(tmp_path / name) for name in ("model", "tokenizer")}
+    vllm.llm_engine.model_config = SimpleNamespace(max_model_len=64, is_multimodal_model=True, **places)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda model, **options: vllm))
+    chat = load_vllm(str(tmp_path / "model"))
+    assert chat.engine.reads_text_because is None and chat.encode.images is not None
 
 
 def test_an_engine_without_seeds_ends_too(tokenizer):
