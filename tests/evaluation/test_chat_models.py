@@ -1,4 +1,4 @@
-"""Models in this process: what ends with them."""
+"""Models in this process: what ends with them, and whose processor they take."""
 
 import sys
 from types import SimpleNamespace
