@@ -1,9 +1,12 @@
 """`begin`, `send` and `receive`: answers come when they are ready, whatever other episodes and workers do."""
 
+import fcntl
 import os
 import random
 import signal
+import termios
 import time
+from array import array
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
+from g2po_trl.environments.pool.channel import CHUNK_BYTES
 
 held = []
 
@@ -66,6 +70,15 @@ def received(pool, slots):
         assert new and not set(new) & set(answers), "nothing comes twice"
         answers |= new
     return answers
+
+
+def wait_for_bytes(pool, pid):
+    """Return when more of a worker's answer can be read than one read takes."""
+    (worker,) = [worker for worker in pool._in_service if worker.process.pid == pid]
+    last, readable = time.monotonic() + 20, array("i", [0])
+    while fcntl.ioctl(worker.channel.fileno(), termios.FIONREAD, readable) or readable[0] <= CHUNK_BYTES:
+        assert time.monotonic() < last, "the answer has come, or does not"
+        time.sleep(0.01)
 
 
 def texts(answers):
@@ -219,9 +232,9 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool, tmp_path
     pool.send({0: f"big {begun}", 1: "sleep 1.0", 2: "sleep 1.0", 3: "sleep 1.0"})  # big: more than a socket holds
     while not begun.exists():
         time.sleep(0.01)
-    time.sleep(0.3)
+    wait_for_bytes(pool, pid)
     answers = pool.receive()  # that the worker has taken up its jobs, and a part
-    time.sleep(0.3)
+    wait_for_bytes(pool, pid)
     os.kill(pid, signal.SIGSTOP)  # for a moment there is no more than what the socket holds
     time.sleep(2.1)
     answers |= pool.receive()

@@ -89,9 +89,3 @@ def test_a_command_line_program(agent_file, tmp_path, tiny_model_dir):
     played = train(f"{file}:agent", tmp_path, tiny_model_dir, per_device_train_batch_size=4)
     assert len(played) == 8 and {len(t["steps"]) for t in played} == {2}
     assert {t["outcome"] for t in played} == {"failure"} and not any(t.get("failure_reason") for t in played)
-
-
-def test_the_state_key_of_the_page(agent_file):
-    names = {}
-    exec(agent_file("def key").read_text(), names)
-    assert names["key"]([{"role": "tool", "content": "FAILED b\nok\nFAILED a"}]) == ["a", "b"]
