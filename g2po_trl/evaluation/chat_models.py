@@ -13,12 +13,12 @@ from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
 from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message
-from ..prompts.images import ImageEncoder, ImageInputs, reads_images
+from ..prompts.images import ImageEncoder, ImageInputs, load_processor, reads_images
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
 from ..utils.errors import G2POError
 from ..utils.json import write_json
-from .checkpoints import load_model, load_processor, load_tokenizer
+from .checkpoints import load_model, load_tokenizer
 
 
 @dataclass(frozen=True)

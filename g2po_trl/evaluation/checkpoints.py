@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import xxhash
 
+from ..prompts.images import load_processor
 from ..utils.adapters import ADAPTER_CONFIG, adapter_of, find_adapter, load_adapter
 from ..utils.errors import G2POError
 
@@ -63,14 +63,6 @@ def load_tokenizer(model: str, loaded: Any):
         except (OSError, ValueError):  # it has none
             continue
     return load(places[-1])
-
-
-def load_processor(place: str):
-    """Return the processor of a folder or a Hub id; `None` if it has none, or without what that needs."""
-    from transformers import AutoProcessor
-
-    with suppress(ImportError, OSError, ValueError):  # the model still reads text
-        return AutoProcessor.from_pretrained(place, padding_side="left")
 
 
 def _load_checkpoint(model: str, **kwargs: Any):

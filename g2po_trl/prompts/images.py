@@ -29,6 +29,14 @@ def reads_images(processing_class) -> bool:
     return all(getattr(processing_class, name, None) is not None for name in ("image_processor", "image_token"))
 
 
+def load_processor(place: str):
+    """Return the processor of a folder or a Hub id; `None` if it has none, or without what that needs."""
+    from transformers import AutoProcessor
+
+    with suppress(ImportError, OSError, ValueError):  # the model still reads text
+        return AutoProcessor.from_pretrained(place, padding_side="left")
+
+
 def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:
     """Return a message's content as chat templates take it with images: a block for each text and each image."""
     if not message.get("images"):
@@ -113,15 +121,12 @@ class ImageEncoder:
 
         Empty if it has none. An engine that loads the processor there would see other pixels, by as many tokens.
         """
-        from transformers import AutoProcessor
-
-        with suppress(ImportError, OSError, ValueError):
-            other = AutoProcessor.from_pretrained(place)
-            if reads_images(other):
-                ours, theirs = (one.image_processor.to_dict() for one in (self.processor, other))
-                names = sorted(ours.keys() & theirs.keys() - _OF_CLASSES)
-                return [name for name in names if _plain(ours[name]) != _plain(theirs[name])]
-        return []
+        other = load_processor(place)
+        if not reads_images(other):
+            return []
+        ours, theirs = (one.image_processor.to_dict() for one in (self.processor, other))
+        names = sorted(ours.keys() & theirs.keys() - _OF_CLASSES)
+        return [name for name in names if _plain(ours[name]) != _plain(theirs[name])]
 
     def _written(self, size: tuple[int, int], image: Picture) -> tuple[list[int], list[int], list[int]]:
         """Return the white space before an image's tokens, the tokens, and the white space after, by its size."""
