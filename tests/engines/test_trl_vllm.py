@@ -1,0 +1,286 @@
+"""The engine around TRL's vLLM wrapper, with a stand-in for the wrapper: weights, sleep, requests and prefix cache."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import programs
+import pytest
+import torch
+
+from g2po_trl import G2POError
+from g2po_trl.engines import trl_vllm as vllm_engine
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.trl_vllm import VLLMEngine
+from g2po_trl.engines.vllm_requests import RequestEngine, Requests
+from g2po_trl.rollout.player import RolloutStats
+
+
+def test_server_mode_with_unequal_numbers_of_prompts():
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = programs.run_ranks(2, Path(__file__).parents[1] / "helpers" / "engine_script.py", env=env, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]  # the script's own assertions, on both ranks
+
+
+class SharedParams(SimpleNamespace):
+    def clone(self):
+        return SharedParams()
+
+
+@pytest.fixture
+def vllm_module(monkeypatch):
+    """What requests to vLLM are made of, where vLLM is not installed."""
+    params = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"), StructuredOutputsParams=dict)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+
+
+class RecordingVLLM:
+    """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep.
+
+    Its vLLM has cached the prompt's length without its last token, and says so. It completes a request a step, the
+    last one first. With `tensor_parallel_size` 2 it adds a prompt of 50 tokens for each, before ours, as if the rank
+    before had brought it.
+    """
+
+    mode, logprobs, structured_outputs_regex = "colocate", 0, None
+
+    def __init__(self, prefix_caching=True, tensor_parallel_size=1):
+        self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
+        self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
+        self.requests, self.parameters, self.adapters = {}, [], []
+        cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
+        self.llm = SimpleNamespace(
+            wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.events.append(f"sleep {level}"),
+            generate=self.answer,
+            reset_prefix_cache=lambda: self.events.append("forget") or self.forgets,
+            llm_engine=SimpleNamespace(
+                vllm_config=SimpleNamespace(cache_config=cache_config),
+                add_request=self.add_request,
+                step=self.step,
+                abort_request=lambda names: self.events.append(f"abort {len(names)}"),
+            ),
+        )
+        self.llm_generate = self.llm.generate
+
+    def add_request(self, name, prompt, parameters, lora_request):
+        self.requests[name] = prompt["prompt_token_ids"]
+        self.adapters.append(lora_request)
+        self.parameters.append(parameters)
+
+    def step(self):
+        name, prompt = self.requests.popitem()
+        self.events.append(f"answer {len(prompt)} asleep={self.enable_sleep_mode}")
+        answer = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
+        return [
+            SimpleNamespace(finished=False),
+            SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=len(prompt) - 1),
+        ]
+
+    def answer(self, prompts, sampling_params, **options):
+        self.adapters += [options.get("lora_request")] * (len(prompts) // self.tensor_parallel_size)
+        return [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts]
+
+    def sync_weights(self):
+        self.events.append("weights")
+
+    def generate(self, prompts, images, num_generations):
+        self.events.append(f"generate {len(prompts)} asleep={self.enable_sleep_mode}")
+        others = [[0] * 50] * (len(prompts) * (self.tensor_parallel_size - 1))
+        self.llm.generate(others + prompts, sampling_params=SharedParams())
+        return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
+
+
+def engine_of(vllm, options=None):
+    tokenizer = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
+    return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
+
+
+def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
+    def refuse(no_repeat_ngram_size=None, **known):
+        if no_repeat_ngram_size is not None:
+            raise TypeError("Unexpected keyword argument 'no_repeat_ngram_size'")  # as vLLM 0.31 does
+
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuse)
+    with pytest.raises(ValueError, match="no_repeat_ngram_size"):
+        engine_of(RecordingVLLM(), {"no_repeat_ngram_size": 3}).generate([[1]], Sampling())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_module, ranks):
+    engine, asked = engine_of(RecordingVLLM(tensor_parallel_size=ranks)), []
+    if ranks > 1:
+        with pytest.raises(G2POError, match="images, and ranks share a vLLM"):
+            engine.generate([[1]], Sampling(), [5], images=[["image"]])
+        return
+    engine._request = lambda prompt, sampling, seed, images: (
+        asked.append((prompt, seed, images)) or (prompt, SharedParams())
+    )
+    with engine.rollout():
+        engine.generate([[1], [2, 2]], Sampling(), [5, 6], images=[["image"], []])
+    assert asked == [([1], 5, ["image"]), ([2, 2], 6, [])]
+
+
+@pytest.mark.parametrize("others", [[], ["image_mean"]])
+def test_images_are_refused_if_vllm_would_see_other_pixels(vllm_module, others):
+    vllm, places = RecordingVLLM(), []
+    vllm.llm.llm_engine.model_config = SimpleNamespace(model="folder")
+    encoder = SimpleNamespace(other_settings=lambda place: places.append(place) or others, token_ids=[3])
+    parts = SimpleNamespace(
+        args=SimpleNamespace(generation_kwargs=None, seed=0),
+        tokenizer=SimpleNamespace(),
+        stop_token_ids=[7],
+        vllm=vllm,
+        accelerator=SimpleNamespace(process_index=0),
+        model=lambda: torch.nn.Linear(1, 1),
+        image_inputs=SimpleNamespace(encoder=encoder),
+    )
+    reason = VLLMEngine.of_trainer(parts).reads_text_because
+    assert places == ["folder"] and (reason is not None) == bool(others)
+    assert not others or "whose image_mean are not those of the trainer's" in reason
+
+
+def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})
+    with engine.rollout():
+        completions = engine.generate([[1], [2, 2]], Sampling(), [5, 6])
+        assert [completion.cached_tokens for completion in completions] == [0, 1]
+        assert engine.generate([], Sampling()) == []
+        engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+    assert vllm.events == [
+        *("weights", "forget", "wake kv_cache", "answer 2 asleep=False", "answer 1 asleep=False"),
+        *("answer 1 asleep=False", "sleep 2"),
+    ]
+    assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
+    assert [parameters.seed for parameters in vllm.parameters] == [5, 6, None]
+    assert vars(vllm.parameters[-1]) == {
+        **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
+        **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "logprobs": 0},
+        "skip_special_tokens": False,
+        **{"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}, "seed": None, "output_kind": "final"},
+    }
+
+
+def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for key in (3, 4, 5):
+            engine.submit(key, [1] * key, Sampling(), seed=key)
+        (answered,) = engine.poll(0.0).items()
+        assert answered[0] == 5 and answered[1].ids == [7] and answered[1].logprobs == [-1.0]
+    assert vllm.events[-2:] == ["abort 2", "sleep 2"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}
+    vllm.step, vllm.llm.llm_engine.step = None, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([[1], [2]], Sampling())
+    assert vllm.events[-1] == "abort 2"
+
+
+def test_a_vllm_that_is_not_trained_forgets_an_interrupted_rollout(vllm_module):
+    vllm = RecordingVLLM()
+    engine = RequestEngine(SimpleNamespace(decode=lambda ids: ""), [7])
+    engine.requests = Requests(vllm.llm)
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        engine.submit(3, [1], Sampling(), seed=3)
+        raise RuntimeError("broken")
+    assert vllm.events == ["abort 1"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}, "of the rollout before"
+
+
+def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * 2)
+    vllm = RecordingVLLM(tensor_parallel_size=2)
+    engine = engine_of(vllm, {"frequency_penalty": 0.1})
+    assert not engine.streams
+    with engine.rollout():
+        engine.generate([[1], [2]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+    assert vllm.events == ["weights", "forget", "wake kv_cache", "generate 2 asleep=False", "sleep 2"]
+    assert vllm.generation_kwargs == {
+        **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
+        "stop_token_ids": [7],
+        "stop": ["</action>"],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "frequency_penalty": 0.1,
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_rollout_is_answered_by_the_adapter_of_its_time(monkeypatch, vllm_module, ranks):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks)
+    vllm, versions = RecordingVLLM(tensor_parallel_size=ranks), iter("ab")
+    engine = engine_of(vllm)
+    engine.generate([[1]], Sampling())
+    engine.adapter = SimpleNamespace(load=lambda: next(versions))
+    for _ in range(2):
+        with engine.rollout():
+            engine.generate([[1], [2]], Sampling())
+    assert vllm.adapters == [None, "a", "a", "b", "b"]
+
+
+def test_vllm_sleeps_after_an_error():
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        raise RuntimeError("broken")
+    assert vllm.events[-1] == "sleep 2"
+
+
+def test_a_rollout_in_a_rollout_hands_on_no_weights(vllm_module):
+    """A panel's parts are played with the same weights; the next rollout gets those of its own time."""
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for _ in range(3):
+            with engine.rollout():
+                engine.generate([[1]], Sampling())
+    assert [event for event in vllm.events if not event.startswith("answer")] == [
+        *("weights", "forget", "wake kv_cache", "sleep 2")
+    ]
+    with engine.rollout():
+        pass
+    assert vllm.events.count("weights") == vllm.events.count("forget") == 2
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout(), engine.rollout():
+        raise RuntimeError("broken")
+    with engine.rollout():
+        assert vllm.events.count("weights") == 4, "after an error too"
+
+
+def test_a_cache_that_cannot_be_forgotten_is_not_used():
+    vllm = RecordingVLLM()
+    vllm.forgets = False
+    with pytest.raises(RuntimeError, match="what the previous weights computed"), engine_of(vllm).rollout():
+        raise AssertionError("nothing is played")
+    assert vllm.events == ["weights", "forget"]
+
+
+@pytest.mark.parametrize("ranks_of_a_model", [1, 2])
+def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch, vllm_module):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
+    vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
+    completions = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
+    assert [completion.cached_tokens for completion in completions] == [0, 1, 2]
+    assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
+
+
+def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer, vllm_module):
+    completions = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
+    assert [completion.cached_tokens for completion in completions] == [None]
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/success_rate" in e)
+    assert "rollout/mean_prompt_tokens" in entry and "rollout/prefix_cache_hit_fraction" not in entry
+
+
+def test_hit_fraction_over_ranks():
+    """By tokens; a rank without prompts has no part in it."""
+    ranks = [RolloutStats(cacheable_tokens=300, cached_tokens=100), RolloutStats(cacheable_tokens=100), RolloutStats()]
+    assert RolloutStats.over_ranks(ranks).metrics()["rollout/prefix_cache_hit_fraction"] == 0.25
+    assert ranks[1].metrics()["rollout/prefix_cache_hit_fraction"] == 0
+    assert "rollout/prefix_cache_hit_fraction" not in ranks[2].metrics()
