@@ -1,6 +1,6 @@
-"""G2PO for language-model agents, on top of TRL. `from g2po_trl import …` gives the whole public API.
+"""G2PO for language-model agents, on top of TRL. `from g2po_trl import …` provides the whole public API.
 
-Names are looked up on first use, so that the graph and the advantages load without torch and TRL.
+A name is imported on first use, so that the graph and the estimators load without torch and TRL.
 """
 
 import os

@@ -48,7 +48,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     `steps_per_generation` mini-batches, in blocks of eight neighbours in token order, so that samples with a common
     prefix stay together. Each mini-batch is split into micro-batches of at most `max_tokens_per_micro_batch` tokens.
     With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps. `mini_batch_size`
-    sets the size of a mini-batch instead of their number.
+    sets the size of the mini-batches instead of their number.
 
     `g2po train TARGET --help-all` describes all fields.
     """
@@ -302,7 +302,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         check(self, given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain data, for files and loggers: without what looks like a secret."""
+        """Return every field as plain data for files and loggers; values that look like secrets are masked."""
         return masked(super().to_dict())
 
     def _check_estimator(self) -> None:
@@ -312,7 +312,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         """Return how completions are sampled in evaluations.
 
         Args:
-            temperature: `None`: `eval_temperature`.
+            temperature: the sampling temperature. `None`: `eval_temperature`.
         """
         of_evaluations = {one.name: getattr(self, f"eval_{one.name}", None) for one in fields(Sampling)}
         changes = {name: value for name, value in of_evaluations.items() if value is not None}
@@ -322,7 +322,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         """Return the function `StateGraph -> (S,)` advantages that the fields select.
 
         Raises:
-            G2POError: if `estimator_kwargs` has what the estimator does not take.
+            G2POError: if `estimator_kwargs` has an option that the estimator does not have, or a value out of range.
         """
         return make_estimator(
             self.advantage_estimator,
@@ -340,17 +340,17 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether steps may be trained on by a later policy than the one that they were sampled from."""
+        """Whether a step may train a later policy than the one that sampled it."""
         return self.rollout_strategy == "partial_rollouts"
 
     @property
     def corrects_sampling(self) -> bool:
-        """Whether completions come with log-probabilities of another engine or policy, for importance weights."""
+        """Whether completions carry the log-probabilities of another engine or policy, for importance weights."""
         return not ENGINES[self.engine].engine.is_the_model or self.is_off_policy
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
-        """Steps that transformers counts (`global_step`) between two rollouts.
+        """Number of steps between two rollouts, as transformers counts them (`global_step`).
 
         A step is an optimizer step or, with `mini_batch_size`, a pass over the rollout.
         """

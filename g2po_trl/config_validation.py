@@ -140,7 +140,7 @@ def choose_engine(args: GRPOConfig) -> None:
 
 
 def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
-    """Check what fields mean together. `given`: their values before defaults were derived."""
+    """Check combinations of fields. `given`: their values before defaults were derived."""
     for name, reason in _used(given, REFUSED):
         raise G2POError(f"{name} is {given[name]!r}, which cannot be used in G2PO: {reason}")
     defaults = {one.name: one.default for one in fields(args)}
@@ -152,7 +152,8 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
     for name in changed:
         for sentence in without_effect([name], vars(args), needs) if name not in NEEDS else ():
             require(False, name, given[name], f"{sentence}; leave it out")
-    require(args.temperature > 0, "temperature", args.temperature, "set it above 0: a greedy group is all equal")
+    remedy = "set it above 0: with greedy decoding, all episodes of a group are equal"
+    require(args.temperature > 0, "temperature", args.temperature, remedy)
     for name, choices in (("loss_type", LOSS_TYPES), ("importance_sampling_level", ("token", "sequence"))):
         value = getattr(args, name)
         require(value in choices, name, value, f"set it to one of {', '.join(choices)}")
@@ -161,7 +162,7 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
     require(ends, "num_train_epochs", args.num_train_epochs, "set it to a number above 0")
     norm = args.max_grad_norm  # infinity logs the norm alone; transformers makes a TypeError at the first step
     require(isinstance(norm, (int, float)), "max_grad_norm", norm, "set it to a number; 0 does not clip")
-    require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "leave the empty text out")
+    require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "remove the empty text")
     similarity_threshold(args.state_key)
     others = args.other_eval_temperatures
     different = {f"{one:g}" for one in (*others, args.eval_temperature)}  # six digits, as in the names of their panels
@@ -186,7 +187,7 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
 
 
 def _used(values: Mapping[str, Any], options: Mapping[str, tuple[Any, str]]) -> list[tuple[str, str]]:
-    """Return the names of options that are set, with the reasons."""
+    """Return the names of options that are set, each with the reason against it."""
     return [(name, reason) for name, (unused, reason) in options.items() if values[name] != unused]
 
 
@@ -228,7 +229,7 @@ def _check_generation_kwargs(args: GRPOConfig) -> None:
 
 
 def _check_distribution(args: GRPOConfig) -> None:
-    """Refuse what samples from another distribution than the loss scores: importance weights would be biased."""
+    """Refuse options that change the sampled distribution, but not the loss's: importance weights would be biased."""
     changed = [f"{name}={value!r}" for name, value in args.filters().items()]
     if args.vllm_structured_outputs_regex is not None and not ENGINES[args.engine].engine.is_the_model:
         changed.append(f"vllm_structured_outputs_regex={args.vllm_structured_outputs_regex!r}")
@@ -238,7 +239,7 @@ def _check_distribution(args: GRPOConfig) -> None:
         raise G2POError(
             f"{', '.join(changed)} with vllm_importance_sampling_correction=True: completions would not be sampled "
             "from the distribution that the loss scores, so every ratio between their probabilities would be biased. "
-            "Remove what reshapes it (evaluation has eval_top_p and eval_top_k), or set "
+            "Remove the options that reshape it (evaluation has eval_top_p and eval_top_k), or set "
             "vllm_importance_sampling_correction=False"
         )
 
@@ -259,7 +260,7 @@ def largest_weight(args: GRPOConfig) -> float | None:
 
 
 def set_best_metric(args: GRPOConfig, load_best: bool) -> None:
-    """Set what evaluations are compared by: transformers' default is a loss, which no evaluation here has."""
+    """Set the metric that compares evaluations: transformers' default is a loss, and evaluations report none."""
     by_metric = option_text(args.lr_scheduler_type) in ("reduce_lr_on_plateau", "greedy")
     if by_metric or load_best or option_text(args.save_strategy) == "best":
         args.metric_for_best_model = args.metric_for_best_model or "success_rate"
@@ -275,7 +276,7 @@ def set_best_metric(args: GRPOConfig, load_best: bool) -> None:
 
 
 def _check_training_loop(args: GRPOConfig) -> None:
-    """Refuse what transformers' training loop would ignore, or do wrongly with rollouts and micro-batches."""
+    """Refuse options that transformers' loop would ignore, or apply wrongly to rollouts and micro-batches."""
     require(bool(args.output_dir), "output_dir", args.output_dir, "name a folder")
     rate, seed = args.learning_rate, args.seed  # YAML reads 1e-6 as a text
     require(is_of_kind(rate, float) and rate >= 0, "learning_rate", rate, "set it to a number of 0 or more")
@@ -285,7 +286,7 @@ def _check_training_loop(args: GRPOConfig) -> None:
     remedy = f"lr_scheduler_type={schedule!r} has no warm-up; set it to 'constant_with_warmup', or warmup_steps to 0"
     require(not never_warms, "warmup_steps", args.warmup_steps, remedy)
     per_layer = optimizer in ("lomo", "adalomo") or optimizer.endswith("layerwise")
-    remedy = "it steps in the backward pass, of which an optimizer step has one for each micro-batch; choose another"
+    remedy = "it steps in the backward pass, and an optimizer step has one per micro-batch; choose another"
     require(not per_layer, "optim", optimizer, remedy)
     if schedule == "greedy":
         low, high = (args.lr_scheduler_kwargs.get(*one) for one in (("min_lr", 1e-3), ("max_lr", 1.0)))
@@ -306,7 +307,7 @@ def _check_training_loop(args: GRPOConfig) -> None:
 
 
 def _check_best_model(args: GRPOConfig) -> None:
-    """Refuse evaluations and checkpoints that do not meet, if the best checkpoint is saved or loaded."""
+    """Refuse evaluations and checkpoints at different steps, if the best checkpoint is saved or loaded."""
     unseen = args.save_strategy == "best" and args.eval_strategy == "no"
     require(not unseen, "save_strategy", "best", "it needs evaluations; set eval_strategy to 'steps'")
     if not args.load_best_model_at_end:

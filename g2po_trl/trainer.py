@@ -122,21 +122,22 @@ class G2POTrainer(GRPOTrainer):
         args: the configuration.
         train_dataset: one task per row; its columns are the keyword arguments of the environment's `reset`. A column
             `task_id` names the task in trajectories; success is also reported by `task_type`.
-        eval_dataset: the evaluation set: tasks that `evaluate` plays, all of them.
+        eval_dataset: the evaluation set: `evaluate` plays all of its tasks.
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
-            TRL, is accepted too. Several are a dictionary: the column `environment` of a task names its own.
-        prompt_template: the prompt's wording, and the parser of the completion; of several environments also a
-            dictionary. Default: the environment class's `prompt_template`; without one, `TOOL_PROMPT` for a class
-            with tool methods, otherwise `DEFAULT_PROMPT`.
+            TRL, is accepted too. For several environments, pass a dictionary: the column `environment` of a task names
+            one.
+        prompt_template: wording of the prompt and parser of the completion; for several environments, one or a
+            dictionary. Default: the environment class's `prompt_template`; without one, `TOOL_PROMPT` for a class with
+            tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
-        state_key: `Step -> str`, replaces the environment's own state key; not with the configuration's `state_key`.
+        state_key: `Step -> str`, replaces the environment's own state key. Excludes the configuration's `state_key`.
             With `agent`: a function of a request's messages.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
             protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
-            Several are a dictionary, as of environments.
+            For several agents, pass a dictionary.
         reward_funcs: for tool-based classes, as in `GRPOTrainer`, but called in the worker with lists of one episode.
             Their sum, weighted by `reward_weights`, is added to `get_reward()`.
         tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` these are
@@ -239,7 +240,7 @@ class G2POTrainer(GRPOTrainer):
         add_callbacks(self)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator as transformers does, before any model is prepared, the reference included."""
+        """Create the accelerator as transformers does, before any model is prepared, including the reference."""
         super().create_accelerator_and_postprocess()
         keep_outputs_exact(fsdp_plugin_of(self.accelerator))
 
@@ -254,7 +255,7 @@ class G2POTrainer(GRPOTrainer):
 
         Args:
             graph: the state graph of all ranks' trajectories.
-            trajectories: those of this rank, for what the graph does not contain, such as token ids.
+            trajectories: this rank's trajectories, for data that the graph does not contain, such as token ids.
         """
         return self.credit.estimator(graph)
 
@@ -275,8 +276,11 @@ class G2POTrainer(GRPOTrainer):
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(trainer.sampling, temperature=0)`.
             groups: group of each task, see `Player.play`.
-            description: of the progress bar.
+            description: label of the progress bar.
             seeds: seed of each episode, see `Player.play`.
+
+        Returns:
+            The trajectories, in the order of the tasks, and the statistics of this rank's rollout.
         """
         sampling = sampling or self.sampling
         episodes, is_main = self.player.number_of(tasks), self.accelerator.is_main_process
@@ -451,7 +455,7 @@ class G2POTrainer(GRPOTrainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Play every task of an evaluation set `num_generations_eval` times, at `eval_temperature`, from `eval_seed`.
 
-        First, it is played at each of `other_eval_temperatures`: metrics at 1.0 have the prefix `eval_t1`.
+        It is first played at each of `other_eval_temperatures`: metrics at 1.0 have the prefix `eval_t1`.
 
         Args:
             eval_dataset: tasks, their name in a dictionary, or a dictionary of tasks. Default: the trainer's.
@@ -521,7 +525,7 @@ class G2POTrainer(GRPOTrainer):
     # -- checkpoints, output folder, Hub ---------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train. `output_dir` belongs to one run and is locked meanwhile; a second call continues in it.
+        """Train the model. `output_dir` belongs to one run and is locked meanwhile; a second call continues the run.
 
         Args:
             resume_from_checkpoint: a folder, `True` or `"latest"` for the last checkpoint of `output_dir`, or `"auto"`
@@ -530,7 +534,7 @@ class G2POTrainer(GRPOTrainer):
 
         Raises:
             G2POError: when `output_dir` holds another run and `overwrite` is False, when another process trains
-                there, and when the checkpoint is another run's or cannot be continued with these settings.
+                there, and when the checkpoint belongs to another run or cannot be continued with these settings.
         """
         check_unchanged(self.args, self._read_once)
         self.iteration.reset()
@@ -588,12 +592,12 @@ class G2POTrainer(GRPOTrainer):
         return TaskSampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
 
     def run_identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal for a run to be continued."""
+        """Return the settings that must be unchanged for a run to be continued."""
         return identity_of(describe(self))
 
     @cached_property
     def tasks_hash(self) -> str:
-        """Hash of the training tasks, in any order."""
+        """Hash of the training tasks, independent of their order."""
         return tasks_hash(self.train_dataset)
 
     def _get_output_dir(self, trial) -> str:
@@ -609,9 +613,9 @@ class G2POTrainer(GRPOTrainer):
             self._push_from_checkpoint(str(run_dir / staged.name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save model and tokenizer: the files are written apart, and then take their names.
+        """Save model and tokenizer. The files are written elsewhere and then moved, so that none is ever incomplete.
 
-        Unlike transformers' it never pushes: a Hub failure cannot abort saving.
+        Unlike transformers' method, it never pushes to the Hub, so a Hub failure cannot abort saving.
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
         if self._staging.is_open:
@@ -630,7 +634,7 @@ class G2POTrainer(GRPOTrainer):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Do nothing: `_log_rollout` counts them."""
+        """Do nothing: `_log_rollout` counts the tokens."""
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""

@@ -1,4 +1,4 @@
-"""Checks of `G2POTrainer`: what needs the model, the data or a rollout. Values alone are checked by `G2POConfig`."""
+"""Checks of `G2POTrainer` that need the model, the data or a rollout. `G2POConfig` checks values alone."""
 
 from __future__ import annotations
 
@@ -187,20 +187,20 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
 def check_panel_names(
     eval_dataset: Dataset | Mapping[str, Dataset] | None, other_temperatures: Sequence[float]
 ) -> None:
-    """Refuse evaluation sets whose names are no files', or name another set's results at a further temperature."""
+    """Refuse names of evaluation sets that are no file names, or that another set's results at a temperature take."""
     panels = eval_dataset if isinstance(eval_dataset, Mapping) else {}
     for name in panels:
-        check_panel_name(name, "the name of a panel in eval_dataset")
+        check_panel_name(name, "the name of an evaluation set in eval_dataset")
         for temperature in other_temperatures:
-            remedy = f"so are the results of {name!r} named at other_eval_temperatures={temperature}; rename the set"
+            remedy = f"the results of {name!r} at other_eval_temperatures={temperature} have this name; rename the set"
             other = at_temperature(name, temperature)
-            require(other not in panels, "the name of a panel in eval_dataset", other, remedy)
+            require(other not in panels, "the name of an evaluation set in eval_dataset", other, remedy)
 
 
 def check_best_metric(
     args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None, environments: Iterable[str] = ()
 ) -> None:
-    """Refuse a `metric_for_best_model` that no evaluation has, which transformers finds after the first one."""
+    """Refuse a `metric_for_best_model` that no evaluation reports; transformers would fail after the first one."""
     name = args.metric_for_best_model
     if name is None or eval_dataset is None or args.eval_strategy == "no":
         return
@@ -213,12 +213,12 @@ def check_best_metric(
         task_types = {row.get("task_type") for row in rows}
         if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types, environments):
             return
-    remedy = f"no evaluation has it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
+    remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
     require(False, "metric_for_best_model", name, remedy)
 
 
 def _check_comparisons(trainer: GRPOTrainer) -> None:
-    """Refuse callbacks and schedules that compare evaluations, if there are none or nothing to compare them by."""
+    """Refuse callbacks and schedules that compare evaluations, if there is no evaluation or no metric for it."""
     parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
     comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
     for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():

@@ -38,23 +38,24 @@ class Step:
         valid: whether the completion had the required format.
         state_key: steps of a group with equal keys are in the same state. `None`: the observation is the key.
         completion: text that the model generated.
-        admissible_actions: those that the environment listed.
+        admissible_actions: actions that the environment listed.
         reward: reward of this step.
         prompt_ids: token ids that the model read.
         completion_ids: token ids that it generated, trained on as they are, without decoding and encoding again.
         logprobs: log-probabilities of `completion_ids`, if the engine reports them.
         prompt_truncated: the prompt was shortened to `max_prompt_length`.
         completion_truncated: the completion reached its maximum length.
-        messages: of a step that answers a chat request, the messages that its prompt adds to the earlier prompt that
-            it continues, or all of its messages. The action is then the assistant's message as JSON.
-        prompt: of evaluations, the text of the prompt; of agents that are asked by messages, the last message.
-        advantage: what the step was trained with; `None` if it was not trained.
-        policy_version: iteration whose policy wrote the completion, with partial rollouts; otherwise `None`.
+        messages: for a step that answers a chat request, the messages that its prompt adds to the earlier prompt
+            that it continues, or all of its messages. The action is then the assistant's message as JSON.
+        prompt: in evaluations, the text of the prompt; of chat models, the last message.
+        advantage: the advantage that the step was trained with; `None` if it was not trained.
+        policy_version: iteration whose policy generated the completion, with partial rollouts; otherwise `None`.
         call: what the completion did with the tools that its prompt offered: `"none"`, `"unreadable"`, `"unknown"` (a
             readable call of a tool that was not offered), `"known"`, or `"readable"` where the names of the tools are
             not known here. `None`: no tools.
-        images: of the observation, by their hashes; their files are beside the trajectories, see `image_file`.
-        prompt_images: those that a conversation's prompt shows, in the order of their tokens. `None`: `images`.
+        images: hashes of the observation's images; `image_file` returns their files, next to the trajectories.
+        prompt_images: hashes of the images that a conversation's prompt shows, in the order of their tokens. `None`:
+            `images`.
     """
 
     observation: str
@@ -89,9 +90,9 @@ class Step:
 
     @property
     def response(self) -> dict[str, Any] | None:
-        """The assistant's message, of a step that answers a chat request; `None` for other steps.
+        """The assistant's message of a step that answers a chat request; `None` for other steps.
 
-        An action that is not such a message is the content of one.
+        An action that is not a message as JSON becomes the content of one.
         """
         if self.messages is None:
             return None
@@ -104,14 +105,14 @@ class Step:
 
     @property
     def tool_calls(self) -> int:
-        """Number of tool calls in the completion, also in prose."""
+        """Number of tool calls in the completion, including calls written in `<tool_call>` tags."""
         if self.messages is None:
             return self.action.count("<tool_call>")
         return len(self.response.get("tool_calls", ()))
 
     @property
     def compared_action(self) -> str:
-        """What is compared of the action: of a chat response that calls tools, the calls without their ids."""
+        """The part of the action that is compared: of a chat response with tool calls, the calls without ids."""
         calls = (self.response or {}).get("tool_calls")
         return json.dumps([call["function"] for call in calls], sort_keys=True) if calls else self.action
 
@@ -119,8 +120,8 @@ class Step:
     def admissible(self) -> bool | None:
         """Whether the action is among `admissible_actions`, in any letter case; `None` if none were listed.
 
-        The action of an invalid completion is not. A part in angle brackets, as in `search[<your query>]`, stands for
-        any text.
+        The action of an invalid completion is never admissible. A part in angle brackets, as in `search[<your
+        query>]`, stands for any text.
         """
         if not self.admissible_actions:
             return None
@@ -137,7 +138,7 @@ class Trajectory:
         reward: sum of the rewards of all steps.
         outcome: `"success"`, `"failure"`, `"truncated"` (a failure at the turn limit), `"error"` (the environment
             raised, timed out or crashed) or `"lost"` (its worker failed because of another episode, and it could not
-            be replayed). Trajectories with the last two are in no statistic and are not trained on.
+            be replayed). Trajectories with the last two outcomes are in no statistic and are not trained on.
         final_observation: text of the observation after the last step.
         error: reason of `"error"` and `"lost"`.
         info: `StepResult.info` of the last step that was played.
@@ -197,7 +198,7 @@ class Trajectory:
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's row as it is written: plain JSON data without secrets, in about `LONGEST_ROW` characters.
 
-    In a longer row, texts are cut at `LONGEST_TEXT` characters, and last columns are left out; `CUT` marks both.
+    In a longer row, texts are cut at `LONGEST_TEXT` characters, and the last columns are left out; `CUT` marks both.
     """
     plain = to_plain(row)
     if len(to_json(plain)) <= LONGEST_ROW:
@@ -214,7 +215,7 @@ def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of `stored_row` has all that `reset` was given."""
+    """Return whether a row of `stored_row` is complete: has all arguments that `reset` got."""
     text = to_json(row)
     return CUT not in text and HIDDEN not in text
 
@@ -230,7 +231,7 @@ def _cut(value: Any, name: str) -> Any:
 
 
 def _beginning(value: Any) -> Any:
-    """Return the parts of plain data that may be shown, texts of twice the length: a secret at the cut is whole."""
+    """Return plain data with texts of at most twice `LONGEST_TEXT`, so that a secret at the cut is still whole."""
     if isinstance(value, dict):
         return {name: _beginning(part) for name, part in islice(value.items(), LONGEST_TEXT)}
     if isinstance(value, list):
@@ -239,7 +240,7 @@ def _beginning(value: Any) -> Any:
 
 
 def is_listed(action: str, listed: Sequence[str]) -> bool:
-    """Whether an environment's list of actions contains this one; see `Step.admissible`."""
+    """Return whether an environment's list of actions contains an action; see `Step.admissible`."""
     if action in listed:
         return True
     action = action.strip().casefold()
@@ -252,7 +253,7 @@ def _matches(action: str, listed: str) -> bool:
 
 
 def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:
-    """Store what trajectories are trained with: the advantages of their steps, in order, and their groups."""
+    """Store the advantages of the steps, in order, and the groups with which trajectories are trained."""
     of_step = iter(advantages)
     for trajectory, group in zip(trajectories, groups, strict=True):
         trajectory.group = group
@@ -264,7 +265,7 @@ def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[flo
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bool = False) -> None:
     """Write one trajectory per line, as JSON. Creates the folder.
 
-    Without `append` the file is written beside the old one and then takes its name: no reader sees a part of it.
+    Without `append`, the file is written next to the old one and then renamed, so that no reader sees a part of it.
 
     Args:
         path: the file.
@@ -280,7 +281,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bo
 
 
 def image_file(path: str | Path, name: str) -> Path:
-    """Return where an image of the trajectories in a file is, by its hash."""
+    """Return the file of an image, from its hash and the file of its trajectories."""
     return Path(path).parent / "images" / f"{name}.png"
 
 
@@ -296,10 +297,10 @@ def _write_images(path: Path, trajectory: Trajectory) -> None:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """Read a file of `write_jsonl`, one trajectory at a time. A last line that has no end is left out, with a warning.
+    """Read a file of `write_jsonl`, one trajectory at a time. An incomplete last line is skipped with a warning.
 
     Raises:
-        ValueError: for another line that is not a trajectory; the message names file and line.
+        ValueError: for any other line that is not a trajectory; the message names file and line.
     """
     for trajectory in read_unfinished(path):
         if trajectory is None:
@@ -309,7 +310,7 @@ def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
 
 
 def read_unfinished(path: str | Path) -> Iterator[Trajectory | None]:
-    """As `read_jsonl`, of a file that may still be written; `None` for a last line that has no end yet."""
+    """Read like `read_jsonl` a file that may still be written; yield `None` for a last line that is incomplete."""
     with Path(path).open("rb") as file:  # half a character is no text
         for number, line in enumerate(file, 1):
             if not line.strip():

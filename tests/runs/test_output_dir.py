@@ -317,7 +317,7 @@ def test_names_of_panels_that_would_be_other_files(name):
 def test_panels_are_named_before_anything_is_played(make_trainer):
     with pytest.raises(G2POError, match="eval_dataset"):
         make_trainer(eval_dataset={"../x": TASKS})
-    with pytest.raises(G2POError, match="'a_t1': .* of 'a' named at other_eval_temperatures=1.0"):
+    with pytest.raises(G2POError, match="'a_t1': .* of 'a' at other_eval_temperatures=1.0 have this name"):
         make_trainer(eval_dataset={"a": TASKS, "a_t1": TASKS}, other_eval_temperatures=[1.0])
 
 
