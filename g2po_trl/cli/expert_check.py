@@ -1,4 +1,4 @@
-"""The expert of a file plays, for `g2po check`: what it wins within the turns of an episode, and in which words."""
+"""The expert of a file plays, for `g2po check`: its success within the turns of an episode, and its wording."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPISODES = 4  # of each task: an expert may be random
 
 @dataclass
 class ExpertActor(RandomActor):
-    """Answers by an expert."""
+    """Actor whose answers come from an expert."""
 
     expert: Callable[[Episode, random.Random], Any] | None = None
 
@@ -58,7 +58,7 @@ def expert_findings(
     pool_limits: PoolLimits,
     extra: Extra = (),
 ) -> list[Finding]:
-    """Return what an expert wins within the turns of an episode, `EPISODES` of each task; nothing of several games.
+    """Return the success of an expert in `EPISODES` episodes of each task; nothing for several environments.
 
     `extra`: functions that return further findings of what it played.
     """
@@ -85,10 +85,12 @@ def expert_findings(
     reasons = sorted({failure_kind(one) for one in played.episodes if not one.success})
     why = f"{'; outcome of the others' if won else ''}: {', '.join(reasons[:3])}" if reasons else ""
     if len(won) < FEW * len(rows):
-        remedy = "g2po teach shows successful episodes alone, and a model can hardly win more: correct the expert or "
+        remedy = (
+            "g2po teach trains on successes alone, and a model hardly surpasses its expert: correct the expert or "
+        )
         found = Finding("warning", text + why, f"{remedy}the reward, or raise max_turns.", is_final=True)
     elif won and median(won) >= limits.max_turns > 1 and reasons:
-        remedy = "Raise max_turns: one action more than the expert's loses the episode."
+        remedy = "Raise max_turns: with one action more than the expert's, the episode fails."
         found = Finding("warning", text + why, remedy)
     else:
         found = Finding("ok", text + why)

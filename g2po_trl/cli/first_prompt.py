@@ -26,13 +26,13 @@ from ..utils.errors import G2POError
 
 @dataclass
 class FirstPrompt:
-    """The first observation of a task and how it is asked.
+    """The first observation of a task, and how a model is asked.
 
     Args:
-        episode: which has begun.
-        template: of the environment.
+        episode: an episode that has begun.
+        template: prompt template of the environment.
         history: "window" or "conversation".
-        settings: of the training, with which models are asked: `history_length`, `max_prompt_length`,
+        settings: settings of the training run for prompts: `history_length`, `max_prompt_length`,
             `chat_template_kwargs`, each optional.
     """
 
@@ -62,7 +62,7 @@ class FirstPrompt:
         """Reset the environment in a worker. Raises `G2POError` if that fails.
 
         `environment_factory` and `prompt_template` are as passed to the trainer, `task` is a dataset row, `turns` the
-        most of an episode. For `settings` see the class; `history`: as in `G2POConfig`.
+        maximum of an episode. For `settings` see the class; `history`: as in `G2POConfig`.
         """
         settings = settings or {}
         if prompt_template is not None and environments_of(environment_factory):
@@ -83,7 +83,7 @@ class FirstPrompt:
         """Return the prompt's token ids and text for a model, a folder or a Hub id.
 
         Raises:
-            G2POError: for a model without a chat template, and a prompt that is too long.
+            G2POError: for a model without a chat template, or a prompt that is too long.
         """
         from transformers import AutoProcessor, AutoTokenizer  # slow to import
 

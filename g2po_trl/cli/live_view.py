@@ -1,4 +1,4 @@
-"""The viewer beside a training run: `g2po train … --view`."""
+"""The viewer during a training run: `g2po train … --view`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LiveView(TrainerCallback):
         print_line(f"Watch the run at {self.server.address} (on this machine)")
 
     def close(self) -> None:
-        """End the server, after an open page has read what the run wrote last."""
+        """End the server, after an open page has read the run's last files."""
         if self.server is None:
             return
         end = time.monotonic()

@@ -25,7 +25,7 @@ from .played import ended, task_at, tasks_of
 
 
 class _Shown:
-    """An actor, or a session of one, whose steps are printed as they come. Everything else is the inner one's."""
+    """Wraps an actor or its session and prints each step as it arrives."""
 
     def __init__(self, inner: Any, tokenizer: Any):
         self.inner, self.tokenizer = inner, tokenizer
@@ -63,7 +63,7 @@ def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
     """Play a task with the model of a run, as `g2po evaluate` does, and return a line on how it ended.
 
     Args:
-        options: of `g2po play`.
+        options: options of `g2po play`.
         row: the task. `None`: the one that the options name.
     """
     given = [] if options.environment is None else ["--environment", options.environment]

@@ -115,7 +115,7 @@ def read(
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of dataclasses. `parse` is the way in."""
+    """The flags of dataclasses. Use `parse` instead of this class."""
 
     def __init__(self, types: Sequence[type], takes_help: bool = True, **options: Any):
         shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
@@ -185,7 +185,7 @@ class Parser(argparse.ArgumentParser):
             yield name if _BOOLEANS[value.lower() or "true"] else f"--no-{name.removeprefix('--')}"
 
     def _unwrapped(self, name: str, value: Any) -> Any:
-        """Return the text of a list of one, where the field takes a text or a list."""
+        """Return the only element of a list if the field takes a string or a list."""
         either = {str, list} <= {get_origin(kind) or kind for kind in self.kinds.get(name, ())}
         return value[0] if either and len(value) == 1 else value
 
@@ -229,7 +229,7 @@ class Parser(argparse.ArgumentParser):
                 raise G2POError(f"{name} is {value!r}: {error.message}") from error
         accepted = {float: (int, float), Path: (str, Path), dict: Mapping}.get(kind, kind)
         if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
-            raise G2POError(f"{name} is {value!r}: write {_EXPECTED.get(kind, 'a text')}")
+            raise G2POError(f"{name} is {value!r}: write {_EXPECTED.get(kind, 'a string')}")
         return value
 
     def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
@@ -272,7 +272,7 @@ def _fields(types: Iterable[type]) -> Iterator[tuple[dataclasses.Field, Any, str
 
 
 def _owner(one: type, name: str) -> str | None:
-    """Return the class that declares a field first, as a title; `None` for an own class of a command or script."""
+    """Return the class that first declares a field, as a title; `None` for a class of a command or script."""
     owner = next(base for base in reversed(one.__mro__) if name in vars(base).get("__annotations__", {}))
     package = owner.__module__.partition(".")[0]
     if package in ("trl", "transformers"):

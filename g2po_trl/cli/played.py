@@ -1,4 +1,4 @@
-"""What a command plays: an environment, an agent or a run by its name, and their tasks."""
+"""Environments, agents and runs that commands play, by name, and their tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def environment_and_tasks(
 ) -> tuple[Callable, list[dict[str, Any]]]:
     """Return an environment's factory, by the names that `load` takes or a run's folder, and its tasks.
 
-    See `tasks_of`; of a run, the default is its first panel.
+    See `tasks_of`; for a run, the default is its first evaluation set.
     """
     if Path(name).is_dir():
         file = next(iter(panels_in(name).values())) if file is None and not given else file

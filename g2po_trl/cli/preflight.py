@@ -1,4 +1,4 @@
-"""Checks of a recipe's arguments before tasks and models are loaded: is the file there, is the package installed?"""
+"""Checks of a recipe's arguments before tasks and models are loaded: do files exist, are packages installed?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES = ("tasks", "eval_tasks", "chat_template", "demonstrations", "train_confi
 
 
 def check_files_and_packages(values: Mapping[str, Any]) -> None:
-    """Raise `G2POError` for a field that names a file, model or package that is not there."""
+    """Raise `G2POError` for a field that names a missing file, model or package."""
     for name, module in _NEEDED_WITH.items():
         if values.get(name) and find_spec(module) is None:
             raise G2POError(f"{name} is True, and {module} is not installed: {install_command(extra_of(module))}")
@@ -30,7 +30,7 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     report_to = values.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:
         if name not in (None, "none", "all", *_trackers()):
-            raise G2POError(f"report_to is {name!r}: choose none, or of {', '.join(sorted(_trackers()))}")
+            raise G2POError(f"report_to is {name!r}: choose none, or any of {', '.join(sorted(_trackers()))}")
         if name in _TRACKERS and find_spec(name) is None:
             raise G2POError(f"report_to is {name}, which is not installed: pip install {name}")
     for name in ("model_name_or_path", "critic_model_name_or_path"):

@@ -21,8 +21,8 @@ _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward
 def set_up_process() -> None:
     """Keep known noise out of the output, and progress bars out of files.
 
-    The process also outlives the readers of its output, prints what a terminal cannot show as a question mark, and
-    errors that the user can fix as one line.
+    The process also continues if the reader of its output ends, prints question marks for characters that the terminal
+    cannot show, and prints errors that the user can fix as one line.
     """
     sys.excepthook = _print_exception
     outlive_readers()
@@ -49,8 +49,8 @@ def describe_error(error: BaseException) -> str | None:
     what, text = error.filename or "the output", str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"the disk is full: {what} cannot be written ({error.strerror}). What is complete stays: free some space, "
-            "and the same command continues with --resume-from-checkpoint auto"
+            f"the disk is full: {what} cannot be written ({error.strerror}). Complete files are kept: free some "
+            "space, and continue by the same command with --resume-from-checkpoint auto"
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
         return f"{what} cannot be opened or written ({error.strerror}): choose another folder"

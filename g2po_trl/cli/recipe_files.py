@@ -66,9 +66,9 @@ _PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_templ
 
 
 def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str, Any]:
-    """Return the keys of a configuration in the folder of the file of the `environment` or `agent` in `flags`.
+    """Return the keys of a configuration next to the file of the `environment` or `agent` in `flags`.
 
-    Its relative paths are taken from that folder.
+    Relative paths in it start in that folder.
     """
     if (path := _beside(flags, name)) is None:
         return {}
@@ -81,7 +81,7 @@ def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str
 
 
 def tasks_beside(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tasks.jsonl in the folder of the file of the `environment` or `agent` as `tasks`, if it is there."""
+    """Return tasks.jsonl next to the file of the `environment` or `agent` as `tasks`, if it exists."""
     path = _beside(given, "tasks.jsonl")
     return {} if path is None else {"tasks": str(path)}
 

@@ -124,7 +124,7 @@ def test_what_a_command_line_cannot_have(capsys, monkeypatch, words, text):
     [
         ("lerning_rate: 1", "lerning_rate is not a key of the config file: did you mean learning_rate?"),
         ("max_turns: 1\nmax-turns: 2", "which has max_turns twice"),
-        ("more: [no]", "more is False: write a text"),
+        ("more: [no]", "more is False: write a string"),
         ("max_turns: many", "max_turns"),
         ("max_turns: true", "max_turns"),
         ("max_turns: 1.5", "max_turns"),

@@ -115,7 +115,7 @@ def test_an_evaluation_folder(evaluation):
         file.write("\n")
     with pytest.raises(ValueError, match=r"reflexion-1.jsonl, line 3: not a trajectory"):
         main([str(evaluation), "--no-open"])
-    with pytest.raises(ValueError, match="iterations chooses among a training run's"):
+    with pytest.raises(ValueError, match="iterations selects iterations of one training run"):
         main([str(evaluation), "--no-open", "--iterations", "1"])
 
 

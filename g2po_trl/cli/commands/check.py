@@ -89,7 +89,7 @@ class CheckOptions(PoolLimits, EpisodeLimits):
         is_agent, plays = self.agent is not None, self.agent is not None and not self.show
         conditions = {
             "agent_state_key": (is_agent, "without --agent"),
-            "response": (plays and not self.model, "without --agent, and with --model: answers are scripted then"),
+            "response": (plays and not self.model, "without --agent, and with --model, which answers instead"),
             "environment_options": (not is_agent, "with --agent"),
             "prompt": ((self.show or self.model) and not is_agent, "without --show or --model, and with --agent"),
             "base_url": (self.plays_with_model, "without the name of a model to play with (--model), and with --show"),
@@ -181,7 +181,7 @@ def _with_expert(
 
 
 def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return the first tasks, so many for each of several environments."""
+    """Return the first `number` tasks, or that many of each environment if there are several."""
     places: Counter[Any] = Counter()
     names, chosen = environments_of(environment), []
     for task in tasks:
@@ -192,7 +192,7 @@ def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], numbe
 
 
 def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Sequence[Finding]) -> str:
-    """Return what follows: a command, or what has to change first where training would learn nothing."""
+    """Return the next command, or what has to change first if training would learn nothing."""
     name, path = options.name, file_of(options.name)
     if Path(options.name).is_dir():
         return shlex.join(["g2po", "evaluate", "--model", options.name])
@@ -237,7 +237,7 @@ def _has_expert(path: Path) -> bool:
 
 
 def _chat_model(options: CheckOptions, kwargs: dict[str, Any] | None) -> ChatModel:
-    """Return the model that plays, with these variables of its chat template."""
+    """Return the model that plays. `kwargs`: variables of its chat template."""
     from ...evaluation.chat_models import load_local
     from ...evaluation.server_chat import ServerChat
 
@@ -250,14 +250,14 @@ def _chat_model(options: CheckOptions, kwargs: dict[str, Any] | None) -> ChatMod
 
 
 def _setting(config: Mapping[str, Any]) -> SimpleNamespace:
-    """Return the fields of a training's configuration, by their defaults where `config` has none."""
+    """Return the fields of a training configuration: those of `config`, else their defaults."""
     from ...config import G2POConfig  # with torch, which is slow to import
 
     return SimpleNamespace(**{one.name: one.default for one in fields(G2POConfig)} | dict(config))
 
 
 def _template(options: CheckOptions, config: Mapping[str, Any], run: Mapping[str, Any]) -> PromptTemplate | None:
-    """Return the wording of prompts that the training is given; `None`: the environment's own."""
+    """Return the wording of prompts in training; `None`: the environment's own."""
     name = options.prompt or config.get("prompt")
     if name is None:
         return load_prompt(run["prompt"]) if run.get("prompt") else None

@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks = results["settings"]["tasks"].split()[0]
     for seed, reasons in enumerate(results["failure_reasons"]):
         for reason, number in reasons.items():
-            print(f"seed {seed}: {number} of {tasks} episodes failed by {printable(reason)}")
+            print(f"seed {seed}: {number} of {tasks} episodes failed: {printable(reason)}")
     print(f"Trajectories and results are in {options.output}\nNext: g2po view {quote(str(options.output))}")
     share = max(row["errors"] + row.get("lost", 0.0) for row in results["seeds"]) / 100
     if share > options.max_error_rate:
         raise SystemExit(
             f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
-            f"{options.max_error_rate:g}; they are in no rate. The same command plays them again. The first error:\n"
+            f"{options.max_error_rate:g}; rates exclude them. The same command plays them again. The first error:\n"
             f"{results['first_error']}"
         )

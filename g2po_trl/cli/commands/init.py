@@ -67,8 +67,8 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
 def write_repositories(folder: Path) -> None:
     """Write the repositories of the coding agent with a mistake each, and tasks.jsonl, which names them.
 
-    bugs.json has pairs of a right and a wrong text. Functions stand in another order in each copy. Copies to
-    train on have other names each: a model would learn the files otherwise, and not how mistakes look.
+    bugs.json has pairs of a correct and a faulty text. Each copy has its functions in another order, and each copy for
+    training its own names. Otherwise a model would learn the files instead of what mistakes look like.
     """
     sources, names = STARTER / "coding" / "repositories", []
     bugs = json.loads((sources / "bugs.json").read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def write_repositories(folder: Path) -> None:
 
 
 def renamed(texts: dict[str, str], rng: random.Random) -> dict[str, str]:
-    """Return Python files with other names for the functions, arguments and variables that task.py defines."""
+    """Return Python files with new names for the functions, arguments and variables that task.py defines."""
     nodes = list(ast.walk(ast.parse(texts["task.py"])))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -103,7 +103,7 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
 
 
 def own_target(request: Request, names: Sequence[str]) -> list[str]:
-    """Return the flag and the full name of the user's environment or agent; `names`: what else can be a target."""
+    """Return the flag and the full name of the user's environment or agent. `names`: other possible targets."""
     target, agent = request.target, request.agent
     if target is not None and agent is not None:
         raise G2POError(f"{target} and --agent {agent} are both given: remove one of them")
@@ -154,4 +154,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     run_in_place(script, arguments, "g2po train")
     if not is_recipe and "trl" not in sys.modules:
-        raise G2POError(f"{script} ran, and made no trainer: write {script}:Class for an environment in it")
+        raise G2POError(f"{script} ran but made no trainer: write {script}:Class for an environment in it")

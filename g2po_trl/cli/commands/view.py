@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, _ = parse((ViewOptions,), argv, command="g2po view", description=__doc__)
     sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
     if args.iterations and not sources.run:
-        raise G2POError("iterations chooses among a training run's: pass one training run, or leave it out")
+        raise G2POError("iterations selects iterations of one training run: pass a training run, or leave it out")
     if missing := set(args.iterations) - set(sources.numbers):
         raise G2POError(f"iterations is {sorted(missing)}: there are {sources.numbers}")
     if args.serve:
