@@ -5,7 +5,7 @@
 | `BrokenEnvironmentError`, `UnusableWorkerError`, a violated contract | the environment's |
 | `ConnectionError`, no route to a host, `TimeoutError` of a connection, `httpx.ConnectError` and the like | the same |
 | HTTP statuses 429, 502, 503 and 504, gRPC's UNAVAILABLE | the same |
-| a host's name that nobody knows | the model's |
+| an unknown host name | the model's |
 | `BrokenPipeError` and other `ConnectionError`s of pipes: the model ended the process, e.g. by `exit` | the model's |
 | all others, as `EOFError`, `ValueError` of a closed file, errors of `subprocess` | the model's |
 """
@@ -120,7 +120,7 @@ def _is_cut(error: BaseException) -> bool:
 
 
 def _is_unknown_host(error: BaseException) -> bool:
-    """Return whether there is no connection since nobody knows the host's name, which the model may have made up."""
+    """Return whether a connection failed because the host name, perhaps invented by the model, is unknown."""
     return any(isinstance(one, socket.gaierror) and not _is_cut(one) for one in _chain(error, False))
 
 

@@ -1,4 +1,4 @@
-"""What an episode may use before it ends, under the names of the options; of several environments also by name."""
+"""Limits of an episode, under the names of their options; with several environments, also limits of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..utils.options import Options, as_mapping, check_options, option, require
 
 @dataclass
 class EpisodeLimits(Options):
-    """What an episode may use before it ends.
+    """Limits of an episode: turns, tokens, tool calls, seconds and requests.
 
     An episode out of turns ends as `truncated`. One that exceeds another limit is a failure of the agent, whose
     `failure_reason` begins with the limit's name, such as `tool call limit`. A step that exceeds a limit is still
     played; an episode that it ends has the environment's own outcome.
 
     Raises:
-        G2POError: for a value out of range, or limits of an environment that do not exist.
+        G2POError: for a value out of range, or an unknown limit of an environment.
     """
 
     max_turns: int = option(
@@ -82,14 +82,13 @@ class EpisodeLimits(Options):
 
     @property
     def most_turns(self) -> int:
-        """Turns of the longest episode."""
+        """Largest `max_turns` of all environments."""
         return max(self.max_turns, *(self.by(name).max_turns for name in self.environment_limits or ()), 0)
 
     def exceeded(self, used: Any) -> str | None:
-        """Return the reason of a failure, if an episode has used more than a limit allows, else `None`.
+        """Return the failure reason if an episode has exceeded a limit, else `None`.
 
-        `used`: an object with the attributes `tokens`, `tool_calls` and `seconds`, of which those with a limit are
-        read.
+        `used`: an object with the attributes `tokens`, `tool_calls` and `seconds`; only those with a limit are read.
         """
         for one in fields(EpisodeLimits):
             limit, counted = getattr(self, one.name), one.metadata.get("counts")
@@ -98,7 +97,7 @@ class EpisodeLimits(Options):
         return None
 
     def reason(self, name: str, what: str) -> str:
-        """Return the reason of a failure by a limit: its name, and the detail."""
+        """Return the failure reason of a limit: its name, and the detail."""
         kinds = {one.name: one.metadata.get("reason") for one in fields(EpisodeLimits)}
         return f"{kinds[name]}: {what}, more than {name}={getattr(self, name)}"
 

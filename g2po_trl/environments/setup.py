@@ -1,4 +1,4 @@
-"""What a training plays: environments as workers construct them, the wording of prompts, and tasks."""
+"""What a training run plays: environments as workers construct them, the wording of prompts, and tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """The half of a training that needs no model.
+    """The half of a training run that needs no model.
 
     Args:
-        factory: constructs what workers play; tool-based classes are wrapped.
+        factory: constructs the environments of workers; tool-based classes are wrapped.
         prompt_template: wording of prompts.
-        history: `"window"` or `"conversation"`. `None`: of several environments, each one's own.
+        history: `"window"` or `"conversation"`. `None`: with several environments, the history of each.
         train_dataset: the tasks, each as often as its weight says.
         eval_dataset: an evaluation set, or several by name.
         first_tasks: the first task of each environment.
@@ -49,7 +49,7 @@ class Setup:
         train_dataset: Dataset,
         eval_dataset: Dataset | dict[str, Dataset] | None,
     ) -> Setup:
-        """Return what a trainer's arguments mean. Raises `G2POError` where they do not fit each other."""
+        """Return the setup of a trainer's arguments. Raises `G2POError` if they do not fit each other."""
         check_limits(limits, environment_factory)
         factory, prompt_template, history = played_as(environment_factory, limits, prompt_template, history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)

@@ -115,9 +115,9 @@ if "datasets" in sys.modules:  # slow to import; `load_from_disk` may come next
 
 
 def plain(dataset: Any) -> Any:
-    """Return a dataset, or each of a dictionary, with rows of Python's own values instead of a `with_format`'s.
+    """Return a dataset, or each of a dictionary, with rows of plain Python values instead of a `with_format`'s.
 
-    A `with_transform` stays, with the arrays of its batches as lists. What is no `Dataset` is returned as it is.
+    A `with_transform` is kept; arrays in its batches become lists. Other values are returned unchanged.
     """
     from datasets import Dataset
 
@@ -143,10 +143,10 @@ def _as_text(row: Mapping[str, Any], number: int) -> str:
     try:
         text = json.dumps(dict(row))
     except (TypeError, ValueError) as error:
-        raise G2POError(f"task {number} is not plain data ({error}): use texts, numbers, lists and dicts") from error
+        raise G2POError(f"task {number} is not plain data ({error}): use strings, numbers, lists and dicts") from error
     if repr(json.loads(text)) != repr(dict(row)):  # repr distinguishes 1, 1.0 and True
         raise G2POError(
-            f"task {number} would be read back as {text[:80]}: use lists for tuples, and texts as keys of dicts"
+            f"task {number} would be read back as {text[:80]}: use lists for tuples, and strings as keys of dicts"
         )
     return text
 

@@ -151,12 +151,12 @@ def agent(task, client):
     ask(client, 'a')
     raise ExceptionGroup('tasks', [KeyError('city')])
 
-error: (agent error: OSError: [Errno 98] Address already in use), and went on before
+error: (agent error: OSError: [Errno 98] Address already in use), and continued before
 def agent(task, client):
     bind()
     return ask(client, 'a') == ask(client, 'b')
 
-error: (agent error: OSError: [Errno 98] Address already in use), and went on before
+error: (agent error: OSError: [Errno 98] Address already in use), and continued before
 def agent(task, client):
     said = ask(client, 'a')
     bind()
@@ -196,7 +196,7 @@ def agent(task, client):
 ok: calls in a state of another episode of the task: 100 % by the default key (in use), 100 % by new messages
 def agent(task, client): return ask(client, 'a') == ask(client, 'b')
 
-warning: requests that are refused in 8 of 8 episodes: n is 2: one completion is made
+warning: requests that are refused in 8 of 8 episodes: n is 2: each request gets one completion
 def agent(task, client):
     try:
         ask(client, 'a', n=2)

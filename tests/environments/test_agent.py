@@ -172,7 +172,9 @@ def test_an_agent_that_ends_before_its_first_request():
         except Exception:
             return 0.0
 
-    with pytest.raises(EnvironmentContractError, match="requests were refused: n is 2: one completion is made for"):
+    with pytest.raises(
+        EnvironmentContractError, match="requests were refused: n is 2: each request gets one completion"
+    ):
         play(suppressing, [])
 
 
@@ -586,7 +588,7 @@ def test_in_the_pool_an_agent_that_asks_otherwise_is_lost_with_its_worker():
         pool.reset([{}])
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         lost = pool.step({0: says("go")})[0]
-        assert lost.kind == "lost" and "answers otherwise than before: 'user: I am" in lost.message
+        assert lost.kind == "lost" and "returned something else than before: 'user: I am" in lost.message
 
 
 def deaf(task, client):
@@ -615,7 +617,7 @@ def test_an_agent_that_ignores_everything_has_its_worker_replaced_and_costs_no_e
         for _ in range(3):
             assert pool.step({0: says("go")})[0].observation.text == "user: polite"
         assert pool.worker_pids != before and pool.replayed == 1
-    assert "ran on for 0 s after its episode" in capfd.readouterr().err
+    assert "kept running for 0 s after its episode" in capfd.readouterr().err
 
 
 def test_workers_load_neither_torch_nor_openai():

@@ -372,7 +372,7 @@ def test_a_response_of_another_episode_is_unknown(name, field):
 
     _, end = play(agent, [says("first")])
     assert end.info["failure_reason"].startswith("agent error: BadRequestError")
-    assert f"{name!r} is none of this episode's responses" in end.info["refusal"]
+    assert f"{name!r} is not a response of this episode" in end.info["refusal"]
 
 
 def test_items_of_earlier_responses_by_their_ids():

@@ -54,7 +54,7 @@ def test_episodes_that_cannot_be_played_again_are_lost(pool):
     for slot in (0, 1, 3, 4, 5):
         if slot > 2 and home[slot] == home[2]:
             assert results[slot].kind == "lost" and "in slot 2" in results[slot].message.replace("of slot", "in slot")
-            assert "Reporter.reset answers otherwise than before" in results[slot].message
+            assert "Reporter.reset returned something else than before" in results[slot].message
         else:  # also those that had their answer before
             assert results[slot].observation.text == f"{slot} go 1"
     assert not alive(int(home[2]))

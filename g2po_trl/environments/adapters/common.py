@@ -55,7 +55,7 @@ class PrivateRandomState:
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, texts and booleans of a library's info, without scores that are not numbers."""
+    """Return the numbers, strings and booleans of a library's info, without scores that are not numbers."""
     facts = {}
     for name, value in info.items():
         if not isinstance(value, (str, int, float)) and not hasattr(value, "tolist"):

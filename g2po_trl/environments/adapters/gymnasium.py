@@ -78,7 +78,7 @@ class GymnasiumEnvironment(TextEnvironment):
         """Start a task.
 
         Args:
-            seed: seed of the environment and its spaces. `None`, as of a row without one: 0.
+            seed: seed of the environment and its spaces. `None` (a row without a seed): 0.
             **options: passed as Gymnasium's `options`, except `task_id` and `task_type`.
         """
         seed = seed or 0
@@ -163,7 +163,9 @@ class GymnasiumEnvironment(TextEnvironment):
         if names is None:
             return [str(int(space.start) + place) for place in range(number)] or None
         if len(names) != number:
-            raise G2POError(f"action_names is {list(names)}: name all actions of a Discrete space, this is {space}")
+            raise G2POError(
+                f"action_names is {list(names)}: name all actions of a Discrete space; this one is {space}"
+            )
         return list(names)
 
     def _check_spaces(self) -> None:

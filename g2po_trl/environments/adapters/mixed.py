@@ -81,7 +81,7 @@ def mixed(environment_factory: Any) -> Any:
     """Return the factory of a `MixedEnvironment` for a dictionary of factories; any other value is returned as it is.
 
     Raises:
-        G2POError: for an empty dictionary, a name that is no text, or a value that constructs nothing.
+        G2POError: for an empty dictionary, a name that is not a string, or a value that is not callable.
     """
     if not isinstance(environment_factory, Mapping):
         return environment_factory
@@ -89,7 +89,7 @@ def mixed(environment_factory: Any) -> Any:
         raise G2POError("environment_factory is {}: give at least one environment, by its name")
     for name, made in environment_factory.items():
         if not isinstance(name, str) or not name.strip() or "/" in name:
-            raise G2POError(f"environment_factory has the name {name!r}: give a text without /, for metrics")
+            raise G2POError(f"environment_factory has the name {name!r}: use a string without /, as metrics need")
         if isinstance(made, TextEnvironment) or not callable(made):
             raise G2POError(f"environment_factory[{name!r}] is {made!r}: pass a class or functools.partial(CLASS, …)")
     return partial(MixedEnvironment, environments=dict(environment_factory))
@@ -103,7 +103,7 @@ def environments_of(environment_factory: Any) -> dict[str, Callable]:
 
 
 def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
-    """Refuse (`G2POError`) limits of an environment that a run does not have, and of requests, if none is an agent."""
+    """Refuse (`G2POError`) limits of unknown environments, and limits of requests in a run without agents."""
     environments = environments_of(environment_factory)
     limits.check_names(environments)
     made = map(unwrap_factory, environments.values() or [environment_factory])
@@ -168,7 +168,7 @@ def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable
 
 
 def weighted(environment_factory: Callable, dataset: Dataset) -> Dataset:
-    """Return the tasks of several environments with each repeated as often as its column `weight` says.
+    """Return the tasks of several environments with each repeated as often as its column `weight` asks for.
 
     Raises:
         G2POError: for a weight that is not a whole number of at least 1.
@@ -180,8 +180,8 @@ def weighted(environment_factory: Callable, dataset: Dataset) -> Dataset:
         weight = 1 if task.get(WEIGHT) is None else task[WEIGHT]
         if not is_of_kind(weight, int) or weight < 1:
             raise G2POError(
-                f"{WEIGHT} is {weight!r} in row {place + 1} of the train dataset: give a whole number of at least 1, "
-                "how often an epoch plays the task"
+                f"{WEIGHT} is {weight!r} in row {place + 1} of the train dataset: set it to a whole number of at "
+                "least 1, the number of times that an epoch plays the task"
             )
         places += [place] * weight
     return dataset if len(places) == len(dataset) else dataset.select(places)

@@ -40,8 +40,8 @@ _QUESTIONS = frozenset({"prompt", "question"})  # tasks beside other fields; wit
 def read_observation(fields: Mapping[str, Any]) -> Observation:
     """Return the `Observation` in a server's response.
 
-    From `g2po serve` it has all fields. From other servers `task` is what is named like one (`goal`, `instruction`,
-    …), and `text` all other fields with a value, as `name: value` if there are several.
+    From `g2po serve` it has all fields. From other servers, `task` is the field with a name such as `goal` or
+    `instruction`, and `text` contains all other fields with a value, as `name: value` if there are several.
 
     Raises:
         G2POError: if no field contains a text.
@@ -71,7 +71,7 @@ def _is_ours(fields: Mapping[str, Any]) -> bool:
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value; 0 and `False` are some."""
+    """Return the fields that have a value; 0 and `False` count as values."""
     return {name: value for name, value in fields.items() if value is not None and value not in ("", [], {})}
 
 

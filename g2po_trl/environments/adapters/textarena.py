@@ -67,7 +67,7 @@ class TextArenaEnvironment(TextEnvironment):
         self._playing = False
 
     def reset(self, seed: int | None = 0, task_id: Any = None, task_type: Any = None) -> Observation:
-        """Start the game of a seed; `None`, as of a row without one, is 0.
+        """Start the game of a seed; `None` (a row without a seed) is 0.
 
         Raises:
             G2POError: if the game has several players.
@@ -90,7 +90,7 @@ class TextArenaEnvironment(TextEnvironment):
         return Observation(text, self._key(key), self.actions, task=rules)
 
     def step(self, action: str) -> StepResult:
-        """Play a move, in square brackets, as TextArena's own wrapper. The game handles illegal moves."""
+        """Play a move, in square brackets as by TextArena's own wrapper. The game handles illegal moves."""
         if not self._playing:
             raise RuntimeError("no episode is running: call reset before step")
         if "[" not in action and "]" not in action:

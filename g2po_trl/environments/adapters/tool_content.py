@@ -1,4 +1,4 @@
-"""What a tool returns as TRL takes it: a text, or blocks of texts and images."""
+"""Results of tools in the forms that TRL accepts: text, or blocks of text and images."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Shown(str):
 
     @classmethod
     def of(cls, parts: Sequence[str]) -> Shown:
-        """Return texts as one, a line each, with their images."""
+        """Return one text with its parts on separate lines, and their images."""
         shown = cls("\n".join(parts))
         shown.images = [image for part in parts for image in getattr(part, "images", ())]
         return shown
 
     def observation(self, **fields: Any) -> Observation:
-        """Return an observation with this text, before which its images stand."""
+        """Return an observation with this text; its images come first."""
         if not self.images:
             return Observation(str(self), **fields)
         return Observation(self.replace(PLACE, "").strip("\n"), images=self.images, **fields)
@@ -36,11 +36,11 @@ class Shown(str):
 
 
 def content_of(content: Any, name: str) -> Shown:
-    """Return a text: of content blocks their texts and images, as TRL takes them, of other values `str(content)`.
+    """Return a tool's result: the texts and images of content blocks, as in TRL, or `str(content)`.
 
     Raises:
-        EnvironmentContractError: for a block of another type, or an image that cannot be read; with `name`, the
-            method's.
+        EnvironmentContractError: for a block of another type, or an image that cannot be read. `name`, of the method,
+            is in the message.
     """
     if not (isinstance(content, list) and content and all(map(_is_block, content))):
         return Shown(content)

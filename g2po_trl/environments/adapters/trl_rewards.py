@@ -25,14 +25,14 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
 
 
 class TRLEnvironment:
-    """An environment with tool methods, tools that are functions, and reward functions, as `GRPOTrainer` joins them.
+    """Tool methods of an environment, functions as tools, and reward functions, combined as in `GRPOTrainer`.
 
     Args:
         environment_factory: constructs the environment. `None`: there are only `tools`.
         reward_funcs: functions `(prompts, completions, environments, **columns)`, which return a list with a number
             or `None`. Their weighted sum is added to `get_reward()`.
         reward_weights: one per function. `None`: 1 each.
-        tools: functions without a state.
+        tools: stateless functions.
 
     Raises:
         G2POError: if nothing gives a reward, or there is no tool.
@@ -69,11 +69,11 @@ class TRLEnvironment:
         return None if self.environment is None else self.environment.reset(**row)
 
     def take_columns(self, row: Mapping[str, Any]) -> None:
-        """Have reward functions get the columns of a row: of several environments, those of all, as in TRL."""
+        """Set the columns that reward functions get; with several environments those of all, as in TRL."""
         self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
 
     async def reward(self, prompt: list[Message], completion: list[Message]) -> tuple[float, dict[str, float]]:
-        """Return an episode's reward, and if it has several parts each of them by its name.
+        """Return an episode's reward and, if it has several parts, each part by its name.
 
         Raises:
             G2POError: if a function does not return a list with a number or `None`, or all return `None`.
@@ -108,7 +108,7 @@ def with_rewards(
 ) -> Callable | None:
     """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
 
-    Of several environments each gets them.
+    With several environments, each gets them.
 
     Raises:
         G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
@@ -168,7 +168,7 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
-    """Return functions by their names, of which equal ones get a number."""
+    """Return functions by name; a number is added to equal names."""
     named: dict[str, Callable] = {}
     for function in functions:
         name = own = getattr(function, "__name__", type(function).__name__)

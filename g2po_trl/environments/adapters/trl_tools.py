@@ -57,18 +57,18 @@ def text_environment_factory(
     history: str | None = "window",
     prompt_template: PromptTemplate | None = None,
 ) -> Callable[[], TextEnvironment]:
-    """Return a factory of `TextEnvironment`s that know their limits.
+    """Return a factory of `TextEnvironment`s with these limits.
 
     Tool-based classes are wrapped. The tools are described here, since describing them in each worker would import
     torch.
 
     Args:
         environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
-        limits: of an episode, in a run with several environments also of each.
+        limits: limits of an episode; with several environments, also of each.
         history: `"window"`: tools are described in prose, in prompts with the last steps. `"conversation"`:
-            observations are chat requests, with tools as the chat template writes them. `None`: of several
-            environments, each one's own `default_history`.
-        prompt_template: of several environments, what `prompt_template_of` returned.
+            observations are chat requests, with tools as the chat template writes them. `None`: with several
+            environments, the `default_history` of each.
+        prompt_template: with several environments, the result of `prompt_template_of`.
 
     Raises:
         G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
@@ -207,10 +207,10 @@ class ToolEnvironment(TextEnvironment):
 
 
 class ChatToolEnvironment(ToolEnvironment):
-    """Wraps an environment with tool methods as a conversation, message by message as TRL's own rollout.
+    """Wraps an environment with tool methods as a conversation, message by message as in TRL's own rollout.
 
     An observation is a chat request: the row's `prompt` and what `reset` returned, then completions and results of
-    tools. The model gets the tools through its chat template. Arguments as of `ToolEnvironment`.
+    tools. The model gets the tools through its chat template. The arguments are those of `ToolEnvironment`.
     """
 
     def reset(self, **row) -> Observation:
@@ -222,7 +222,7 @@ class ChatToolEnvironment(ToolEnvironment):
         """Call the tools of a response, or end the episode if there are none or it is out of turns.
 
         Args:
-            action: a `ChatResponse` (`to_action`). Another text is the content of one.
+            action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
         """
         self._turns += 1
         response = ChatResponse.read(action)
@@ -252,7 +252,7 @@ class ChatToolEnvironment(ToolEnvironment):
         return results
 
     def _result(self, name: str, arguments: Any) -> str:
-        """Return a tool's result as text, with TRL's text for what it raised."""
+        """Return a tool's result as text; an exception has the text that TRL gives it."""
         try:
             if name not in self.tools:
                 raise G2POError(f"Tool {name} not found.")
@@ -307,7 +307,7 @@ def random_value(schema: Any, rng: random.Random) -> Any:
 
 
 async def awaited(value: Any) -> Any:
-    """Return what an awaitable gives, as the coroutine that `asyncio.run` requires."""
+    """Return the result of an awaitable; `asyncio.run` requires a coroutine such as this."""
     return await value
 
 
@@ -325,7 +325,7 @@ def played_as(
 
     Args:
         environment_factory: as passed to the trainer.
-        limits: of an episode.
+        limits: limits of an episode.
         prompt_template: as passed to the trainer.
         history: `G2POConfig.history`.
     """
@@ -350,7 +350,7 @@ def prompt_template_of(environment_factory: Callable, given: Any = None) -> Prom
 
     Args:
         environment_factory: as passed to the trainer.
-        given: a template. For several environments it is that of all, or a dictionary with those of some by name.
+        given: a template; with several environments, the template of all, or a dictionary by name with those of some.
 
     Raises:
         G2POError: for a value that is not a template, or the name of an environment that does not exist.
@@ -376,7 +376,7 @@ def prompt_template_of(environment_factory: Callable, given: Any = None) -> Prom
 def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
     """Return the environment class's `prompt_template`.
 
-    Without one it is `TOOL_PROMPT` for a tool-based class, otherwise `DEFAULT_PROMPT`, also for plain functions.
+    If it has none: `TOOL_PROMPT` for a tool-based class, otherwise (also for plain functions) `DEFAULT_PROMPT`.
 
     Raises:
         G2POError: if the attribute is not a `PromptTemplate`.

@@ -10,13 +10,13 @@ An agent runs in a thread of its worker, from `reset` to its end. Each of its re
 observation, the model's response the action that answers it, and what the agent returns the reward of the last step.
 Requests that arrive together are answered one after the other, in their order of arrival.
 
-`docs/agents.md` says how an episode ends. Requests that cannot be read are refused and are no steps; see `dialects`.
-An agent whose episode is over cannot reach the next one: its requests are refused. If it runs on all the same, its
-worker process is replaced between two jobs: the worker's other episodes are replayed, and none is lost.
+`docs/agents.md` describes how an episode ends. Requests that cannot be read are refused and are not steps; see
+`dialects`. An agent whose episode is over cannot reach the next one: its requests are refused. If it keeps running,
+its worker process is replaced between two jobs: the worker's other episodes are replayed, and none is lost.
 
-To be replayed after the loss of its worker, an agent asks the same for the same task and the same responses: no
-current time, and no random numbers but its own, seeded ones. It runs beside other agents in a process: the working
-folder and environment variables are shared.
+An agent can be replayed after the loss of its worker only if it sends the same requests for the same task and
+responses: no current time, and no random numbers except from its own seeded generator. Several agents run in one
+process and share its working folder and environment variables.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _FIELDS = ("reward", "success", "info")
 
 @dataclasses.dataclass(frozen=True)
 class AgentClient:
-    """What an agent gets to reach the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
+    """An agent's access to the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). The key is unknown after the
-    episode, which may make `max_turns` calls.
+    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). The key is valid during the
+    episode only, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -93,11 +93,11 @@ class AgentClient:
         return self.base_url.removesuffix("/v1")
 
     def works_on(self, workspace: Workspace) -> None:
-        """Have the state of each request be the workspace's files and the new messages (`workspace_key`)."""
+        """Use the workspace's files and the new messages as the state of each request (`workspace_key`)."""
         self.session.workspace = workspace
 
     def at_end(self, function: Callable[[], Any]) -> None:
-        """Have a function called when the episode ends, however it ends, for example to close a browser."""
+        """Register a function that is called when the episode ends, for any reason, for example to close a browser."""
         self.session.at_end(function)
 
     def _client(self, library: str, kind: str, transport: str, url: str, options: Mapping[str, Any]) -> Any:
@@ -109,7 +109,7 @@ class AgentClient:
 
 
 class CommandError(RuntimeError):
-    """A program that is an agent failed. The message begins with how: "exit status 1: …"; `info` is the episode's.
+    """An agent's program failed. The message begins with how: "exit status 1: …". `info` is the episode's.
 
     `limit` is the name of the limit that it exceeded, such as "time limit".
     """
@@ -199,7 +199,7 @@ class AgentEnvironment(TextEnvironment):
         """Answer the request, and wait for the next one or for the agent's end.
 
         Args:
-            action: a `ChatResponse` (`to_action`). Another text is the content of one.
+            action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
         """
         if self._call is None:
             raise RuntimeError("call reset before step")
@@ -237,8 +237,8 @@ class AgentEnvironment(TextEnvironment):
         unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)
         if unusable:
             print(
-                f"an agent ran on for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: have agents "
-                "end when their requests are refused",
+                f"an agent kept running for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: let "
+                "agents end when their requests are refused",
                 file=sys.stderr,
                 flush=True,
             )
@@ -330,7 +330,7 @@ def result_of(value: Any) -> Any:
 
 
 def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
-    """Return reward and info of what an agent returned, in an allowed form. `validate_step` checks their values."""
+    """Return the reward and info in an agent's return value. `validate_step` checks them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif hasattr(value, "_asdict"):  # a named tuple
@@ -350,7 +350,7 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
-    """Return whether an agent cancelled requests since another answer made it raise, and reached no time limit."""
+    """Return whether an agent cancelled requests because another answer made it raise, not at a time limit."""
     if error is None or is_of_time(error) or any(time.monotonic() >= call.ends for call in lost):
         return False
     return isinstance(error, BaseExceptionGroup) or all(call.beside_another for call in lost)
@@ -383,9 +383,9 @@ def agent_factory(
     state_key: Callable[[list[Message]], Any] | None = None,
     environment_factory: Any = None,
 ) -> Callable[[], TextEnvironment]:
-    """Return the environment factory of an agent, a function or the name of one. It excludes `environment_factory`.
+    """Return the environment factory of an agent, a function or the name of one.
 
-    Several agents are a dictionary; several environments may be among them, as `environment_factory`.
+    `environment_factory` is `None`, unless both are dictionaries, whose agents and environments one run plays.
     """
     if isinstance(agent, str) and names_a_dictionary(agent):
         agent = load(agent)

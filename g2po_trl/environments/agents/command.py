@@ -70,13 +70,13 @@ class AgentCommand:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
             value; `{{` is a brace. No shell runs, and a value is always (part of) one argument. Write
             `--question={question}` or `-- {question}`, else a value that begins with `-` is read as an option.
-        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. It
-            takes those of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else of the
-            episode) that its parameters name. If `returncode` is not among them, another exit status than 0 is an
-            exception of the agent. Output beyond a megabyte loses its middle. With a workspace it may be a command,
-            such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward
-            is 0 if its exit status is not 0, or else its last line if that is a number (0 if it is not finite),
-            or 1. The agent's exit status does not matter then.
+        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. Its
+            parameters are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the
+            episode's). Unless `returncode` is among them, an exit status other than 0 is an exception of the agent.
+            Output beyond a megabyte loses its middle. With a workspace it may be a command, such as `pytest -q`, which
+            runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward is 0 if its exit status is
+            not 0, or else its last line if that is a number (0 if it is not finite), or 1. The agent's exit status
+            does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without waiting for the model. After that it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -88,11 +88,11 @@ class AgentCommand:
         verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
         max_processes: number of processes beyond which a program is killed, and the episode is a failure. `None`: no
             limit.
-        max_disk_mb: as `max_processes`, of MiB below the episode's folder, workspace included.
+        max_disk_mb: as `max_processes`, but the number of MiB below the episode's folder, including the workspace.
 
     Raises:
-        G2POError: if the command is empty or has a placeholder that is no name, or `verify` cannot be called. In an
-            episode: if a placeholder is no column of the task, or no file of the workspace matches `restore`.
+        G2POError: if the command is empty or has a placeholder that is not a name, or `verify` cannot be called. In an
+            episode: if a placeholder is not a column of the task, or no file of the workspace matches `restore`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class AgentCommand:
 
         Raises:
             CommandError: if the program fails or takes too long.
-            G2POError: if a placeholder is no column of the task.
+            G2POError: if a placeholder is not a column of the task.
         """
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
             episode = Path(name).resolve()  # as programs print it
@@ -249,7 +249,7 @@ def _own_folders(parent: Path) -> dict[str, str]:
 def _reward(returncode: int, stdout: str) -> float:
     """Return the last line of what a successful command printed if it is a number, else 1, and 0 if it failed.
 
-    A number that is not finite is 0: it says of no file that it is right.
+    A number that is not finite becomes 0, since it does not show that any file is correct.
     """
     if returncode != 0:  # its last line may be of the code that it verifies
         return 0.0
@@ -292,13 +292,13 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
 
 
 def _verified(verify: Callable[..., Any]) -> list[str]:
-    """Return the names of what `verify` takes. Raises `G2POError` if it takes something else."""
+    """Return the names of the parameters of `verify`. Raises `G2POError` for an unknown one."""
     parameters = inspect.signature(verify).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(_VERIFIED)
     wanted = [p.name for p in parameters if p.name in _VERIFIED or p.default is p.empty]
     if unknown := [name for name in wanted if name not in _VERIFIED]:
-        raise G2POError(f"verify takes {', '.join(unknown)}: it gets those of {', '.join(_VERIFIED)} that it names")
+        raise G2POError(f"verify takes {', '.join(unknown)}: its parameters can be {', '.join(_VERIFIED)}")
     return wanted
 
 

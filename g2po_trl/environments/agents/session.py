@@ -73,7 +73,7 @@ class TooManyRequestsError(RuntimeError):
 
 
 class Session:
-    """The requests of one episode, in their order of arrival, and its end. `max_requests`: it ends after so many."""
+    """The requests of one episode, in their order of arrival, and its end, at the latest after `max_requests`."""
 
     def __init__(self, max_requests: int | None = None) -> None:
         self.max_requests, self._requests = max_requests, 0
@@ -249,7 +249,7 @@ class Session:
 
 def episode_ended() -> RefusedRequestError:
     """Return the answer to requests of an episode that is over."""
-    return RefusedRequestError("the episode has ended: stop asking", code="episode_ended", status=404)
+    return RefusedRequestError("the episode has ended: send no more requests", code="episode_ended", status=404)
 
 
 def is_closed(connection: socket.socket) -> bool:

@@ -38,7 +38,7 @@ class Workspace:
         folder: where the copy is made; must not exist.
 
     Raises:
-        G2POError: if the source is no folder, or cannot be copied.
+        G2POError: if the source is not a folder, or cannot be copied.
     """
 
     def __init__(self, source: Path, folder: Path):
@@ -57,7 +57,7 @@ class Workspace:
         self._digests: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by name: what `stat` says, and the contents'
 
     def state(self) -> str:
-        """Return a digest of all files but for `IGNORED`, by name and content. They are read when they change."""
+        """Return a digest of the names and contents of all files except `IGNORED`; only changed ones are read."""
         state, now = hashlib.blake2b(digest_size=16), time.time_ns()
         digests = {}
         for name in _files(self.folder):
@@ -74,11 +74,11 @@ class Workspace:
         return state.hexdigest()
 
     def restore(self, patterns: Iterable[str]) -> None:
-        """Put files back as they are in the source, such as tests that must not be changed; caches too.
+        """Restore files from the source, such as tests that must not be changed; also caches.
 
         Args:
-            patterns: of names relative to the folder, such as `tests` (and all below), `test_*.py`, or `**/test_*.py`
-                in any folder. What the source does not have is removed.
+            patterns: patterns of names relative to the folder, such as `tests` (and all below), `test_*.py`, or
+                `**/test_*.py` in any folder. Matching files that the source does not have are removed.
         """
         patterns = list(patterns)
         _be_folder(self.folder)
@@ -97,7 +97,7 @@ class Workspace:
                 shutil.copy2(self.source / name, path, follow_symlinks=False)
 
     def diff(self) -> str:
-        """Return what differs from the source, as a unified diff of about `MAX_DIFF_CHARACTERS` at most."""
+        """Return the differences from the source, as a unified diff of about `MAX_DIFF_CHARACTERS` at most."""
         sides = {folder: set(_files(folder)) for folder in (self.source, self.folder)}
         names, text = sorted(set.union(*sides.values())), ""
         for place, name in enumerate(names):

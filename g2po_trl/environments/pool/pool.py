@@ -54,8 +54,8 @@ class EnvironmentPool:
     ```
 
     Use it as a context manager, or call `close`; and from one thread at a time. `replayed` is the number of episodes
-    that continued after a replay, `recycled` that of workers replaced for their resets or memory. `environment_names`
-    has those of several environments, of which a task chooses one.
+    that continued after a replay, `recycled` the number of workers replaced for their resets or memory.
+    `environment_names` has the names of the environments if a task chooses one of several.
 
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
@@ -119,7 +119,7 @@ class EnvironmentPool:
         return list(self.collect(self.begin(tasks, groups, retry_group="all")).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
-        """Play one action in each of the given slots, in parallel, and return all results. Errors as of `send`."""
+        """Play one action in each of the given slots, in parallel, and return all results. Raises as `send`."""
         self.send(actions)
         return self.collect(list(actions))
 
@@ -129,7 +129,7 @@ class EnvironmentPool:
         groups: Sequence[Hashable] | None = None,
         retry_group: Hashable | None = None,
     ) -> list[int]:
-        """Open an episode per task in addition to running ones, without waiting; return their slots, the first free.
+        """Open an episode per task in addition to running ones, without waiting; return their slots.
 
         `receive` returns their first observations. A slot is free once its episode's last answer was received.
 

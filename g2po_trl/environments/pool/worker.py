@@ -165,7 +165,7 @@ def run_job(
         return expected, None
     loop.end(episode)
     text = (answer.observation if isinstance(answer, StepResult) else answer).text
-    return None, ("lost", f"{call} answers otherwise than before: {text[:200]!r}")
+    return None, ("lost", f"{call} returned something else than before: {text[:200]!r}")
 
 
 def _traceback(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Protocols in which agents ask the model, one file each.
 
-A dialect is a module with these names. To add one, write the module and its place in `DIALECTS`.
+A dialect is a module with these names. To add a dialect, write the module and add it to `DIALECTS`.
 
 | Name | |
 | --- | --- |

@@ -35,7 +35,7 @@ _READ = (
 )
 # Value that changes nothing, and what to do about another one.
 _REFUSED = {
-    "n": (1, "one completion is made for each request: ask n times"),
+    "n": (1, "each request gets one completion: send n requests"),
     "logprobs": (False, "log-probabilities are not returned: leave it out"),
     "top_logprobs": (0, "log-probabilities are not returned: leave it out"),
     "modalities": (["text"], "only text is generated: leave it out"),
@@ -87,7 +87,7 @@ def _max_tokens(data: Mapping[str, Any]) -> Any:
 
 
 def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that the trainer decides otherwise: unknown ones, and values of these that are not given."""
+    """Return the fields that have no effect: unknown ones, and those whose value the trainer decides otherwise."""
     given = {
         "model": data.get("model") == MODEL,
         "tool_choice": data.get("tool_choice") in ("auto", "none"),  # a call cannot be promised

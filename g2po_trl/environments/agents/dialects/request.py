@@ -21,12 +21,12 @@ _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON sche
 
 
 class RefusedRequestError(ValueError):
-    """A request that is answered by an error, and is no step of the episode.
+    """A request that is answered with an error and is not a step of the episode.
 
     Args:
         message: what is wrong, and what to do.
         parameter: the field of the request.
-        code: a word for programs.
+        code: machine-readable name of the error.
         status: the HTTP status. Clients retry 408, 409, 429 and those from 500; agents around them also 400 and 403.
     """
 
@@ -36,13 +36,13 @@ class RefusedRequestError(ValueError):
 
 
 class LeftOut(Counter[str]):
-    """What is left out of a request, since a chat template cannot express it: name -> number of times."""
+    """Parts left out of a request, since a chat template cannot express them: name -> number of times."""
 
     def add(self, name: str) -> None:
         self[name] += 1
 
     def unknown(self, name: str, why: str, parameter: str) -> None:
-        """Refuse a part of an unknown kind. Whoever reads a log leaves it out instead."""
+        """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead."""
         raise RefusedRequestError(why, parameter)
 
     def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class AgentRequest:
         chat: what the model is asked.
         ignored: names of fields that the trainer decides otherwise.
         stream: the response is sent as events.
-        fields: what its dialect needs of it for the response.
+        fields: fields that its dialect needs for the response.
         after: id of the response that the messages continue; the conversation up to it is not among them.
         instructions: number of messages at the beginning that a request after this one does not continue.
         keeps_tools: of the request that `after` answered, instead of its own.
@@ -106,7 +106,7 @@ def _named(name: Any, answered: Sequence[tuple[AgentRequest, Completion]]) -> tu
     for request, completion in answered:
         if name in completion.names:
             return request, completion
-    raise RefusedRequestError(f"{show(name)} is none of this episode's responses: send the messages", code="not_found")
+    raise RefusedRequestError(f"{show(name)} is not a response of this episode: send the messages", code="not_found")
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _REFUSED = {
     "conversation": "send the items, or previous_response_id",
     "top_logprobs": "log-probabilities are not returned: leave it out",
     "prompt": "send its text as instructions",
-    "background": "ask without it, and wait",
+    "background": "leave it out, and wait for the response",
 }
 _LOGPROBS = "message.output_text.logprobs"
 _CONTENT = ("input_text", "output_text", "text", "refusal", "summary_text")
