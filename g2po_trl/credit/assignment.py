@@ -12,7 +12,7 @@ from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_simil
 
 
 class Credit:
-    """Settings of a run for state keys, graph and estimator. The same on every rank.
+    """Settings of a run for state keys, graph and estimator, the same on every rank.
 
     Args:
         estimator: `StateGraph -> array(num_steps)`; `None` where advantages come from elsewhere (PPO's critic).
@@ -40,7 +40,7 @@ class Credit:
         self.state_key, self.similarity = make_state_key(function, state_key_ignores), similarity_threshold(similar)
 
     def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
-        """Return the records of all ranks' trajectories, each rank's in the order of the groups' numbers.
+        """Return the records of all ranks' trajectories, ordered by rank and within a rank by group.
 
         Sets `state_key` of the steps if keys are configured.
         """
@@ -79,7 +79,7 @@ def advantages_of_rank(
 
 
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
-    """Check that there is one finite number a step. Raises `ValueError` otherwise."""
+    """Check that there is one finite number per step. Raises `ValueError` otherwise."""
     if advantages.shape != (num_steps,):
         raise ValueError(
             f"advantage_fn returned shape {advantages.shape}; it must return one number per step: ({num_steps},)"

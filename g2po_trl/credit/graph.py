@@ -40,13 +40,13 @@ from .values import lambda_returns, lambda_values
 
 
 def hash_key(key: str) -> bytes:
-    """Return the 128-bit hash of a state key, by which nodes are told apart: in `StateGraph.node_keys`."""
+    """Return the 128-bit hash of a state key, which distinguishes nodes: see `StateGraph.node_keys`."""
     return xxhash.xxh3_128_digest(key.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True)
 class TrajectoryRecord:
-    """The data of a trajectory that a graph needs: small and picklable, for groups that are spread over ranks.
+    """The data of a trajectory that a graph needs: small and picklable, for groups spread over ranks.
 
     Args:
         task_id: id of the task.
@@ -274,8 +274,9 @@ class StateGraph:
         Returns:
             `nodes`: nodes of all groups.
             `mean_group_size`: mean number of visits of a node.
-            `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other.
-            `value_std_within_node`: standard deviation of the returns within a node (root mean square over steps), in
+            `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other
+            step. `value_std_within_node`: standard deviation of the returns within a node (root mean square over
+            steps), in
                 units of reward: the part of their variance that only a finer key could explain.
         """
         num_steps = int(self.counted.sum())

@@ -1,4 +1,4 @@
-"""Advantages for other frameworks: lists in, an array an episode out; from steps to tokens (docs/elsewhere.md)."""
+"""Advantages for other frameworks: lists in, one array per episode out; from steps to tokens (docs/elsewhere.md)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def step_advantages(
 
     Args:
         keys: for each episode, the state key of each step.
-        rewards: (M,) total reward of each episode. `None`: no result. Its advantages are 0, and it is compared with
-            no other.
-        groups: (M,) episodes with equal values are of the same task and are compared.
+        rewards: (M,) total reward of each episode. `None`: no result. Its advantages are 0, and it is not compared
+            with other episodes.
+        groups: (M,) group of each episode. Episodes of a group have the same task and are compared.
         valid: for each episode, whether each step's completion had the required format. Default: all.
         estimator: any `StateGraph -> (S,)`, or the name of one of `ESTIMATORS` with its defaults; set options by
             `functools.partial`.
@@ -38,7 +38,7 @@ def step_advantages(
         M arrays of float64, in the order given, each with one number per step.
 
     Raises:
-        TypeError: for a key that is not a string, and a string in place of a list.
+        TypeError: for a key that is not a string, or a string in place of a list.
         ValueError: for lists of unequal lengths, an unknown estimator, and the errors of `StateGraph.from_groups`.
     """
     for name, value in (("keys", keys), ("rewards", rewards), ("groups", groups), ("valid", valid)):

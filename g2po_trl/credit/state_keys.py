@@ -9,8 +9,8 @@ The default key of a step is the environment's (`Observation.state_key`), or els
 
 Either is applied with `state_key_ignores`: `NormalisedKey` ignores numbers, the order of lists or letter case.
 
-Merging states of different value costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the drawer
-1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
+Merging states of different values costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the
+drawer 1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HARDLY, _OFTEN = 0.02, 0.1  # of steps that return to a state of their episode
 
 
 def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
-    """Return the share of steps in a state, by `key`, that another episode of the group visited. 0 without steps.
+    """Return the share of steps whose state, by `key`, another episode of the group visited too; 0 without steps.
 
     Episodes without a result are left out.
     """
@@ -90,7 +90,7 @@ class NormalisedKey:
 def returned_share(
     trajectories: Iterable[Trajectory], key: Callable[[Step], str] = lambda step: step.key
 ) -> float | None:
-    """Return the share of steps, after the first of an episode, in a state, by `key`, that the episode had been in.
+    """Return the share of steps, except first ones, whose state, by `key`, the same episode had visited before.
 
     `None` if no episode has a second step.
     """
@@ -103,9 +103,9 @@ def returned_share(
 
 
 def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
-    """Return in words that a number in the keys makes each state of an episode new, as a step counter does, if so.
+    """Return a sentence if a number in the keys, such as a step counter, makes each state of an episode new.
 
-    A state of a task that its episodes reach at different turns has no counter: its number may be a sum or a place.
+    A state that a task's episodes reach at different turns has no counter: its number may be a sum or a place.
     """
 
     def without(step: Step) -> str:
@@ -152,7 +152,7 @@ def similarity_threshold(state_key: str | None) -> float | None:
     """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`.
 
     Raises:
-        G2POError: for another text, and if datasketch is not installed.
+        G2POError: for any other string, and if datasketch is not installed.
     """
     if state_key is None:
         return None

@@ -1,4 +1,4 @@
-"""The turning point of an episode: the step after which its group's episodes could hardly win."""
+"""The turning point of an episode: the step with the largest loss of value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROUNDING = 1e-6
 
 
 def value_falls(graph: StateGraph) -> np.ndarray:
-    """Return V(s_j) - V(s_{j+1}) of each step, (S,): what it lost. The last step leads to R; 0 if not counted."""
+    """Return the loss V(s_j) - V(s_{j+1}) of each step, (S,). The last step leads to R; 0 if not counted."""
     return graph.values - graph.next_values
 
 
@@ -18,7 +18,7 @@ def turning_steps(graph: StateGraph) -> np.ndarray:
     """Return the position of each trajectory's turning point, (M,): the step with the largest fall of V.
 
     The last step of an episode that was cut off by the turn limit falls to 0 whatever it did, and may be the largest.
-    -1: V never falls, as in a group that won nothing, or the trajectory is not counted.
+    -1: V never falls, as in a group without success, or the trajectory is not counted.
     """
     falls, found = value_falls(graph), np.full(len(graph.lengths), -1)
     for m, (end, length) in enumerate(zip(np.cumsum(graph.lengths), graph.lengths)):

@@ -42,7 +42,7 @@ class Actor(Protocol):
     streams: bool
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Return a context for several sessions of one policy."""
+        """Return a context for several sessions of the same policy."""
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> Session:
         """Return a session that answers one rollout's episodes, with a seed per episode, by its number."""
@@ -61,8 +61,8 @@ class PromptActor:
         template: the prompt's wording, and the parser of the completion.
         history_length: number of past steps in a prompt.
         history: `"window"`: each prompt is one message with the last steps. `"conversation"`: observations and
-            completions in turns, from the first one on. Environments that send chat requests are asked with these.
-            `None`, of several environments: as `"window"`.
+            completions in turns, from the first one on. For environments that send chat requests, these are the
+            prompts. `None`, with several environments: as `"window"`.
         max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
         context_length: maximum tokens of a prompt and its completion together. An episode whose prompt leaves no room
@@ -89,7 +89,7 @@ class PromptActor:
             self.conversation_encoder  # noqa: B018 (the property is cached)
 
     def check_images(self, seen: Observation) -> None:
-        """Refuse (`G2POError`) an observation with images if the engine or the model reads text alone."""
+        """Refuse (`G2POError`) an observation with images if the engine or the model reads text only."""
         if seen.images and self.engine.reads_text_because is not None:
             raise G2POError(
                 f"the observation has {len(seen.images)} images, and {self.engine.reads_text_because}; or let the "
@@ -101,7 +101,7 @@ class PromptActor:
         return self.conversation_encoder.saved() if "conversation_encoder" in vars(self) else nullcontext()
 
     def describe_template(self) -> dict[str, str]:
-        """Return whose chat template writes the prompts, the model's own or TRL's, and its hash."""
+        """Return the origin of the chat template that writes the prompts, the model or TRL, and its hash."""
         encode = self.conversation_encoder.encode if "conversation_encoder" in vars(self) else self.encode
         text = json.dumps(encode.text.template, sort_keys=True)
         whose = "TRL, for training" if encode is not self.encode else "the model"
@@ -114,7 +114,7 @@ class PromptActor:
         Args:
             engine: generates completions.
             template: the prompt's wording, and the parser of the completion.
-            **options: `history_length`, `max_prompt_length`.
+            **options: further arguments of the class, such as `history_length` and `max_prompt_length`.
         """
         return cls(engine, ChatEncoder(engine.processing_class), template, **options)
 
@@ -124,7 +124,7 @@ class PromptActor:
 
     @property
     def streams(self) -> bool:
-        """Whether episodes are answered one by one: completions then must not depend on their order."""
+        """Whether episodes are answered one by one. Completions must then not depend on the order."""
         return self.engine.streams and self.engine.takes_seeds
 
     def rollout(self) -> AbstractContextManager[None]:
@@ -139,7 +139,7 @@ class PromptActor:
 
 @dataclass
 class Asked:
-    """A prompt whose completion is awaited. `request`: of a conversation, what it was made from."""
+    """A prompt whose completion is pending. `request`: for a conversation, the request that it renders."""
 
     episode: Episode
     prompt: FittedPrompt | ConversationPrompt

@@ -78,7 +78,7 @@ class Conversations:
 
 
 def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
-    """Return the environment's request or, of one that sends none, the conversation of the episode so far."""
+    """Return the environment's request or, if it sends none, the conversation of the episode so far."""
     seen = episode.observation
     if seen.request is not None:
         return seen.request
@@ -98,7 +98,7 @@ def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
 
 
 def sampling_of(request: ChatRequest, sampling: Sampling) -> Sampling:
-    """Return how a request's completion is sampled: as the trainer says, ended earlier where the request asks so."""
+    """Return the trainer's sampling for a request's completion, with an earlier end if the request asks for one."""
     if not request.stop and request.max_tokens is None:
         return sampling
     most = min(sampling.max_completion_length, request.max_tokens or sampling.max_completion_length)

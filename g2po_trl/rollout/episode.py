@@ -17,8 +17,8 @@ class Episode:
     """A running episode.
 
     `number` is its place among the episodes played together; `outcome` is `None` while it is running; `transcript` has
-    what the model read and wrote, of a conversation. `environment` is the name of the one that plays it, in a run with
-    several, and `row` the task's. `seconds` are the environment's, if they are limited; `unseen_tokens` those of
+    the token ids of a conversation. `environment` is the name of its environment, in a run with several, and `row` the
+    row of its task. `seconds` is the environment's time, if it is limited; `unseen_tokens` counts the tokens of
     completions without ids.
     """
 
@@ -89,11 +89,11 @@ class Episode:
                 self.failure_reason = str(reason)
 
     def fail(self, reason: str) -> None:
-        """End with outcome `"error"`, which is in no statistic."""
+        """End with outcome `"error"`, which is excluded from statistics."""
         self.outcome, self.error = "error", reason
 
     def give_up(self, reason: str) -> None:
-        """End as a failure of the agent, with the reward paid so far. `reason`: "kind" or "kind: detail"."""
+        """End as a failure of the agent, with the reward received so far. `reason`: "kind" or "kind: detail"."""
         self.outcome, self.failure_reason = "failure", reason
 
     def end_without_result(self, failure: EnvironmentFailure) -> None:

@@ -1,4 +1,4 @@
-"""Tasks whose episodes only end in environment errors: counted, excluded, and reported at the end."""
+"""Tasks whose episodes all end in environment errors: counted, excluded, and reported at the end."""
 
 from __future__ import annotations
 

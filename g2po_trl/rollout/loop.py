@@ -45,7 +45,7 @@ class Session(Protocol):
         """Request the next steps of episodes. May end some of them, by `Episode.give_up`."""
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
-        """Return steps that were requested and are there; `None` for an episode that the session has ended.
+        """Return the requested steps that are ready; `None` for an episode that the session has ended.
 
         A session that streams waits at most `timeout` seconds for the first step. Other sessions return all requested
         steps; those of a collective actor are called equally often on every rank, even if nothing is requested.
@@ -59,13 +59,13 @@ class Loop:
     Args:
         pool: hosts the environments.
         session: chooses the actions.
-        limits: what an episode may use before it ends.
+        limits: limits of an episode.
         stats: costs are added to it. `environment_time` is the time in which only environments were busy.
         together: play turns: wait for all environments before asking the session, and for all of its steps before
             sending actions.
         any_running: whether this rank has running episodes -> whether any rank has. Ranks that generate together call
             it once a turn and continue until no rank has any. Default: for one rank.
-        on_turn: called with (turns of the longest episode, running episodes) when one of them has changed.
+        on_turn: called with (turns of the longest episode, number of running episodes) when one of these has changed.
         on_end: called with each episode that has ended.
         policy_version: written into each step.
 

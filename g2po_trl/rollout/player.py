@@ -1,4 +1,4 @@
-"""`Player` plays tasks and returns trajectories. Training, panels, evaluation and notebooks use it."""
+"""`Player` plays tasks and returns trajectories. Training, evaluation and notebooks use it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Player:
     Args:
         pool: runs the environments.
         actor: chooses the actions: a `PromptActor`, or a prompted agent.
-        limits: what an episode may use. One that reaches `max_turns` is a failure with outcome `"truncated"`.
-        streams: ask each episode for its next action as soon as its observation is there, if the actor can answer so.
-            `False`: ask all running episodes together, once a turn.
+        limits: limits of an episode. One that reaches `max_turns` is a failure with outcome `"truncated"`.
+        streams: ask for an episode's next action as soon as its observation is there, if the actor supports it.
+            `False`: ask for the actions of all running episodes together, once per turn.
         excluded: ids of tasks that are not played; their trajectories have outcome `"error"`.
         any_running: whether this rank has running episodes -> whether any rank has. For sharded models, whose ranks
             must generate together.
@@ -113,13 +113,13 @@ class Player:
         return trajectories, stats
 
     def episode(self, task: dict[str, Any], number: int) -> Episode:
-        """Return a new episode of a task. In a run with several environments it names the one that plays it."""
+        """Return a new episode of a task, with the name of its environment in a run with several."""
         environment = task.get(COLUMN) if self.pool.environment_names else None
         return Episode(task_id_of(task), number, environment=environment, row=task)
 
     @property
     def max_turns(self) -> int:
-        """Turns of the longest episode."""
+        """Maximum number of turns of an episode, over all environments."""
         return self.limits.most_turns
 
     def number_of(self, tasks: Sequence[dict[str, Any]]) -> int:
@@ -127,10 +127,10 @@ class Player:
         return sum(task_id_of(task) not in self.excluded for task in tasks)
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Return a context for several `play` calls with the same weights, which the engine is given once."""
+        """Return a context for several `play` calls with the same weights, which are sent to the engine once."""
         return self.actor.rollout()
 
     def close(self) -> None:
-        """End the environment workers, and free the engine."""
+        """End the environment workers and free the engine."""
         self.pool.close()
         self.actor.close()

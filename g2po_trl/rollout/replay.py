@@ -1,4 +1,4 @@
-"""Replay an episode's actions in another environment, and compare what it answers."""
+"""Replay an episode's actions in another environment, and compare its answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
         if answer.terminated or answer.truncated:
             reason = answer.info.get("failure_reason")
             why = f" ({reason})" if reason else ""
-            return f"the episode ended after {step.action!r}{why}, and went on before"
+            return f"the episode ended after {step.action!r}{why}, and continued before"
         if answer.reward != step.reward:
-            return f"{step.action!r} paid {answer.reward:g}, and {step.reward:g} before"
+            return f"{step.action!r} returned reward {answer.reward:g}, and {step.reward:g} before"
     return None
 
 
@@ -38,9 +38,9 @@ def _difference(before: Step, seen: Observation) -> str | None:
     if seen.text != before.observation:
         return f"the observation is {seen.text[:200]!r}, and was {before.observation[:200]!r}"
     if list(seen.images) != (before.images or []):
-        return "the images are others than before"
+        return "the images are different"
     if (seen.admissible_actions or None) != (before.admissible_actions or None):
-        return "other actions are listed than before"
+        return "the listed actions are different"
     if seen.state_key != before.state_key:
-        return "the environment's state key is another"
+        return "the environment's state key is different"
     return None

@@ -20,19 +20,18 @@ class RolloutStats:
         prompt_time: seconds spent building prompts.
         total_time: seconds in all.
         turns: turns of the longest episode.
-        parts: (turns of the longest episode, episodes) of each part of the rollout; one begins when the one before has
-            ended.
+        parts: (turns of the longest episode, episodes) of each part of the rollout; parts follow one another.
         num_steps: steps of all episodes.
         truncated_prompts: steps whose prompt lost history or text.
         truncated_completions: completions that reached `max_completion_length`.
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
-        cached_tokens: of these, tokens that the cache held.
+        cached_tokens: number of these tokens that the cache held.
         later_prompts: prompts of conversations after the first completion of their episode.
-        continued_prompts: of these, prompts that begin with the ids of an earlier prompt and its completion.
+        continued_prompts: number of these prompts that begin with the ids of an earlier prompt and its completion.
         repeated_requests: requests that were repeated because a server had failed.
-        engine_metrics: the engine's own numbers, by metric name (`Engine.metrics`); of several ranks the largest.
-        places: maximum number of running episodes, if others take the place of ended ones; otherwise 0.
+        engine_metrics: the engine's own metrics by name (`Engine.metrics`); over several ranks, the largest value.
+        places: maximum number of running episodes, if new ones replace ended ones; otherwise 0.
         place_seconds: seconds that episodes were running, summed over them; with `places`.
     """
 
@@ -58,7 +57,7 @@ class RolloutStats:
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
-        """Return sums of the ranks' counts, and their largest times and turns: they wait for the slowest rank."""
+        """Return the sums of the ranks' counts, and the largest times and turns, since ranks wait for the slowest."""
         times = {"environment_time", "generation_time", "prompt_time", "total_time"}
         parts = zip_longest(*(one.parts for one in stats), fillvalue=(0, 0))
         together = tuple((max(turns for turns, _ in part), sum(number for _, number in part)) for part in parts)

@@ -1,7 +1,7 @@
-"""The seam for schedules: a strategy decides which episodes a rollout plays, and when.
+"""Schedules of rollouts: a strategy decides which episodes a rollout plays, and when.
 
-A trainer calls `collect` once an iteration and knows nothing else of the schedule. `SynchronousRollout` plays one
-episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`, and in
+A trainer calls `collect` once per iteration and does not depend on the schedule otherwise. `SynchronousRollout` plays
+one episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`, and in
 `g2po_trl.experimental` `PartialRollouts`).
 """
 
@@ -27,8 +27,8 @@ class Rollout:
 
     Args:
         trajectories: whole groups, group by group; they are trained on.
-        stats: costs of everything that was played.
-        replaced: trajectories of groups that others replaced. They count in statistics, and are not trained on.
+        stats: costs of all episodes that were played.
+        replaced: trajectories of replaced groups. They count in statistics and are not trained on.
         replaced_groups: for each of `replaced`, (how many times its group had been replaced, the group).
     """
 
@@ -39,12 +39,12 @@ class Rollout:
 
     @property
     def all(self) -> list[Trajectory]:
-        """Everything that was played."""
+        """All trajectories that were played."""
         return self.trajectories + self.replaced
 
     @property
     def errors(self) -> list[str | None]:
-        """Errors of episodes that environments ended."""
+        """Errors of the trajectories that environments ended."""
         return [played.error for played in self.all if played.outcome == "error"]
 
 
@@ -56,7 +56,7 @@ class RolloutStrategy(Protocol):
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
-        """Refuse settings that the strategy excludes, before tasks are prepared and a model is loaded.
+        """Refuse settings that the strategy does not support, before tasks are prepared and a model is loaded.
 
         Args:
             args: an object with the fields of a `G2POConfig`.
@@ -72,20 +72,20 @@ class RolloutStrategy(Protocol):
         Args:
             rows: this rank's rows of the batch.
             groups: group of each row, counted over all ranks.
-            iteration: number of the iteration, from 1; it grows by one with each policy.
+            iteration: number of the iteration, from 1; each policy increases it by one.
         """
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
-        """Return the strategy's own metrics of the last rollout, given that of all ranks, without texts."""
+        """Return the strategy's own metrics, given the last rollout of all ranks without texts."""
 
     def reset(self) -> None:
         """End unfinished episodes. Called when training begins."""
 
     def state_dict(self) -> Any:
-        """Return what a checkpoint keeps, of all ranks, as plain data."""
+        """Return the state of all ranks for a checkpoint, as plain data."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state that `state_dict` returned, perhaps with another number of ranks."""
+        """Continue from a state that `state_dict` returned, possibly with another number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class RolloutContext:
         player: plays the episodes.
         group_size: episodes of a group, all of one task.
         tasks: rows that further tasks are drawn from.
-        seed: of such draws, and of completions.
+        seed: seed of these draws and of completions.
         sampling: how completions are sampled.
         rank: this process.
-        gather: a list of each rank -> the lists of all ranks, joined.
+        gather: function from a list of each rank to the concatenated lists of all ranks.
         progress: (total, episodes, unit of the total) -> a context with a function that is called with
             (progress, running episodes), or `None`.
-        batches_left: returns the number of rollouts still to be trained on, this one included. `None`: many.
+        batches_left: returns the number of rollouts still to be trained on, including this one. `None`: no bound.
     """
 
     player: Player

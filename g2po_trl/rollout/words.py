@@ -1,7 +1,7 @@
-"""Steps in words, for people to read: in the viewer, in sample tables and in tables of credit.
+"""Steps as readable text: in the viewer, in sample tables and in tables of credit.
 
-A step of an environment of texts is its observation and its action. One that answers a chat request has messages and
-the assistant's message as JSON instead.
+A step of a text environment is its observation and its action. A step that answers a chat request has messages and the
+assistant's message as JSON instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEWS_KEYS: dict[str, Callable[[Step], str]] = {  # state keys of a chat request 
 
 
 def new_messages(step: Step) -> list[Message]:
-    """Return what came since the last completion, of a step that answers a chat request; all if nothing came."""
+    """Return the messages since the last completion, of a step that answers a chat request; all if there are none."""
     return since_last_completion(step.messages) or list(step.messages)
 
 
@@ -36,7 +36,7 @@ def state_text(step: Step) -> str:
 
 
 def action_text(step: Step) -> str:
-    """Return the action: of a chat response its calls as `name(arguments)`, or else its content."""
+    """Return the action: for a chat response its calls as `name(arguments)`, or else its content."""
     answer = step.response
     if answer is None:
         return step.action
@@ -44,7 +44,7 @@ def action_text(step: Step) -> str:
 
 
 def completion_text(step: Step) -> str:
-    """Return what the model wrote, or what is known of it: the completion, or a chat response's content and calls."""
+    """Return the model's text: the completion if it is known, or a chat response's content and calls."""
     answer = step.response
     if answer is None:
         return step.action if step.completion is None else step.completion
@@ -52,7 +52,7 @@ def completion_text(step: Step) -> str:
 
 
 def failure_kind(episode: Trajectory) -> str:
-    """Return why an episode failed in one short line, equal for reasons that differ in numbers and addresses alone."""
+    """Return why an episode failed, in one short line that does not depend on numbers and addresses."""
     outcomes = {"truncated": "out of turns", "failure": "ended without success"}
     reason = episode.error or episode.failure_reason or outcomes.get(episode.outcome, episode.outcome)
     head = reason.partition(": ")[0]

@@ -12,7 +12,7 @@ from toy_environments import Countdown, Dying, Forgetful, Uneven
     [
         (Countdown, {"turns": 4}, None),
         (Forgetful, {"turns": 4}, "before step 4, the observation is 'left 1 at "),
-        (Uneven, {"turns": 3, "random_rewards": True}, "'go' paid 0."),
+        (Uneven, {"turns": 3, "random_rewards": True}, "'go' returned reward 0."),
     ],
 )
 def test_the_first_difference(factory, task, found):
@@ -28,8 +28,8 @@ def test_lists_keys_ends_and_failures_are_compared():
         return difference(Countdown, {"turns": 3}, replace(episode, steps=[replace(episode.steps[0], **fields)]))
 
     assert after() is None
-    assert after(admissible_actions=["stay"]).endswith("other actions are listed than before")
-    assert after(state_key="another").endswith("state key is another")
+    assert after(admissible_actions=["stay"]).endswith("the listed actions are different")
+    assert after(state_key="another").endswith("state key is different")
     longer = replace(episode, steps=episode.steps + episode.steps[:1])
-    assert difference(Countdown, {"turns": 3}, longer) == "the episode ended after 'go', and went on before"
+    assert difference(Countdown, {"turns": 3}, longer) == "the episode ended after 'go', and continued before"
     assert difference(Dying, {"turns": 3, "reward": 13.0}, episode).startswith("crash: ")

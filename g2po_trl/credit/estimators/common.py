@@ -56,10 +56,11 @@ def compare(
 
     Args:
         graph: S steps.
-        values: (S,) one number a step.
+        values: (S,) one number per step.
         sets: (S,) number of a step's set. A set lies within one group.
         scale_by_std: divide by the standard deviation of the set.
-        penalty: what the caller has subtracted from `values` of invalid steps, for the scale of rounding errors.
+        penalty: number that the caller has subtracted from `values` of invalid steps; sets the scale of rounding
+            errors.
         ddof: the standard deviation divides by n - `ddof`.
         least_std: lower bound of the standard deviation, as a fraction of the group's largest reward.
 

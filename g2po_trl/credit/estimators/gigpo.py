@@ -22,8 +22,8 @@ def gigpo(
 ) -> np.ndarray:
     """Return the advantages of group-in-group policy optimization: A = A_EP + w A_S.
 
-    Arguments, shape and errors as in `g2po`. With `episode_statistics="step"`, the penalty
-    is also subtracted from the return.
+    Arguments, shape and errors are those of `g2po`. With `episode_statistics="step"`, the penalty is also subtracted
+    from the return.
     """
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0

@@ -8,8 +8,8 @@
 
 There is no A_EP. Edges are distinct pairs of a node and a next node; ends with equal rewards are one. The paper says
 both "the set of all directed edges" and "all raw edge instances": averaged over visits every D_k would be 0, since by
-eq. 5 the d of a node's visits add up to 0. That reading is `gae_lambda=0`. Not specified there: what the standard
-deviation divides by; it is n - 1 here, as in G2PO. The paper's objective has one importance ratio a step, which is
+eq. 5 the d of a node's visits add up to 0. That reading is `gae_lambda=0`. The paper does not specify the divisor of
+the standard deviation; it is n - 1 here, as in G2PO. The paper's objective has one importance ratio per step, which is
 `importance_sampling_level="sequence"`.
 """
 

@@ -7,7 +7,8 @@
     Phi(s) = gamma mean Phi(s')         over the group's transitions from s   eq. 9
 
 Phi is 1 at the end of a success, and 0 at other ends. Psi(s_j) is the same for all steps in a node, so only the next
-state makes a difference. The paper does not say what its standard deviation divides by; it is n - 1 here, as in G2PO.
+state makes a difference. The paper does not specify the divisor of its standard deviation; it is n - 1 here, as in
+G2PO.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ def grpo(
 ) -> np.ndarray:
     """Return the advantages of group-relative policy optimization: A = A_EP.
 
-    They are equal for all steps of an episode, except for the penalty. Arguments, shape and errors as in `g2po`.
+    They are equal for all steps of an episode, except for the penalty. Arguments, shape and errors are those of
+    `g2po`.
     """
     return episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)

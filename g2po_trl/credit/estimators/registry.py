@@ -1,6 +1,6 @@
 """The estimators: one row each. Help texts, exports, refusals and pages read the rows, and options the signatures.
 
-To add an estimator: a file NAME.py with a function NAME here, and a row. Reading the rows imports nothing else.
+To add an estimator, add a file NAME.py with a function NAME here, and a row. Reading the rows imports nothing else.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Estimator:
     """An estimator.
 
     Args:
-        name: of its module in this package, of the function in it, and in configurations.
-        about: what it compares, in a few words.
+        name: name of its module in this package, of the function in it, and of the estimator in configurations.
+        about: the quantity that it compares, in a few words.
         paper: arXiv number; `None` if there is none.
         compares: "steps", or whole "episodes", for which state keys make no difference.
         uses_gamma: whether the graph's discount makes a difference. Otherwise it has none, or an option of its own.
@@ -112,7 +112,7 @@ def make_estimator(
 
 
 def row_of(name: str) -> Estimator | None:
-    """Return the estimator of a name as `estimator_name` writes it; `None` for an own function, or a critic."""
+    """Return the estimator of a name that `estimator_name` wrote; `None` for a user's function, or a critic."""
     return ESTIMATORS.get(name.split(" ")[0].rstrip(","))
 
 
