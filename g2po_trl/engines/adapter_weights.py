@@ -29,7 +29,7 @@ def merged_parameters(
     after the other. Sharded weights are gathered: every rank has to iterate to the end. The model is not changed.
 
     Args:
-        model: with one or more adapters.
+        model: model with one or more adapters.
         gather: gathers parameters that ZeRO-3 shards.
         device: gathers FSDP2's weights, if they are offloaded to the host.
         merges: `False` yields the base without adapters.
@@ -131,7 +131,7 @@ def _why_not_merged(layer: BaseTunerLayer) -> str | None:
 
 
 def _why_untied(model: PeftModel) -> str | None:
-    """Return what trains apart of embeddings and LM head that the model's configuration ties, if anything does."""
+    """Return which of the tied embeddings and LM head is trained separately, or `None`."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return None
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

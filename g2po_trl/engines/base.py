@@ -54,18 +54,19 @@ class Completion:
 
 @dataclass
 class EngineParts:
-    """What a trainer gives its engine.
+    """The parts of a trainer that its engine uses.
 
     Args:
         args: an object with the fields of a `G2POConfig`.
         tokenizer, stop_token_ids: see `Engine`.
-        accelerator: of the trainer.
+        accelerator: accelerator of the trainer.
         model: returns the trained model, without accelerate's wrappers.
         generation_model: provides the model for a forward pass that all ranks make.
         gather: gathers parameters that ZeRO-3 shards.
-        is_sharded: each rank has a part of the weights.
-        vllm: TRL's wrapper of vLLM, if it has started one.
-        image_inputs: token ids (R, L) and the images of each row -> what else the model reads; `None`: text alone.
+        is_sharded: whether each rank has only a part of the weights.
+        vllm: TRL's wrapper of vLLM, if TRL has started vLLM.
+        image_inputs: token ids (R, L) and the images of each row -> further inputs of the model; `None`: it reads text
+            only.
     """
 
     args: Any
@@ -86,15 +87,15 @@ class Engine:
     Args:
         tokenizer: the model's tokenizer.
         stop_token_ids: tokens that end a completion.
-        options: further sampling options in the engine's own terms (`generation_kwargs`), none of `Sampling`.
+        options: further sampling options in the engine's own terms (`generation_kwargs`), except those of `Sampling`.
 
     Attributes:
         is_collective: a call contains a collective operation, so every rank must make it, even without prompts.
-        takes_seeds: a completion follows from its prompt and seed alone.
+        takes_seeds: a completion depends only on its prompt and seed.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
-        is_the_model: it computes with the trainer's model, not with a copy in a precision of its own.
-        reads_text_because: why it takes no images, and what to do; `None`: `generate` and `submit` have an argument
-            `images`.
+        is_the_model: it uses the trainer's model, not a copy in another precision.
+        reads_text_because: why it accepts no images, and what to do. `None`: `generate` and `submit` have an argument
+        `images`.
     """
 
     is_the_model = False
@@ -116,7 +117,7 @@ class Engine:
 
     @property
     def processing_class(self) -> Any:
-        """What encodes prompts: the tokenizer, or a processor of images and text."""
+        """The encoder of prompts: the tokenizer, or a processor of images and text."""
         return self.tokenizer
 
     @classmethod
@@ -125,7 +126,7 @@ class Engine:
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
-        """Refuse settings that the engine excludes, before a model is loaded.
+        """Refuse settings that the engine does not support, before a model is loaded.
 
         Args:
             args: an object with the fields of a `G2POConfig`.
@@ -144,8 +145,8 @@ class Engine:
     def rollout(self) -> Iterator[None]:
         """Give the engine the weights of the policy, once for all calls inside. All ranks enter and leave together.
 
-        The policy must not change inside. A nested rollout belongs to the outer one: a panel is played in parts, and
-        the weights are transferred once.
+        The policy must not change inside. A nested rollout belongs to the outer one: an evaluation set is played in
+        parts, and the weights are transferred once.
         """
         if self._is_open:
             yield
@@ -163,7 +164,7 @@ class Engine:
         yield
 
     def metrics(self) -> dict[str, float]:
-        """Return the engine's own numbers of this rollout, by metric name. The largest of all ranks is logged."""
+        """Return the engine's own metrics of this rollout, by name. The largest value over all ranks is logged."""
         return {}
 
     def close(self) -> None:
@@ -195,7 +196,7 @@ class Engine:
         """
 
     def cut(self, completion: Completion, sampling: Sampling) -> Completion:
-        """Return a completion as it would have ended with another maximum length and further stop sequences."""
+        """Return a completion cut to another maximum length and further stop sequences."""
         cut = self._completion(sampling, completion.ids[: sampling.max_completion_length], completion.logprobs)
         return replace(completion, ids=cut.ids, logprobs=cut.logprobs, complete=cut.complete)
 

@@ -14,10 +14,10 @@ class EngineKind:
     """An engine.
 
     Args:
-        help: what generates, in one line, for the help and the documentation.
+        help: description in one line, for the help and the documentation.
         path: `module:class` of the engine that a trainer uses, inside the package.
         offline: `module:function` that returns the chat model of a checkpoint, for `g2po evaluate`. `None`: none.
-        extra: extra of this package that the engine needs.
+        extra: the extra of this package that the engine needs.
     """
 
     help: str

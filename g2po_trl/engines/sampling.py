@@ -34,7 +34,8 @@ class Sampling(Options):
     """How completions are sampled, and where they end.
 
     The configuration and the options of `g2po evaluate` inherit these fields, and each engine translates them
-    (`Engine.to_engine`). The metadata `neutral` of a filter is the value at which it leaves the model's distribution.
+    (`Engine.to_engine`). The metadata `neutral` of a filter is the value at which it does not change the model's
+    distribution.
     """
 
     temperature: float = option("Sampling temperature; 0 is greedy.", 1.0, within="[0, inf)")

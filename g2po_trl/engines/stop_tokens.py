@@ -44,10 +44,10 @@ def end_of_turn(
     stop_token_ids: Collection[int],
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> int | None:
-    """Return the token with which the chat template ends an assistant's turn, `None` if a stop token is in the end.
+    """Return the token that ends an assistant's turn in the chat template, `None` if the end has a stop token.
 
     Checkpoints that were fine-tuned from a base model often keep the base model's `eos_token`. Also `None` if the end
-    does not begin with a token of its own.
+    does not begin with a single token.
     """
     tail = turn_end(processing_class, template_kwargs).lstrip()
     added = getattr(_tokenizer(processing_class), "added_tokens_decoder", {})
@@ -58,7 +58,7 @@ def end_of_turn(
 
 
 def turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
-    """Return what the chat template writes after an assistant's last message, "" if that cannot be told."""
+    """Return the text that the chat template writes after an assistant's last message, "" if it is unknown."""
     template = getattr(processing_class, "chat_template", None)
     options = {"chat_template": template} if isinstance(template, str) else {}
     for as_blocks, system in product((False, True), ((), (("system", "Q"),))):

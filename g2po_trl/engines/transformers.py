@@ -50,8 +50,8 @@ def generate_batch(
     """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
 
     Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …)
-    is not used, because the trained probabilities do not include it. Without prompts a dummy is generated, since
-    with sharded weights every rank must call; `synced_gpus` continues until all ranks are done. `record` records
+    is not used, because the trained probabilities do not include it. Without prompts, a dummy is generated, since with
+    sharded weights every rank must make the call; `synced_gpus` continues until all ranks are done. `record` records
     the log-probabilities of the new tokens. With `image_inputs`, tokens that stand for images are not sampled.
     """
     rows = list(prompts) or [[config.pad_token_id]]
@@ -135,13 +135,13 @@ class TransformersEngine(Engine):
         generation_model: provides the model for calls of `generate`.
         batch_tokens: maximum tokens of one `generate` call, padding and completions included.
         is_collective: the weights are sharded, so all ranks must make the same calls.
-        device: of the inputs, if it differs from that of the weights.
+        device: device of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
         logprobs: return log-probabilities of completions, at the sampling's temperature.
-        image_inputs: of a model that reads images, see `EngineParts`.
+        image_inputs: for a model that reads images, see `EngineParts`.
 
     Attributes:
-        watched: a list, while each prompt, completion and its log-probabilities are to be appended to it.
+        watched: a list to which prompts, completions and log-probabilities are appended. `None`: not recorded.
     """
 
     is_the_model = True
@@ -252,7 +252,7 @@ class TransformersEngine(Engine):
             prompts: token ids.
             sampling: how completions are sampled, and where they end.
             seeds: not supported; completions are drawn from torch's random state.
-            images: of each prompt, in the order of their tokens.
+            images: images of each prompt, in the order of their tokens.
         """
         images = images or [()] * len(prompts)
         completions: list[Completion] = [None] * len(prompts)

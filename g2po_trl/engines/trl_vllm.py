@@ -43,16 +43,16 @@ class VLLMEngine(RequestEngine):
     A vLLM of one rank streams; ranks that share one (tensor parallelism, or TRL's server) generate together.
 
     Weights are transferred once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and discards its
-    weights, after every call). Its prefix cache lives as long: common beginnings of prompts, within a group and over
-    turns, are computed once.
+    weights, after every call). Its prefix cache is kept for the same time: common beginnings of prompts, within a
+    group and over turns, are computed once.
 
     Args:
         tokenizer, stop_token_ids, options: see `Engine`.
         vllm: TRL's wrapper.
-        accelerator: of the ranks that have prompts.
-        model: the trained model. vLLM serves its adapter beside the base if it was started with `enable_lora`;
-            otherwise the adapter is merged into vLLM's weights.
-        seed: of completions without own seeds; ranks that share a model share it.
+        accelerator: accelerator of the ranks that have prompts.
+        model: the trained model. vLLM serves its adapter separately from the base if it was started with
+            `enable_lora`; otherwise the adapter is merged into vLLM's weights.
+        seed: seed of completions that have none of their own; ranks that share a model share it.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class VLLMEngine(RequestEngine):
         """Return the engine over TRL's vLLM.
 
         Args:
-            parts: of the trainer.
-            merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: beside the base weights, without loss;
-                refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into vLLM's
-                weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or cannot
-                serve it.
+            parts: parts of the trainer.
+            merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: separately from the base weights, without
+                rounding; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into
+                vLLM's weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or
+                cannot serve it.
         """
         args, model = parts.args, parts.model()
         options = args.generation_kwargs
@@ -147,8 +147,8 @@ class VLLMEngine(RequestEngine):
         # TRL ignores a failure: vLLM refuses while a request is unfinished, and would keep the old weights' prefixes.
         if vllm.mode == "colocate" and vllm.llm.reset_prefix_cache() is False:
             raise RuntimeError(
-                "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
-                "weights computed: start again with a new trainer, in a new process"
+                "vLLM still holds requests of an interrupted generation, so its prefix cache of the previous weights "
+                "cannot be reset: start again with a new trainer, in a new process"
             )
         if self.image_encoder is not None:  # features that the previous weights made
             vllm.llm.llm_engine.reset_encoder_cache()

@@ -1,7 +1,7 @@
-"""Serve an adapter beside the base weights of a colocated vLLM, instead of merging it into them.
+"""Serve an adapter separately from the base weights of a colocated vLLM, instead of merging it into them.
 
-vLLM keeps weights in bfloat16, where a weight moves only if it is pushed by half of its last place: of a young
-adapter, merging loses most (docs/speed.md, "LoRA adapters with vLLM"). Beside the base, nothing of it is lost.
+vLLM keeps weights in bfloat16, where a change below half of the last place of a weight is lost: merging loses most of
+a young adapter (docs/speed.md, "LoRA adapters with vLLM"). Separate from the base, nothing of it is lost.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class OfflineVLLMEngine(RequestEngine):
 
     Args:
         model: a folder or a Hub id. For an adapter, its base model is loaded as well.
-        options: more of vLLM's `SamplingParams`: none that `Sampling` has.
+        options: further `SamplingParams` of vLLM, except those that `Sampling` has.
         **vllm_options: passed to `vllm.LLM`.
 
     Attributes:

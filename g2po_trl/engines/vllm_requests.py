@@ -1,4 +1,4 @@
-"""Requests to a vLLM of this process, each of which comes and goes while others are under way."""
+"""Requests to a vLLM of this process, which are submitted and finished independently of each other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """What a vLLM has been asked and has not answered.
+    """The pending requests of a vLLM.
 
     Args:
-        llm: whose engine is stepped here, and by nobody else meanwhile.
+        llm: vLLM, whose engine is stepped only here.
         lora: adapter of all requests.
     """
 
@@ -32,7 +32,7 @@ class Requests:
     def submit(
         self, key: Any, prompt: Sequence[int], parameters: SamplingParams, media: dict[str, Any] | None = None
     ) -> None:
-        """Ask; `step` answers under `key`. `media`: vLLM's `multi_modal_data`."""
+        """Submit a request; `step` returns its output under `key`. `media`: vLLM's `multi_modal_data`."""
         from vllm.sampling_params import RequestOutputKind
 
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
@@ -42,7 +42,7 @@ class Requests:
         self._asked[name] = key
 
     def step(self) -> dict[Any, RequestOutput]:
-        """Compute another token of each, or a part of long prompts: what is complete thereby."""
+        """Compute one more token of each request, or a part of long prompts; return the finished outputs."""
         if not self._asked:
             return {}
         outputs = [output for output in self.engine.step() if output.finished]
@@ -63,7 +63,7 @@ class Requests:
         return [answers[place] for place in range(len(requests))]
 
     def abandon(self) -> None:
-        """Forget what is unanswered. What vLLM has computed for it is freed."""
+        """Abort the pending requests, and free what vLLM has computed for them."""
         names = list(self._asked)
         self._asked.clear()
         if names:
@@ -110,7 +110,7 @@ class RequestEngine(Engine):
         seeds: Sequence[int] | None = None,
         images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
-        """Return one completion per prompt, in order. `images`: of each prompt, in the order of their tokens."""
+        """Return one completion per prompt, in order. `images`: those of each prompt, in the order of their tokens."""
         none = [None] * len(prompts)
         each = zip(prompts, seeds or none, images or none, strict=True)
         outputs = self.requests.answer(self._request(prompt, sampling, seed, of) for prompt, seed, of in each)
@@ -166,7 +166,7 @@ class RequestEngine(Engine):
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary."""
+    """Return vLLM's `SamplingParams` of these options, whose `structured_outputs` may be a dictionary."""
     from vllm import SamplingParams
 
     structured = options.get("structured_outputs")
@@ -178,8 +178,8 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
         return SamplingParams(**options)
     except TypeError as error:
         raise G2POError(
-            f"generation_kwargs has what vLLM's SamplingParams does not take ({error}): remove it, or use the engine "
-            "that it belongs to"
+            f"generation_kwargs has an option that vLLM's SamplingParams does not accept ({error}): remove it, or use "
+            "the engine that it belongs to"
         ) from error
 
 

@@ -30,7 +30,7 @@ class WeightFolder:
         self._run, self._number = secrets.token_hex(4), 0
 
     def open(self) -> None:
-        """Make the folder and remove versions of other runs. Raises `OSError`, as the disk does."""
+        """Make the folder and remove versions of other runs. Raises `OSError` if the disk fails."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._remove(PREFIX)
 
@@ -42,7 +42,7 @@ class WeightFolder:
             adapter: PEFT's configuration, if the weights are an adapter's.
 
         Raises:
-            OSError: as the disk does.
+            OSError: if the disk fails.
         """
         self._number += 1
         version = self.path / f"{PREFIX}{self._run}-{self._number}"

@@ -40,7 +40,7 @@ class ChatTemplate:
         replacement: used instead of the tokenizer's own template.
 
     Attributes:
-        template: what it renders.
+        template: the template that is rendered.
         reserved: special tokens that only the template may write. In messages and tools they are text, and get a
             `MARK` after their first character, where `ChatEncoder` cuts them: an environment's text cannot end a turn.
 
@@ -111,7 +111,7 @@ class ChatTemplate:
     def _accepts_late_system(self) -> tuple[bool, bool]:
         """Return whether a system message may be the only message, and whether it may follow others.
 
-        Some templates write the last system message alone, in the place of the first.
+        Some templates write only the last system message, in the place of the first.
         """
         first = [_message("system", _SYSTEM)]
         others = [*first * self._accepts_system, _message("user", _USER), _message("assistant", _SECOND)]
@@ -119,7 +119,7 @@ class ChatTemplate:
 
     @cached_property
     def sample(self) -> str:
-        """A short conversation as the template writes it, "" if it cannot."""
+        """A short conversation as the template writes it; "" if it cannot."""
         messages = [_message("user", _USER), _message("assistant", _SECOND), _message("user", _LATE)]
         for some in ([_message("system", _SYSTEM), *messages], messages, messages[:1]):
             try:

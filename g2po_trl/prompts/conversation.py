@@ -1,7 +1,7 @@
 """Chat requests: the messages, tools and stops of one call of a model, and the response to it.
 
-Messages are plain data in the form that chat templates take: `role`, `content` (a string), of an assistant
-`tool_calls`, of a tool `name` and `tool_call_id`. Arguments of tool calls are objects, not JSON text. A message with
+Messages are plain data in the form that chat templates take: `role`, `content` (a string), for an assistant
+`tool_calls`, for a tool `name` and `tool_call_id`. Arguments of tool calls are objects, not JSON text. A message with
 images has them as `images`, and in its content a `PLACE` at the place of each.
 """
 
@@ -35,9 +35,10 @@ class ChatRequest:
         tools: JSON schemas of the functions that may be called, as chat templates take them. `None`: none.
         stop: the completion ends before the first of these texts.
         max_tokens: maximum tokens of the completion, below the trainer's. `None`: the trainer's.
-        shorten: the oldest turns may be left out if the prompt is too long. `False`: such a prompt ends the episode.
+        shorten: the oldest turns may be left out if the prompt is too long. `False`: a prompt that is too long ends
+            the episode.
         task: number of messages at the beginning that are not left out; at least those before the assistant's first.
-        needs_answer: a completion without text and calls is not valid. `False`: it is a message like others.
+        needs_answer: a completion without text and calls is invalid. `False`: it is valid.
 
     Raises:
         G2POError: for a field of the wrong type; the message names it.
@@ -57,7 +58,7 @@ class ChatRequest:
         are_texts = isinstance(stop, (list, tuple)) and all(isinstance(text, str) and text for text in stop)
         for name, valid, wanted in (
             ("tools", tools is None or are_objects, "a list of JSON schemas"),
-            ("stop", are_texts, "a list of texts"),
+            ("stop", are_texts, "a list of strings"),
             ("max_tokens", self.max_tokens is None or _is_count(self.max_tokens, 1), "a positive number"),
             ("task", _is_count(self.task, 0), "a number of messages"),
             ("shorten", type(self.shorten) is bool, "True or False"),
@@ -72,7 +73,7 @@ class ChatRequest:
         )
 
     def call_in(self, answer: Message, text: str, valid: bool) -> str | None:
-        """Return what a completion did with the tools, see `Step.call`.
+        """Return how a completion used the tools, see `Step.call`.
 
         Args:
             answer: the assistant's message.
@@ -100,14 +101,14 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def normalize_messages(messages: Any) -> list[Message]:
-    """Return chat messages in one form, whatever client wrote them.
+    """Return chat messages in one form, regardless of the client that wrote them.
 
-    Content that is missing or `None` becomes "", a list of text parts their joined text, image parts (data URLs) marks
-    in it and `images`, the arguments of a tool call that are JSON text an object. A tool's result gets the name of the
-    call with its id. Fields that chat templates do not read are left out.
+    Missing content or `None` becomes "", and a list of text parts their joined text. Image parts (data URLs) become
+    marks in the text and `images`. Arguments of tool calls that are JSON text become objects. A tool's result gets the
+    name of the call with its id. Fields that chat templates do not read are left out.
 
     Raises:
-        G2POError: for something else than messages, an unknown role, or content that is not text; the message names
+        G2POError: for values that are not messages, an unknown role, or content that is not text; the message names
             the place.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
@@ -135,7 +136,7 @@ def _normalize(message: Any, where: str) -> Message:
         normalized["images"] = images
     if role == "assistant":
         if message.get("function_call") is not None:
-            raise G2POError(f"{where}: function_call is of an older protocol; give the call in tool_calls")
+            raise G2POError(f"{where}: function_call belongs to an older protocol; give the call in tool_calls")
         if thought := message.get("reasoning_content"):
             normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
         if calls := message.get("tool_calls"):
@@ -168,7 +169,7 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     Args:
         content: parts with a `type`: text, or an image as OpenAI (`image_url`) and TRL (`image`) write them.
         where: how messages name the content.
-        opens_files: an image may be a path; `False`: a text is a `data:` URL, as in requests.
+        opens_files: an image may be a path. `False`: only `data:` URLs, as in requests.
 
     Raises:
         G2POError: for a part of another type, or an image that cannot be read.
@@ -223,7 +224,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _read_arguments(arguments: Any) -> Any:
-    """Return the arguments of a call as an object; what a model wrote instead of one as it is."""
+    """Return the arguments of a call as an object; other values, as a model may write, are returned unchanged."""
     if isinstance(arguments, str):
         try:
             read = json.loads(arguments) if arguments.strip() else {}
@@ -234,7 +235,7 @@ def _read_arguments(arguments: Any) -> Any:
 
 
 def with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for chat templates that render objects alone: other arguments of calls are put into one."""
+    """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
 
     def rendered(call: dict[str, Any]) -> dict[str, Any]:
         arguments = call["function"]["arguments"]
@@ -275,7 +276,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise G2POError(f"{where} is {show(value)}; give a text")
+        raise G2POError(f"{where} is {show(value)}; give a string")
     return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be tokenized
 
 
@@ -286,12 +287,12 @@ def since_last_completion(messages: Sequence[Message]) -> list[Message]:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return messages for people to read: one paragraph each, with its role."""
+    """Return messages as readable text: one paragraph each, with its role."""
     return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in messages)
 
 
 def message_text(message: Message) -> str:
-    """Return a message's content and tool calls for people to read."""
+    """Return a message's content and tool calls as readable text."""
     calls = [
         f"{call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
         for call in message.get("tool_calls", ())
@@ -305,7 +306,7 @@ def message_text(message: Message) -> str:
 def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes]:
     """Return a digest of each prefix of a conversation with these tools, from none to all of its messages.
 
-    Equal digests mean equal messages but for the ids of tool calls, which clients choose.
+    Equal digests mean equal messages, except for the ids of tool calls, which clients choose.
     """
     state = hashlib.blake2b(canonical(tools), digest_size=16)
     digests = [state.digest()]
@@ -353,7 +354,7 @@ class ChatResponse:
         return {"role": "assistant", "content": self.content, **calls}
 
     def to_action(self) -> str:
-        """Return what `TextEnvironment.step` receives: the response as a JSON object."""
+        """Return the action that `TextEnvironment.step` receives: the response as a JSON object."""
         usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         return json.dumps(
             {**self.message(), "finish_reason": self.finish_reason, "usage": usage}, ensure_ascii=False, sort_keys=True
@@ -361,7 +362,7 @@ class ChatResponse:
 
     @classmethod
     def read(cls, action: str) -> ChatResponse:
-        """Return the response that `to_action` wrote. Any other text is the content of one."""
+        """Return the response that `to_action` wrote. Any other text becomes the content of a response."""
         try:
             data = json.loads(action)
         except (ValueError, RecursionError):
@@ -374,14 +375,14 @@ class ChatResponse:
 
 
 def response_action(message: Message) -> str:
-    """Return what a step records as its action: the assistant's message, its content and tool calls as JSON."""
+    """Return the action that a step records: the content and tool calls of the assistant's message as JSON."""
     shown = {name: message[name] for name in ("content", "tool_calls") if name in message}
     return json.dumps(shown, ensure_ascii=False, sort_keys=True)
 
 
 @dataclass
 class Transcript:
-    """What a model has read and written in one episode: ids of prompt and completion, by the conversation's digest.
+    """Prompts and completions of one episode as token ids, by the digest of the conversation.
 
     `dropped`: exchanges left out of the beginning, where prompts were too long.
     """

@@ -1,7 +1,7 @@
 """Token ids of conversations, in which earlier completions keep the ids that the engine sampled.
 
-The next prompt is the last prompt's ids, the completion's ids, and the template's text for the new messages. That
-needs a chat template that renders earlier messages the same whatever follows; TRL has such a version of many
+The next prompt is the last prompt's ids, the completion's ids, and the template's text for the new messages. This
+requires a chat template that renders earlier messages independently of later ones; TRL has such versions of many
 templates. Otherwise the whole conversation is rendered and encoded again.
 """
 
@@ -62,12 +62,12 @@ class ConversationEncoder:
     """Encoder of chat requests.
 
     Args:
-        encode: encodes chat messages; its tokenizer's template is replaced by TRL's training template where only that
-            one can be continued.
+        encode: encodes chat messages; its tokenizer's template is replaced by TRL's training template if only the
+            latter can be continued.
         stop_token_ids: tokens that end a completion.
 
     Attributes:
-        tools: how tools are shown and read.
+        tools: the format in which tools are shown and read.
         replaced: whether TRL's template is used instead of the tokenizer's own.
     """
 
@@ -83,7 +83,7 @@ class ConversationEncoder:
                 self.encode, self.replaced = encode, False
         if self.replaced:
             logger.warning(
-                "conversations are written by TRL's training version of the chat template, because the model's own "
+                "conversations are written with TRL's training version of the chat template, because the model's own "
                 "changes earlier turns; the model is saved with it"
             )
 
@@ -93,7 +93,7 @@ class ConversationEncoder:
 
     @contextmanager
     def saved(self) -> Iterator[None]:
-        """Have the tokenizer, while it is saved, the template that writes conversations, and what reads its calls."""
+        """Give the tokenizer, while it is saved, the template of conversations and the parser of its calls."""
         if not self.replaced:
             yield
             return
@@ -155,7 +155,7 @@ class ConversationEncoder:
         completion_ids: Sequence[int],
         transcript: Transcript,
     ) -> None:
-        """Note a completion's ids, as far as `answer` shows them: requests that go on from it begin with them."""
+        """Record a completion's ids, as far as `answer` shows them: prompts that continue it begin with them."""
         digest = prefix_digests([*prompt.messages, answer], tools)[-1]
         transcript.ids[digest] = prompt.ids, completion_ids
 
@@ -184,7 +184,7 @@ class ConversationEncoder:
         return ConversationPrompt(ids, text, messages, 0, truncated)
 
     def _text_of_all(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """Return the text of a conversation, also where a model wrote calls that a template does not render."""
+        """Return the text of a conversation, even if it has calls that the template does not render."""
         messages = one_call_each(messages) if self._renders_one_call else messages
         try:
             return self._text(messages, tools)
@@ -196,8 +196,8 @@ class ConversationEncoder:
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.
 
-        They are found as TRL finds them: a short conversation that ends with an assistant's message of the
-        same kind is rendered with and without the new messages. `None`: the template cannot be continued so.
+        They are found as in TRL: a short conversation that ends with an assistant's message of the
+        same kind is rendered with and without the new messages. `None`: the template cannot be continued in this way.
         `ended`: the completion has the token that ends a message.
         """
         if any(message["role"] == "assistant" for message in new):
@@ -239,7 +239,7 @@ class ConversationEncoder:
 
     @cached_property
     def _renders_one_call(self) -> bool:
-        """Whether the template renders one call of a message alone: it rejects or omits others."""
+        """Whether the template renders only one call per message: it rejects or omits others."""
         if not self.tools.native:
             return False
         calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("Qoneq", "Qtwoq")]
@@ -252,7 +252,7 @@ class ConversationEncoder:
     def _cut_longest(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, max_length: int
     ) -> ConversationPrompt:
-        """Return the prompt in which no message is longer than fits: others lose their middle. Found by bisection.
+        """Return the prompt with messages cut in the middle to the longest length that fits, found by bisection.
 
         The system message and those with images stay.
         """
@@ -275,7 +275,7 @@ class ConversationEncoder:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which a message with several calls is several, each followed by the result of its call."""
+    """Return messages in which one with several calls is split, with each call followed by its result."""
     split: list[Message] = []
     rest = list(messages)
     while rest:

@@ -109,7 +109,7 @@ def longest_that_fits(size: Callable[[int], int], room: int, longest: int) -> in
 
 
 def cut_middle(text: str, keep: int) -> str:
-    """Return a text of which the first and last `keep` characters together are kept."""
+    """Return a text without its middle: `keep` characters in all, from its beginning and end."""
     if keep >= len(text):
         return text
     head = (keep + 1) // 2

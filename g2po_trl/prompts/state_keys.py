@@ -1,4 +1,4 @@
-"""State keys of chat requests: which requests of a task are asked in the same state."""
+"""State keys of chat requests: which requests of a task belong to the same state."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     """Return the default state key of a request as JSON: its new messages, and a digest of system message and tools.
 
     The new messages are those since the last completion, without ids of calls; if there are none, the whole
-    conversation. Short ones (`says_little`) are the same in many states: the key then also contains what they answer,
-    the model's calls or else its text, and the messages that it answered in turn. After "Nothing happens" the state is
-    the one before.
+    conversation. Short messages (`says_little`) are the same in many states: the key then also contains the model's
+    calls, or else its text, that they answer, and the messages before these. After "Nothing happens", the state is the
+    previous one.
 
     A result that names its call by an id does not name the tool: which tool was called is the action that led to the
     state.
@@ -74,7 +74,7 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
 
 
 def _known(messages: Sequence[Message], begins: int, until: int = 0) -> list[Message]:
-    """Return the news, after what they answer if they say little, back to those that end the first `until` messages.
+    """Return the new messages, preceded by those they answer if they are short, at most back to number `until`.
 
     The task begins after `begins` messages.
     """
@@ -114,10 +114,10 @@ def workspace_key(
 
     Args:
         files: digest of the files.
-        messages: of the request.
-        tools: of the request.
+        messages: messages of the request.
+        tools: tools of the request.
         folder: path of the files.
-        temporary: path of a folder of the episode alone.
+        temporary: path of a folder that only this episode uses.
         since: number of messages of the episode's first request with these files. `None`: this one.
     """
     messages = _marked(list(messages), folder, temporary)
@@ -136,9 +136,9 @@ def is_workspace_key(key: str) -> bool:
 
 
 def normalised_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Return the default state key of a request without what never recurs (`without_noise`).
+    """Return the default state key of a request without details that never recur (`without_noise`).
 
-    As a state key of agents and logs: `g2po_trl.prompts.state_keys:normalised_key`.
+    To use it for agents and logs, pass `g2po_trl.prompts.state_keys:normalised_key`.
     """
     return request_key(_marked(list(messages)), _marked(list(tools or ())))
 
@@ -167,7 +167,7 @@ def without_noise(text: str, folder: str = "", temporary: str = "") -> str:
 
 
 def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *folders: str) -> str:
-    """Return a digest of letters alone, since keys may be compared without their numbers.
+    """Return a digest that consists of letters, since keys may be compared without their numbers.
 
     `folders`: the tools have marks, see `without_noise`.
     """

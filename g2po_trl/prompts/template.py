@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ParsedCompletion(NamedTuple):
-    """The action in a completion, which the environment plays; `valid`: the completion has the required format."""
+    """The action in a completion; `valid`: the completion has the required format."""
 
     action: str
     valid: bool
@@ -35,7 +35,7 @@ def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletio
     """Parse `<think>…</think><action>…</action>`: the first action outside of the thought, as written.
 
     A completion is valid if it has all four tags. If the chat template opens `<think>` itself, the completion need
-    not; if the template also closes it (thinking disabled), an action alone is valid. Of an invalid completion, the
+    not; if the template also closes it (thinking disabled), an action alone is valid. For an invalid completion, the
     action is played if there is one, otherwise its last 30 characters. `prompt_end` shows what the template opened.
     """
     action, thought = read_after_thought(completion, "action", prompt_end)
@@ -46,7 +46,7 @@ def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletio
 def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple[str | None, bool]:
     """Return the content of the first `<tag>…</tag>` outside of the thought, and whether the thought is complete.
 
-    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. If they do not pair up,
+    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. If they are unbalanced,
     the thought ends at its last `</think>`; if it never ends, the first `<tag>…</tag>` anywhere is returned.
     """
     prompt = prompt_end.rstrip()
@@ -138,7 +138,7 @@ class PromptTemplate:
         parse_completion: the completion and the end of the prompt -> `ParsedCompletion`.
         match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
             it.
-        show_observation: the observation -> what prompts show of it. Define it in a module, so that `g2po evaluate`
+        show_observation: the observation -> the text that prompts show. Define it in a module, so that `g2po evaluate`
             finds it.
     """
 
@@ -160,7 +160,7 @@ class PromptTemplate:
     def read(
         self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
-        """Return action and validity of a completion, given the end and the listed actions of its prompt."""
+        """Return the action and validity of a completion, given the end and the listed actions of its prompt."""
         action, valid = self.parse_completion(completion, prompt_end)
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
@@ -199,7 +199,7 @@ class PromptTemplate:
             admissible_actions: listed in the prompt.
             history: the (observation, action) pairs to show, oldest first.
             steps_taken: number of steps before this one.
-            images: of the current observation; they stand before its text.
+            images: images of the current observation, shown before its text.
         """
         first_shown, plain = steps_taken - len(history) + 1, without_places if images else as_it_is
         past_steps = self.history_separator.join(
@@ -220,7 +220,7 @@ class PromptTemplate:
         return [*system, {"role": "user", "content": content, **({"images": list(images)} if images else {})}]
 
     def _shown(self, observation: str, images: Sequence[Picture]) -> str:
-        """Return what prompts show of an observation: a place for each image, and the text."""
+        """Return an observation as prompts show it: a place for each image, and the text."""
         shown = self.show_observation(observation)
         return PLACE * len(images) + without_places(shown) if images else shown
 
@@ -250,13 +250,13 @@ class PromptTemplate:
 
 @dataclass(frozen=True)
 class PromptTemplates(PromptTemplate):
-    """The wordings of several environments, by name; its other fields are those of the first one."""
+    """The templates of several environments, by name; the other fields are those of the first one."""
 
     by_environment: Mapping[str, PromptTemplate] = field(default_factory=dict)
 
     @classmethod
     def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
-        """Return the wordings as one template."""
+        """Return the templates as one."""
         first = next(iter(templates.values()))
         return cls(**{one.name: getattr(first, one.name) for one in fields(PromptTemplate)}, by_environment=templates)
 

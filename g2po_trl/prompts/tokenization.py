@@ -57,8 +57,8 @@ class ChatEncoder:
     def decode(self, ids: Sequence[int], stop_token_ids: Collection[int] = ()) -> str:
         """Return the text of a completion as it was written, without tokens that only give a turn its form.
 
-        These are end of sequence and padding, `stop_token_ids`, and special tokens that the chat template writes
-        around messages. Others are text: tags of one's own that were added as special tokens stay.
+        These tokens are end of sequence and padding, `stop_token_ids`, and special tokens that the chat template
+        writes around messages. Others are text: the user's tags that were added as special tokens are kept.
         """
         ends = {*stop_token_ids, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
         dropped = self._rendered | {number for number in ends if self._added[number] not in self._tags}
@@ -66,7 +66,7 @@ class ChatEncoder:
 
     @cached_property
     def _added(self) -> dict[int, str]:
-        """Tokens beside the vocabulary's own, by id, special or not."""
+        """Tokens added to the vocabulary, by id, special or not."""
         tokenizer = self.tokenizer
         added = {number: token.content for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens)) | added

@@ -54,7 +54,7 @@ def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
 
 
 def call_in(template: PromptTemplate, action: str, valid: bool) -> str | None:
-    """Return what a completion did with tools that its prompt describes in words, see `Step.call`."""
+    """Return how a completion used the tools that its prompt describes in words, see `Step.call`."""
     if template.parse_completion is not parse_tool_calls:
         return None
     return "none" if OPEN_CALL not in action else "readable" if valid else "unreadable"

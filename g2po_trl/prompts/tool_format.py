@@ -60,8 +60,8 @@ class NativeTools:
         """Return the assistant's message in a completion, and whether its tool calls could be read.
 
         Args:
-            text: the completion, up to where it is shown.
-            ids: its token ids, up to the same place.
+            text: the shown part of the completion.
+            ids: token ids of this part.
             prompt_ids: token ids of its prompt.
             tools: the tools of the request.
         """
@@ -85,7 +85,7 @@ class NativeTools:
 
 
 class ProseTools:
-    """Tools described in the system message; calls and results as text. With the methods of `NativeTools`."""
+    """Tools described in the system message; calls and results as text. Has the methods of `NativeTools`."""
 
     native = False
 

@@ -255,7 +255,7 @@ def test_a_rollout_in_a_rollout_hands_on_no_weights(vllm_module):
 def test_a_cache_that_cannot_be_forgotten_is_not_used():
     vllm = RecordingVLLM()
     vllm.forgets = False
-    with pytest.raises(RuntimeError, match="what the previous weights computed"), engine_of(vllm).rollout():
+    with pytest.raises(RuntimeError, match="prefix cache of the previous weights"), engine_of(vllm).rollout():
         raise AssertionError("nothing is played")
     assert vllm.events == ["weights", "forget"]
 

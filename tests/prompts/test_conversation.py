@@ -84,8 +84,11 @@ def test_results_of_tools_get_the_names_of_their_calls():
         ("hello", "messages is 'hello'"),
         ([{"role": "robot", "content": ""}], r"messages\[0\]: role is 'robot'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is None: give a PIL image"),
-        ([{"role": "user", "content": 5}], "content is 5; give a text"),
-        ([{"role": "assistant", "function_call": {"name": "go"}}], r"messages\[0\]: function_call is of an older"),
+        ([{"role": "user", "content": 5}], "content is 5; give a string"),
+        (
+            [{"role": "assistant", "function_call": {"name": "go"}}],
+            r"messages\[0\]: function_call belongs to",
+        ),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\] is .* a function with a name"),
     ],
 )
