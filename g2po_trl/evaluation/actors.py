@@ -1,4 +1,4 @@
-"""Actors of an evaluation: training's own, whose tokens are counted, and chat models that are asked by text."""
+"""Actors of an evaluation: the actor of training, with a count of tokens, and chat models that read text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Count = Callable[[Episode, ChatCompletion], None]
 
 @dataclass
 class MeteredActor(PromptActor):
-    """The actor of training, for a model in this process.
+    """The actor of training with a count of tokens, for a model in this process.
 
     Args:
-        check: called before episodes are asked about; an error that it raises ends the evaluation.
-        count: called with each episode that got a completion, and the completion.
+        check: called before each request; an error that it raises ends the evaluation.
+        count: called with each episode that gets a completion, and the completion.
     """
 
     check: Callable[[], None] = lambda: None
@@ -56,13 +56,13 @@ class MeteredSession(PromptSession):
 
 @dataclass
 class ChatActor:
-    """An agent that asks a chat model by text, all waiting episodes at once.
+    """An actor that asks a chat model by text, for all waiting episodes at once.
 
     Args:
         chat: the model.
-        agent: how it is prompted.
+        agent: the way it is prompted.
         notes: reflections on an episode's earlier trials.
-        check, count: as of `MeteredActor`; `count` is called with failed completions as well.
+        check, count: as in `MeteredActor`; `count` is called with failed completions as well.
     """
 
     chat: ChatModel
@@ -108,7 +108,7 @@ class ChatSession:
         for one in episodes:
             if one.observation.images:
                 raise G2POError(
-                    f"the observation has {len(one.observation.images)} images, and this model is asked by text: "
+                    f"the observation has {len(one.observation.images)} images, and this model reads text only: "
                     "evaluate a vision-language checkpoint, with --agent direct"
                 )
         requests = [actor.agent.of(one.environment).ask(one, actor.notes(one)) for one in episodes]
@@ -139,7 +139,7 @@ class ChatSession:
 
 
 def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion, truncated: bool) -> Step:
-    """Return the step that answers an environment's chat request by a message of the assistant."""
+    """Return the step that answers an environment's chat request with an assistant message."""
     answer = completion.message
     transcript = episode.transcript = episode.transcript or Transcript()
     digests = prefix_digests(request.messages, request.tools)

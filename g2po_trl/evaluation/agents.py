@@ -2,8 +2,8 @@
 
 - *direct*: the environment's prompts and requests, as in training.
 - *ReAct* (Yao et al., 2023): one conversation per episode, in which each completion is a thought and an action.
-- *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial the model writes what went wrong;
-  later trials read it.
+- *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial, the model writes what went wrong,
+  and later trials read it.
 
 The wording is g2po-trl's own.
 """
@@ -92,7 +92,7 @@ class ReActAgent:
     trials = 1
 
     def of(self, environment: str | None) -> ReActAgent:
-        """Return the agent: it has one wording."""
+        """Return the agent itself: it has one wording."""
         return self
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:

@@ -1,4 +1,4 @@
-"""Chat models: requests in, completions as text out; and the tokens that they may use."""
+"""Chat models: requests in, completions as text out; and a budget of tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .checkpoints import load_model, load_tokenizer
 class ChatCompletion:
     """A completion.
 
-    `error`: why there is none, e.g. a conversation that exceeds the model's context. `message`: the assistant's, with
-    its tool calls, of a server.
+    `error`: why there is no text, e.g. a conversation that exceeds the model's context. `message`: the assistant
+    message of a server, with its tool calls.
     """
 
     text: str
@@ -75,7 +75,7 @@ class TokenBudget:
             )
 
     def count(self, completion: ChatCompletion) -> None:
-        """Add the tokens of a completion and its prompt. Raises `G2POError` if they are limited and not reported."""
+        """Add the tokens of a completion and its prompt. Raises `G2POError` if tokens are limited and not reported."""
         tokens = completion.prompt_tokens + completion.completion_tokens
         if self.limit is not None and not completion.error and tokens == 0:
             raise G2POError(
@@ -87,7 +87,7 @@ class TokenBudget:
 
 
 class ChatModel(Protocol):
-    """A model that is asked by text. `independent`: a completion depends only on its own request and seed."""
+    """A model that reads text. `independent`: a completion depends only on its own request and seed."""
 
     independent: bool
 
@@ -101,7 +101,7 @@ class ChatModel(Protocol):
 
 
 class SeededBatches(Engine):
-    """An engine without seeds, made reproducible for equal batches: its random state is made of all seeds."""
+    """An engine without seeds, made reproducible for equal batches by a random state from all seeds."""
 
     def __init__(self, engine: Engine):
         super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)

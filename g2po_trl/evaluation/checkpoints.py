@@ -1,4 +1,4 @@
-"""Load a checkpoint or an adapter with the class it was trained as, and tell checkpoints apart by their weights."""
+"""Load a checkpoint or an adapter with the class it was trained as, and identify checkpoints by their weights."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def load_model(model: str, **kwargs: Any):
 
 
 def load_tokenizer(model: str, loaded: Any):
-    """Return the tokenizer of a model from `load_model`, padded on the left; of an adapter it may be its base's.
+    """Return the tokenizer of a model from `load_model`, padded on the left; for an adapter, it may be the base's.
 
-    Of a model that reads images, the processor.
+    For a model that reads images, return the processor.
     """
     from transformers import AutoTokenizer
 

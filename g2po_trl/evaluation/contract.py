@@ -38,7 +38,7 @@ class Finding:
         level: "error", "warning" or "ok".
         text: what was found.
         remedy: what to do, as sentences.
-        is_final: a training of what was tried would learn nothing; of an expert, teaching its episodes.
+        is_final: training (for an expert: teaching) would learn nothing.
     """
 
     level: str
@@ -110,7 +110,7 @@ def contract_findings(
 ) -> list[Finding]:
     """Play an environment in this process and return each contract violation once, and warnings.
 
-    If several actions raise in one line of code, the first is named. Arguments as of `check_environment`.
+    If several actions raise in one line of code, the first is named. The arguments are those of `check_environment`.
     """
     name = factory_name(environment_factory)
     try:
@@ -128,7 +128,7 @@ def contract_findings(
 
 
 class _Probe:
-    """An environment under test, and its violations, by what makes two of them the same."""
+    """An environment under test, and its distinct violations."""
 
     def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
         self.name, self.environment, self.task = name, environment, task

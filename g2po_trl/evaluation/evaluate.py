@@ -1,4 +1,4 @@
-"""Evaluate a model on a panel: play its tasks once per seed, resume, and write a table."""
+"""Evaluate a model on an evaluation set: play its tasks once per seed, resume, and write a table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .server_chat import ServerChat
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
-    """Return the panel that the options name: a bundled environment's, or `module:Class` with its tasks."""
+    """Return the evaluation set that the options name: a bundled environment's, or `module:Class` with its tasks."""
     environment = options.environment
     if ":" in environment:
         if options.tasks is None:
@@ -108,7 +108,7 @@ def _precision(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the row of a seed: the panel's columns in percent, then turns, tokens per episode, and errors."""
+    """Return the row of a seed: the set's columns in percent, then turns, tokens per episode, and errors."""
     kinds = [row.get("task_type") for row in panel.rows]
     summary = summarize(trajectories, kinds)
     row = {}
@@ -134,7 +134,7 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
     """Return a table of means ± sample standard deviations over seeds; n/a where a seed has no number.
 
-    Fewer than three seeds, or equal numbers, say nothing of how other seeds vary: they have no ±.
+    With fewer than three seeds, or equal numbers, there is no ±, since the variation is unknown.
     """
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
@@ -195,7 +195,7 @@ def _hash(data: Any) -> str:
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Play the panel and return the results, which are also written to OUTPUT/results.json.
+    """Play the evaluation set and return the results, which are also written to OUTPUT/results.json.
 
     Raises:
         G2POError: for invalid settings, if OUTPUT contains an evaluation with other settings, if the token budget is
@@ -247,7 +247,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
-    """Refuse a folder with something else, or with episodes of other settings, which must not mix."""
+    """Refuse a folder with other files, or with episodes of other settings, which must not be mixed."""
     settings = output / "settings.json"
     if (output / "run.json").is_file():
         raise G2POError(f"output is {str(output)!r}, which holds a training run: pass another --output")
@@ -271,7 +271,7 @@ def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> No
 
 
 def _begin(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
-    """Write OUTPUT/settings.json, after the deletion of what belongs to other settings: a kill mixes nothing."""
+    """Write OUTPUT/settings.json after deleting files of other settings, so that a kill mixes nothing."""
     settings = output / "settings.json"
     if overwrite:
         shutil.rmtree(output / "trajectories", ignore_errors=True)

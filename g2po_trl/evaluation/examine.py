@@ -60,17 +60,17 @@ def examine(
 ) -> list[Finding]:
     """Return the findings of random episodes of an environment or an agent in worker processes, the worst first.
 
-    Of several environments, each is examined with its own tasks.
+    Several environments are examined one by one, each with its own tasks.
 
     Args:
-        environment_factory: as passed to the trainer; of an agent, as `agent_factory` makes it.
+        environment_factory: as passed to the trainer; for an agent, as `agent_factory` makes it.
         tasks: dataset rows.
         episodes: episodes per task, e.g. the group size.
         turns: maximum turns of an episode.
         seed: seed of the random actions.
-        limits: of environment workers, as for `EnvironmentPool`; one worker plays.
-        episode_limits: of an episode, besides `turns`.
-        extra: functions that return further findings of what was played.
+        limits: limits of environment workers, as for `EnvironmentPool`; one worker plays.
+        episode_limits: limits of an episode, in addition to `turns`.
+        extra: functions that return further findings about the episodes.
         texts: an agent's random responses without tool calls.
         state_key_ignores: details that keys leave out, as in training.
     """
@@ -103,24 +103,24 @@ def try_model(
     extra: Extra = (),
     state_key_ignores: Sequence[str] | None = None,
 ) -> list[Finding]:
-    """Return the findings of episodes that a model plays, all at the same time, asked as in training, the worst first.
+    """Return the findings of episodes that a model plays concurrently, with the prompts of training, the worst first.
 
     Args:
-        environment_factory: as of `examine`, as are `tasks`, `turns`, `limits`, `episode_limits` and `extra`.
+        environment_factory: as in `examine`.
         tasks: dataset rows.
-        episodes: per task.
-        turns: of an episode.
+        episodes: episodes per task.
+        turns: maximum turns of an episode.
         chat: the model.
-        sampling: of completions.
+        sampling: how completions are sampled.
         settings: an object with `history`, `history_length` and `max_prompt_length`; the last is not for servers.
         prompt_template: as passed to the trainer.
-        limits: of workers.
-        episode_limits: of an episode.
-        extra: further findings.
-        state_key_ignores: as of `examine`.
+        limits: as in `examine`.
+        episode_limits: as in `examine`.
+        extra: as in `examine`.
+        state_key_ignores: as in `examine`.
 
     Raises:
-        G2POError: if a server rejects requests or cannot be reached, and for tasks of no environment.
+        G2POError: if a server rejects requests or cannot be reached, or a task has no known environment.
     """
 
     from .actors import make_actor  # transformers: for episodes with a model alone
@@ -169,7 +169,7 @@ def first_steps(
 ) -> tuple[list[Observation | EnvironmentFailure], list[EnvironmentFailure]]:
     """Return the first observations of tasks, and the failures of resets and of a first step.
 
-    The step is an admissible action of `tasks`, and an action that is not of the tasks in `invalid`.
+    The step is an admissible action for `tasks`, and an inadmissible one for the tasks in `invalid`.
     """
     starts = pool.reset([*tasks, *invalid])
     running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
@@ -181,9 +181,9 @@ def first_steps(
 
 
 def of_several(found: Mapping[str, Sequence[Finding]], limits: EpisodeLimits) -> list[Finding]:
-    """Return the findings of environments, each after its environment's name; final only if each has a final one.
+    """Return the findings of environments, each after its environment's name; final only if all have a final one.
 
-    The remedy for too few turns is where `limits` has them.
+    The remedy for too few turns names the option that sets them in `limits`.
     """
     nothing = all(any(one.is_final for one in some) for some in found.values())
     places = dict.fromkeys(found, "--max-turns")
@@ -204,7 +204,7 @@ def of_several(found: Mapping[str, Sequence[Finding]], limits: EpisodeLimits) ->
 def _of_each(
     environment_factory: Callable, tasks: Sequence[dict[str, Any]], limits: EpisodeLimits, find: Callable
 ) -> list[Finding]:
-    """Return what `find(factory, tasks, limits, name)` finds in an environment, or in each of several, worst first."""
+    """Return the findings of `find(factory, tasks, limits, name)` for each environment, the worst first."""
     if environments := environments_of(environment_factory):
         check_limits(limits, environment_factory)
         check_mixture(environment_factory, {"check": tasks})

@@ -1,4 +1,4 @@
-"""What `g2po check` finds in episodes: about speed, texts, states and rewards, each finding with a remedy."""
+"""Findings of `g2po check` in episodes: about speed, texts, states and rewards, each with a remedy."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def limits_reached(played: Played) -> list[Finding]:
     for limit in LIMITS:
         text = f"{reasons[limit]} of {len(played.episodes)} episodes ended as failures by the {limit}"
         many = reasons[limit] > MANY * len(played.episodes)
-        remedy = "Raise it, or have episodes end earlier: a failure pays nothing more."
+        remedy = "Raise it, or let episodes end earlier: a failure gets no further reward."
         findings += [Finding("warning" if many else "ok", text, remedy * many)] if reasons[limit] else []
     return findings
 
 
 def tool_limit(played: Played, limits: EpisodeLimits) -> list[Finding]:
-    """Return a finding about a limit of tool calls where there are no tools; other environments may have some."""
+    """Return a finding about a limit of tool calls without tools; other environments of the run may have some."""
     why = None if played.has_tools or any(step.tool_calls for step in played.steps) else limits.without_tools()
     return [] if why is None else [Finding("ok", f"{why}. Limit other episodes by max_turns")]
 
 
 def length(played: Played) -> list[Finding]:
-    """Return a warning about texts that prompts cannot hold, and what must read the images, if there are any."""
+    """Return a warning about texts that are too long for prompts."""
     if played.longest <= LONG_TEXT:
         return images(played)
     text = f"an observation or a request has {played.longest} characters, about {played.longest // 4} tokens"
@@ -109,7 +109,7 @@ def images(played: Played) -> list[Finding]:
 
 
 def hints(played: Played) -> list[Finding]:
-    """Return warnings about what the observations of an environment do not show."""
+    """Return warnings about missing information in observations."""
     findings = []
     if not played.has_task:
         text = "reset gives no Observation.task: after the first step only the history shows the goal"
@@ -127,7 +127,7 @@ def hints(played: Played) -> list[Finding]:
 
 
 def constant(played: Played) -> list[Finding]:
-    """Return a warning if all observations of each task are one, whose episodes played actions that are not listed."""
+    """Return a warning if all observations of a task are one state, although actions were played."""
     if len(played.steps) == len(played.episodes) or any(
         len({step.key for t in group for step in t.steps}) > 1 for group in played.groups
     ):
@@ -145,7 +145,7 @@ def counting(played: Played) -> list[Finding]:
 
 
 def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: str = "random ") -> list[Finding]:
-    """Return findings about how often states recur in groups, and what they hide. `remedy`: if they hardly recur."""
+    """Return findings about how often states recur in groups, and what they hide. `remedy` for rare recurrence."""
     groups = [group for group in played.groups if group]
     if episodes == 1 or len(played.steps) == len(played.episodes):
         return []
@@ -173,7 +173,7 @@ def recurrence(played: Played, episodes: int, remedy: str = IMPROVE_KEYS, kind: 
 
 
 def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
-    """Return a finding about how often states of an agent recur by each key. `is_own`: it has a key of its own."""
+    """Return a finding about how often an agent's states recur under each key. `is_own`: it has its own key."""
     groups = [group for group in played.groups if len(group) > 1]
     if not any(len(trajectory.steps) > 1 for group in groups for trajectory in group):
         return []
@@ -189,7 +189,7 @@ def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
 
 
 def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
-    """Return a finding about the short text that is the state of most turns, if it hides where an episode is."""
+    """Return a finding about the short text that is the state in most turns, if it hides an episode's progress."""
     found: list[tuple[int, str, set[int], bool]] = []
     for group in groups:
         turns, nexts, texts = defaultdict(list), defaultdict(lambda: defaultdict(list)), {}
@@ -220,7 +220,7 @@ def outcome_finding(
     what: str = "random actions",
     who: str = "a model that acts randomly learns",
 ) -> Finding:
-    """Return a finding about successes and rewards of `what`, with `who` learns nothing if rewards are equal."""
+    """Return a finding about successes and rewards of `what`. `who`: who learns nothing if rewards are equal."""
     successes = sum(t.success for t in trajectories)
     ended = sum(t.outcome != "truncated" for t in trajectories)
     text = f"{what} succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
@@ -236,7 +236,7 @@ def outcome_finding(
 
 
 def agent_failures(played: Played, who: str = "the agent") -> list[Finding]:
-    """Return findings about the most frequent failures: episodes that are errors, and teach nothing. `who` fails."""
+    """Return findings about the most frequent environment errors, which teach nothing. `who`: subject of the text."""
     texts: Counter[str] = Counter()
     for failure in played.failures:
         texts[describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]] += 1
@@ -286,7 +286,7 @@ def _calls(played: Played) -> Finding:
 
 
 def _raised(info: Mapping[str, Any]) -> str:
-    """Return what an agent raised after its first request, and where, or an empty text."""
+    """Return the exception that an agent raised after its first request, and its place, or an empty text."""
     reason = str(info.get("failure_reason", ""))
     if not reason.startswith("agent error: "):
         return ""
@@ -340,14 +340,14 @@ def call_findings(steps: Sequence[Step]) -> list[Finding]:
 
 
 def spelled_words(steps: Sequence[Step], model: str | Path, with_actions: bool = False) -> list[Finding]:
-    """Return a warning about words that a model has to write and its tokenizer spells in pieces.
+    """Return a warning about words that a model has to write and its tokenizer splits into several tokens.
 
-    Nothing of a model that is not in a folder, and of one with a large vocabulary.
+    Empty for a model that is not in a folder, or has a large vocabulary.
 
     Args:
-        steps: of whole episodes. The words are those of listed actions and of the names of tools.
+        steps: steps of whole episodes. The words are those of listed actions and of the names of tools.
         model: a folder.
-        with_actions: also those of the actions that were played, as an expert's.
+        with_actions: also the words of the actions that were played, e.g. by an expert.
     """
     file = Path(model, "tokenizer.json")
     if not file.is_file():

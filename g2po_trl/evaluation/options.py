@@ -26,10 +26,10 @@ HISTORIES = ("window", "conversation")
 class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     """Options of `g2po evaluate`.
 
-    With the user's own agent, `environment` is the one of agents, and `environment_options` names the agent.
+    For a user's agent, `environment` is `AgentEnvironment`, and `environment_options` names the agent.
 
     Raises:
-        G2POError: for a value out of range, or options that do not go together.
+        G2POError: for a value out of range, or options that exclude each other.
     """
 
     model: str = option("Folder, Hub id, or name of a served model.", metavar="NAME", group="model")
@@ -83,9 +83,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         if not all(self.stop_sequences or ()):
             raise G2POError(f"stop_sequences is {self.stop_sequences}: an empty text ends no completion, remove it")
         if reserved := reserved_option(self.generation_kwargs or ()):
-            raise G2POError(
-                f"generation_kwargs has {reserved[0]}: it is an option of its own, or the model's; remove it"
-            )
+            raise G2POError(f"generation_kwargs has {reserved[0]}: another option or the model sets it; remove it")
         self._choose_environment()
         for one in fields(self):
             for place in masked_names(getattr(self, one.name), one.name):
@@ -99,12 +97,12 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
 
     @property
     def played(self) -> str:
-        """Name of what is played: the environment's, or the agent's."""
+        """Name of the environment or the agent that is played."""
         is_agent = self.environment == AGENT_ENVIRONMENT
         return name_of_agent(self.environment_options) if is_agent else self.environment
 
     def _choose_environment(self) -> None:
-        """Resolve the names of environment and agent, and find the tasks beside them."""
+        """Resolve the names of environment and agent, and find tasks next to their files."""
         own = None
         if not is_missing(self.environment):  # of a run: see `check_is_there`
             self.environment, own = asked_for(self.agent, self.environment)
@@ -184,7 +182,7 @@ def same_object(asked: str, of_run: str | None) -> bool:
     """Return whether a name means the environment or agent of a run.
 
     Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`. Another file of that name is
-    the run's only if the run's is not there any more: projects have equal names of files and classes.
+    accepted only if the run's file does not exist any more, since projects may have equal names of files and classes.
     """
     if of_run is None:
         return False

@@ -1,4 +1,4 @@
-"""Play a panel with a prompted agent, in batches and trials, and resume from the file of finished episodes."""
+"""Play an evaluation set with a prompted agent, in batches and trials; resume from the file of finished episodes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .chat_models import ChatCompletion, ChatModel, TokenBudget
 
 @dataclass
 class PanelPlayer:
-    """A player of a panel's tasks: one episode per task and trial.
+    """A player of an evaluation set's tasks: one episode per task and trial.
 
     Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
     `info`. Calling `play` again resumes: finished episodes are kept, and environment errors are played again. If a
     completion depends on the rest of its batch, batches are written and repeated as a whole. Without `limits`, the
-    panel's turns are the only limit.
+    set's turns are the only limit.
     """
 
     panel: Panel
@@ -45,7 +45,7 @@ class PanelPlayer:
     limits: EpisodeLimits | None = None
 
     def play(self) -> list[Trajectory]:
-        """Return the last trial of each task, in the order of the panel; resume where the file ends."""
+        """Return the last trial of each task, in order; resume where the file ends."""
         self.finished = read_finished(self.path)
         actor = make_actor(self.chat, self.agent, self._notes, self.budget.check, self._count)
         self.player = Player(self.pool, actor, self.limits or EpisodeLimits(self.panel.max_turns))
@@ -134,7 +134,7 @@ class PanelPlayer:
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:
-    """Return the last trials that are not errors, by panel index; truncate the file after its last whole line."""
+    """Return the last trials that are not errors, by the task's index; truncate the file after its last whole line."""
     if not path.exists():
         return {}
     content = path.read_bytes()

@@ -31,7 +31,7 @@ _PROBE = "\x00probe"  # column of a task whose reset returns findings
 
 @dataclass
 class Played:
-    """Episodes grouped by task, and what was seen of them; `longest`: characters of an observation or request."""
+    """Episodes grouped by task, and measurements; `longest`: maximum characters of an observation or request."""
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     failures: list[EnvironmentFailure] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Played:
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
 
     def ignore(self, details: Iterable[str] | None) -> None:
-        """Leave details out of the keys, as a training with `state_key_ignores` does."""
+        """Leave details out of the keys, as training with `state_key_ignores` does."""
         if details:
             assign_keys(self.episodes, make_state_key(None, details))
 
@@ -79,7 +79,7 @@ class Played:
 
 @dataclass
 class RandomActor:
-    """Answers one episode at a time: by a listed action, or to a chat request by a random call or one of `texts`."""
+    """Answers one episode at a time: with a listed action, or a chat request with a random call or one of `texts`."""
 
     played: Played
     rng: random.Random
@@ -169,7 +169,7 @@ def probe(pool: EnvironmentPool, task: dict[str, Any], turns: int) -> list[Findi
 
 
 def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], TextEnvironment]:
-    """Return a factory of the environment whose contract `probe` examines where it is played."""
+    """Return a factory of the environment whose contract `probe` examines in a worker."""
 
     def make() -> TextEnvironment:
         return _ProbedEnvironment(environment_factory)

@@ -1,4 +1,4 @@
-"""The settings of a run that its model is evaluated with: environment and tasks, prompt, sampling, lengths, limits."""
+"""Settings of a run with which its model is evaluated: environment, tasks, prompt, sampling, lengths, limits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LENGTHS += tuple(one.name for one in fields(EpisodeLimits))
 def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that evaluate a model as it was trained, from the description of its run; `{}` without one.
 
-    Only the agent "direct" uses the run's prompts and lengths. With another environment than the run's, only
+    Only the agent "direct" uses the run's prompts and lengths. In another environment than the run's, only
     `chat_template_kwargs` is used.
 
     Args:
         given: the options that the user set.
 
     Raises:
-        G2POError: if an entry that the numbers depend on is missing, or if the run does not have the panel.
+        G2POError: if an entry that the results depend on is missing, or if the run does not have the evaluation set.
     """
     agent = given.get("agent", "direct")
     environment, own = asked_for(agent, given.get("environment"))
@@ -116,7 +116,7 @@ def _part(run: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
 
 
 def _in_file_of_today(run: Mapping[str, Any], given: str | None) -> Mapping[str, Any]:
-    """Return the run; if its environment's file was moved, with what is in it, e.g. a parser, in the given one."""
+    """Return the run. If its environment's file was moved, objects in it, e.g. a parser, come from the given one."""
     described = run.get("environment")
     of_run = isinstance(described, Mapping) and (name_of_agent(described.get("kwargs")) or described.get("import"))
     if not of_run or given is None or not is_missing(of_run) or not same_object(given, of_run):
@@ -126,7 +126,7 @@ def _in_file_of_today(run: Mapping[str, Any], given: str | None) -> Mapping[str,
 
 
 def _is_asked_for(environment: str | None, own: str | None, trained_on: Mapping[str, Any]) -> bool:
-    """Return whether the environment, or the agent, that the user asks for is the run's."""
+    """Return whether the environment or agent that the user names is the run's."""
     if own is not None:
         of_run = name_of_agent(trained_on.get("environment_options"))
         unnamed = of_run is None and trained_on.get("environment") == AGENT_ENVIRONMENT
@@ -135,7 +135,7 @@ def _is_asked_for(environment: str | None, own: str | None, trained_on: Mapping[
 
 
 def _panel_file(folder: Path, name: str | None) -> Path:
-    """Return the file of a run's panel; with `None`, of its only panel."""
+    """Return the file of a run's evaluation set; with `None`, of its only one."""
     panels = panels_in(folder)
     if name is None and len(panels) > 1:
         raise G2POError(

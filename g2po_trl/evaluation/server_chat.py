@@ -24,14 +24,14 @@ class ServerChat(ChatModel):
     """A chat model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
 
     Args:
-        base_url: URL up to `/v1`, included.
+        base_url: URL up to and including `/v1`.
         model: name of the model on the server.
         key_variable: environment variable that contains the key, if the server needs one.
         parallel: maximum number of concurrent requests.
         retries: number of retries of a request that fails because of load or network, with growing pauses.
         timeout: maximum seconds of a request.
         chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
-        generation_kwargs: further fields of a request, for servers that take them.
+        generation_kwargs: further fields of a request, for servers that accept them.
 
     Raises:
         ImportError: if openai is not installed.
@@ -86,10 +86,10 @@ class ServerChat(ChatModel):
         except BadRequestError as error:
             if any(words in f"{error} {error.code} {error.body}".lower() for words in _TOO_LONG):
                 return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            raise G2POError(f"the server at {self.base_url} refuses the request: {error}") from error
+            raise G2POError(f"the server at {self.base_url} rejects the request: {error}") from error
         except AuthenticationError as error:
             raise G2POError(
-                f"the server at {self.base_url} refuses the key in {self.key_variable}: set this environment "
+                f"the server at {self.base_url} rejects the key in {self.key_variable}: set this environment "
                 "variable, or name another with --key-variable"
             ) from error
         except APIConnectionError as error:

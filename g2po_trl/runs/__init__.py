@@ -1,5 +1,5 @@
 """Runs: the files that a run writes, and how it is resumed.
 
-It imports the rooms from `prompts` to `credit`, and no trainer. It gives checkpoints, the run's description,
-evaluations on panels, the model card, metrics, and progress output.
+It contains checkpoints, the run's description, evaluations on fixed sets of tasks, the model card, metrics and
+progress output. It imports the packages from `prompts` to `credit`, and no trainer.
 """

@@ -1,4 +1,4 @@
-"""What a user watches: progress bars of a rollout, and one readable line an iteration."""
+"""Progress for the user: bars during a rollout, and one readable line per iteration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "adm
 
 
 class IterationProgressCallback(TrainerCallback):
-    """Prints one line an iteration and one an evaluation, in place of a dictionary of forty numbers."""
+    """Prints one line per iteration and per evaluation, in place of a dictionary of forty numbers."""
 
     def __init__(self, steps_per_iteration: int, clock: Callable[[], float] = time.perf_counter):
         self.steps_per_iteration, self.clock = steps_per_iteration, clock
@@ -79,10 +79,10 @@ class IterationProgressCallback(TrainerCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes each log entry to a file at once: trainer_state.json is written with checkpoints only.
+    """Writes each log entry to a file at once, since trainer_state.json is written with checkpoints only.
 
     Args:
-        path: the file; a run that is resumed replaces what was logged after its checkpoint.
+        path: the file; a resumed run replaces the entries logged after its checkpoint.
     """
 
     def __init__(self, path: str | Path):
@@ -108,7 +108,7 @@ class LogFile(TrainerCallback):
 class OwnSchedule(TrainerCallback):
     """Gives a resumed run the learning rate of its own schedule.
 
-    The checkpoint has the rate of the schedule that it was saved with: 0 at the end of a linear one, also if
+    The checkpoint has the rate of the schedule that it was saved with: 0 at the end of a linear one, even if
     `max_steps` has been raised since.
     """
 
@@ -130,7 +130,7 @@ class TaskErrorReport(TrainerCallback):
         if (names := self.errors.excluded) and state.is_world_process_zero:
             print_line(
                 f"{len(names)} task(s) were excluded after {self.errors.patience} rollouts with only environment "
-                f"errors: {', '.join(names)}. Why is in their trajectories (`error`)."
+                f"errors: {', '.join(names)}. Their trajectories have the reasons (`error`)."
             )
 
 
@@ -161,10 +161,10 @@ class CollapseStoppingCallback(TrainerCallback):
 
 
 class ClosingVerdict(TrainerCallback):
-    """Prints the verdict when training ends, if there is one; once before, since a run may take days.
+    """Prints the verdict, if there is one, when training ends and once before, since a run may take days.
 
     Args:
-        tally: of the run. estimator_name, penalty: see `verdict`.
+        tally: tally of the run. estimator_name, penalty: see `verdict`.
 
     `waits`: the caller of `train` prints `text` later.
     """
@@ -195,9 +195,9 @@ class ClosingVerdict(TrainerCallback):
 
 
 class RolloutBar:
-    """A bar that shows how far a rollout is, in turns of its longest episode or in groups, and how many are live.
+    """A bar with the progress of a rollout, in turns of its longest episode or in groups, and the running episodes.
 
-    Silent when stderr is no terminal.
+    Silent if stderr is not a terminal.
     """
 
     def __init__(self, description: str, total: int, num_episodes: int, enabled: bool, unit: str = "turn"):
@@ -206,7 +206,7 @@ class RolloutBar:
         self.num_episodes = num_episodes
 
     def __call__(self, done: int, live: int) -> None:
-        self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes live")
+        self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes running")
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:

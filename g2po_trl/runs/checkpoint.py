@@ -1,8 +1,8 @@
-"""Checkpoints that continue a run as if it had never stopped, and are never half-written.
+"""Checkpoints from which a run continues as if it had never stopped, and which are never half-written.
 
-transformers saves model, optimizer, scheduler and random state; here is what an agent run has besides: the place in
-the iteration, the step samples that are still to be trained on, the evaluations so far. A checkpoint is written into
-`STAGING` and gets its name when it is complete, so whatever is called `checkpoint-…` can be resumed from.
+transformers saves model, optimizer, scheduler and random state. This module adds the state of an agent run: the
+position in the iteration, the step samples still to be trained on, and the evaluations so far. A checkpoint is written
+into `STAGING` and gets its name when it is complete, so every `checkpoint-…` can be resumed from.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run_id_of(checkpoint: str | Path) -> str | None:
 
 
 def check_complete(folder: str | Path) -> None:
-    """Refuse a checkpoint of the model alone.
+    """Refuse a checkpoint that contains only the model.
 
     transformers would silently resume with a new optimizer and the learning rate of the first step.
     """
@@ -125,7 +125,7 @@ def check_complete(folder: str | Path) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
-    """Refuse to continue a run with other settings, see `identity_of`. A field of one version alone is not compared.
+    """Refuse to continue a run with other settings, see `identity_of`. Only fields of both versions are compared.
 
     Raises:
         G2POError: naming every setting that differs, with the old and the new value.
@@ -143,9 +143,9 @@ class RunState:
     """Saves and restores the parts of a run that have a state.
 
     Args:
-        parts: by the name that the checkpoint gives their states: `state_dict()` returns plain data, which is kept as
-            JSON, where NaN is null; `load_state_dict(state)` restores it on every rank.
-        rank, num_ranks: this process, and how many there are.
+        parts: parts by the names of their states in the checkpoint: `state_dict()` returns plain data, which is kept
+            as JSON, where NaN is null; `load_state_dict(state)` restores it on every rank.
+        rank, num_ranks: number of this process, and of all processes.
 
     `kept_in_files`: parts with files of their own in a checkpoint's folder: `save(folder)` is called on the main
     process, `load(folder)` on every rank.
@@ -175,14 +175,14 @@ class RunState:
                 part.save(str(folder))
 
     def restore(self, folder: str | Path, identity: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-        """Restore a checkpoint of this very run, and return the micro-batches that are still to be trained.
+        """Restore a checkpoint of this run, and return the micro-batches that are still to be trained.
 
         Raises:
             G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
         if not (folder / _STATE).is_file():
-            raise G2POError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
+            raise G2POError(f"{str(folder)!r} has no {_STATE}: it is not a checkpoint of a G2POTrainer")
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         check_same_run(state["run"], identity, folder)
         if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
@@ -211,8 +211,8 @@ class ReferenceState:
 
     Args:
         model: the reference.
-        moves: `sync_ref_model`; the checkpoint then has its weights. Otherwise they are those at the start, and the
-            checkpoint has sums of them.
+        moves: `sync_ref_model`. If `True`, the checkpoint has the reference's weights; otherwise they are those at the
+            start, and the checkpoint has sums of them.
     """
 
     _WEIGHTS = "reference/model.safetensors"  # not beside the model's weights, where engines would load them
@@ -230,7 +230,7 @@ class ReferenceState:
         return self._sums
 
     def load_state_dict(self, state: list[float] | None) -> None:
-        """Warn of a reference that is not the checkpoint's: the KL term then pulls to another model than before."""
+        """Warn if the reference is not the checkpoint's: the KL term would then pull to another model than before."""
         now = self.state_dict()
         if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
             logger.warning(
@@ -258,14 +258,14 @@ class ReferenceState:
 
 
 def without_tied(model: torch.nn.Module, names: Sequence[str]) -> list[str]:
-    """Return the parameters among `names` that are no other parameter's under another name, as a tied LM head is."""
+    """Return `names` without other names of the same parameter, such as that of a tied LM head."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     others = {id(one) for name, one in parameters.items() if name not in names}
     return [name for name in names if id(parameters.get(name)) not in others]
 
 
 class AtomicCheckpoint:
-    """Where a checkpoint is written before it has its name: a kill leaves no half checkpoint."""
+    """The place where a checkpoint is written before it gets its name: a kill leaves no partial checkpoint."""
 
     def __init__(self):
         self.is_open = False
@@ -278,10 +278,10 @@ class AtomicCheckpoint:
     def checkpoint(
         self, run_dir: Path, state: TrainerState, accelerator: Accelerator, args: TrainingArguments
     ) -> Iterator[Path]:
-        """Around all that writes a checkpoint, on every rank. It gets its name when all are done.
+        """Enclose all code that writes a checkpoint, on every rank. It gets its name when all ranks are done.
 
         Yields:
-            the checkpoint's folder, as long as it has no name.
+            the folder of the checkpoint before it gets its name.
         """
         name = f"checkpoint-{state.global_step}"
         staged, final = run_dir / STAGING / name, run_dir / name
@@ -339,7 +339,7 @@ def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] |
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Free the disk if a model or checkpoint cannot be written, and say so in a line."""
+    """Free the disk if a model or checkpoint cannot be written, and raise an error of one line."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -358,7 +358,7 @@ def _weights_last(path: Path) -> tuple[bool, bool, str]:
 
 
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints but the newest and the best, as transformers does; none is ever a half one."""
+    """Delete the oldest checkpoints except the newest and the best, as transformers does; none is ever partial."""
     found = sort_checkpoints(str(run_dir), use_mtime=True)
     kept = {found[-1], *([str(Path(best))] if best else [])}
     surplus = len(found) - max(limit, len(kept)) if limit and limit > 0 else 0
@@ -367,5 +367,5 @@ def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
 
 
 def clear_staging(output_dir: str | Path) -> None:
-    """Remove what a run that was killed while it saved has left behind."""
+    """Remove the files of a run that was killed while it was saving."""
     shutil.rmtree(Path(output_dir) / STAGING, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The Hub: what is pushed, and what a refusal means for the run."""
+"""Pushes to the Hub: their files, and the consequences of a rejection for the run."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class HubError(RuntimeError):
 
 @contextmanager
 def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]:
-    """Raise `HubError` if the Hub refuses a repository; if it does not answer, warn and go on."""
+    """Raise `HubError` if the Hub rejects a repository; if it does not answer, warn and continue."""
     try:
         yield
     except Exception as error:  # of the Hub, or of the connection to it
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, (HFValidationError, LocalTokenNotFoundError)) or status in _REFUSED_BY_HUB:
             raise HubError(
-                f"the Hub refuses {hub_model_id or Path(output_dir).name!r}: {error}. Set hub_model_id, log in with "
+                f"the Hub rejects {hub_model_id or Path(output_dir).name!r}: {error}. Set hub_model_id, log in with "
                 "`hf auth login`, or set push_to_hub=False."
             ) from error
         logger.warning(f"The Hub does not answer ({in_words(error)}); trying again when there is something to push.")
@@ -62,7 +62,7 @@ def ready_to_push(trainer: Any) -> bool:
 
 @contextmanager
 def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -> Iterator[None]:
-    """Push the trainer's model in the block. It is on disk afterwards, also if the Hub refuses it (`HubError`)."""
+    """Push the trainer's model in the block. It is on disk afterwards, even if the Hub rejects it (`HubError`)."""
     folder, args = trainer.args.output_dir, trainer.args
     try:
         if trainer.hub_model_id is None:

@@ -21,9 +21,9 @@ class Iteration:
     """One rollout of a run.
 
     Args:
-        number: of the iteration, from 1.
+        number: number of the iteration, from 1.
         groups: for each group, its trajectories.
-        unfinished: lines of its files that were not written to their end, and are left out.
+        unfinished: number of incomplete lines in its files, which are skipped.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Iteration:
     unfinished: int = 0
 
     def graph(self, gamma: float = 0.95) -> StateGraph:
-        """Its state graph."""
+        """Return its state graph."""
         return StateGraph.from_groups(self.groups, gamma)
 
 
@@ -49,7 +49,7 @@ def load_iterations(run: str | Path) -> list[Iteration]:
 
 
 def load_iteration(run: str | Path, number: int) -> Iteration:
-    """Read one of them. Raises `KeyError` when the run has no such iteration."""
+    """Read one iteration. Raises `KeyError` if the run does not have it."""
     files = _files(run, "train")
     if number not in files:
         raise KeyError(f"{str(run)!r} has no trajectories of iteration {number}; there are {sorted(files)}")
@@ -57,7 +57,7 @@ def load_iteration(run: str | Path, number: int) -> Iteration:
 
 
 def load_replaced(run: str | Path) -> list[Trajectory]:
-    """Return the trajectories of all groups that dynamic sampling replaced by others; empty without any."""
+    """Return the trajectories of all groups that dynamic sampling replaced; empty if there are none."""
     read = [_read_iteration(number, paths) for number, paths in sorted(_files(run, "replaced").items())]
     return [trajectory for iteration in read for group in iteration.groups for trajectory in group]
 
@@ -69,13 +69,13 @@ def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
 
 
 def load_exams(run: str | Path) -> list[dict[str, Any]]:
-    """Return the exams of a model that `g2po teach` wrote, as `load_evaluations`; none without any."""
+    """Return the exams of a model that `g2po teach` wrote, as `load_evaluations`; empty if there are none."""
     path = Path(run, "exams", "results.json")
     return [{"name": "exam", **one} for one in json.loads(path.read_text())] if path.is_file() else []
 
 
 def files_of_iteration(run: str | Path, number: int) -> list[Path]:
-    """Return the files that have the trajectories of an iteration, one of each rank."""
+    """Return the files with the trajectories of an iteration, one per rank."""
     return _files(run, "train").get(number, [])
 
 

@@ -33,7 +33,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph) -> di
 def advantage_metrics(
     graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
 ) -> dict[str, float]:
-    """Return `advantage/*`: mean absolute advantages over counted steps; of `g2po` also those of its terms."""
+    """Return `advantage/*`: mean absolute advantages over counted steps; for `g2po`, also those of its terms."""
     parts = {"": advantages}
     if isinstance(estimator, partial) and estimator.func is g2po:
         options = {name: value for name, value in estimator.keywords.items() if name != "step_weight"}
@@ -59,7 +59,7 @@ def gather_rollout(
 
 
 def without_texts(trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory without texts, for `summarize` and `Tally`; an action that ends at its limit is not cut."""
+    """Return a trajectory without texts, for `summarize` and `Tally`; short completions do not count as truncated."""
     steps = [
         Step(
             *("", "", one.valid),
@@ -100,7 +100,7 @@ def _parts(summary: Mapping[str, Any]) -> dict[str, float]:
 def has_metric(name: str, task_types: Collection[str], environments: Iterable[str] = ()) -> bool:
     """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix.
 
-    `environments`: names of those of a run with several.
+    `environments`: names of the environments of a run with several.
     """
     numbers = {metric for metric, value in summarize([]).items() if not isinstance(value, dict)}
     of_types = {f"success_rate/{kind}" for kind in task_types}

@@ -108,7 +108,7 @@ def card_of(
 
 
 def table_of(values: Mapping[str, Any]) -> str:
-    """Return the rows of a table; `|`, as in regular expressions of LoRA's modules, ends no cell."""
+    """Return the rows of a table; `|`, as in regular expressions of LoRA's modules, is escaped."""
     cells = {name: str(value).replace("|", "\\|") for name, value in values.items()}
     return "\n".join(f"| {name} | {cell} |" for name, cell in cells.items())
 

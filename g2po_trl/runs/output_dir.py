@@ -40,7 +40,7 @@ _RESERVED = ("train", "replaced")  # the trajectories of training
 
 
 def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
-    """Refuse a name of a panel that names the trajectories of training, or no file in the folder."""
+    """Refuse a name of an evaluation set that training uses for its trajectories, or that cannot be a file name."""
     if name in _RESERVED or not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name):
         raise G2POError(
             f"{option} is {name!r}, which names files in output_dir: choose another name than {', '.join(_RESERVED)}, "
@@ -49,15 +49,15 @@ def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
 
 
 class RunFolder:
-    """What a run leaves beside its model and checkpoints.
+    """The files of a run except its model and checkpoints.
 
     Args:
         path: `output_dir`.
         save_trajectories: keep every trajectory.
-        rank, num_ranks: each rank writes its own training trajectories, the main process all else.
+        rank, num_ranks: each rank writes its own training trajectories, and the main process all other files.
 
-    `evaluations`: those of this run so far, as evaluations.jsonl has them. `settings`: what a recipe adds to run.json.
-    `run_id`: names the run in run.json and in its checkpoints.
+    `evaluations`: the evaluations of this run so far, as in evaluations.jsonl. `settings`: entries that a recipe adds
+    to run.json. `run_id`: identifies the run in run.json and in its checkpoints.
     """
 
     def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
@@ -74,22 +74,22 @@ class RunFolder:
 
     @property
     def has_description(self) -> bool:
-        """Whether run.json is there."""
+        """Whether run.json exists."""
         return (self.path / FILE).is_file()
 
     @property
     def is_ours(self) -> bool:
-        """Whether run.json is this run's."""
+        """Whether run.json describes this run."""
         return read_description(self.path).get("run_id") == self.run_id
 
     def begin(
         self, resume_from_checkpoint: str | bool | None, overwrite: bool, description: Mapping[str, Any]
     ) -> str | None:
-        """Take the folder for this run and lock it, on the main process. `release` gives the lock back.
+        """Take the folder for this run and lock it, on the main process. `release` releases the lock.
 
         Args:
             resume_from_checkpoint: see `find_checkpoint`.
-            overwrite: delete the run that the folder holds.
+            overwrite: delete the run in the folder.
             description: the run, see `describe_run`.
 
         Returns:
@@ -114,7 +114,7 @@ class RunFolder:
             raise
 
     def release(self) -> None:
-        """Let other processes in."""
+        """Release the lock of the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -131,7 +131,7 @@ class RunFolder:
             check_free(self.path, None, overwrite=False)
 
     def _make_room(self, overwrite: bool, description: Mapping[str, Any]) -> None:
-        """Delete the run that is here, if it is to be overwritten or was stopped before its first checkpoint."""
+        """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""
         kept, model = kept_in(self.path), description.get("model")
         if not kept:
             delete_run(self.path)  # a start that failed
@@ -152,15 +152,15 @@ class RunFolder:
         print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)
 
     def take(self, checkpoint: str | None) -> None:
-        """Make this trainer's run the checkpoint's, whose evaluations replace those made before `train`."""
+        """Continue the checkpoint's run; its evaluations replace those made before `train`."""
         if checkpoint is not None:
             self.run_id = run_id_of(checkpoint)
             self._kept_back = []
 
     def leave_behind(self, step: int, iteration: int) -> None:
-        """Set aside what was written after `step` and `iteration`, from where the run is continued.
+        """Set aside files written after `step` and `iteration`, from where the run continues.
 
-        Later trajectories are played again, and deleted. Later checkpoints get a name that `auto` does not take.
+        Later trajectories are deleted, since they are played again. Later checkpoints get a name that `auto` ignores.
         """
         later = [checkpoint for checkpoint in checkpoints_in(self.path) if step_of(checkpoint) > step]
         note_written(self.path, *(f"{SUPERSEDED}{checkpoint.name}" for checkpoint in later))
@@ -188,7 +188,7 @@ class RunFolder:
     def write_run(
         self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     ) -> None:
-        """Write run.json without what looks like a secret, the rows of each panel, and evaluations kept back."""
+        """Write run.json without values that look like secrets, rows of evaluation sets, and evaluations so far."""
         written = set(read_description(self.path).get("written", [])) if self.is_ours else set()
         written |= {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
         written |= {"trajectories"} if self.save_trajectories else set()
@@ -203,7 +203,7 @@ class RunFolder:
         self._write_kept_back()
 
     def take_for_evaluation(self) -> bool:
-        """Return whether an evaluation before `train` is to write run.json: nobody else has the folder."""
+        """Return whether an evaluation before `train` may write run.json, since no other run uses the folder."""
         if self.is_ours or kept_in(self.path):
             return False
         try:
@@ -221,7 +221,7 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: of the panel, each once."""
+        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once."""
         about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
         self.evaluations.append({**about, **summary})
         if self.save_trajectories:
@@ -253,16 +253,16 @@ class RunFolder:
         self.evaluations = state
 
     def keep_evaluations_of(self, step: int) -> None:
-        """After `load_state_dict`: keep those of the checkpoint's own step that were made after it was saved.
+        """Keep, after `load_state_dict`, evaluations of the checkpoint's step that were made after it was saved.
 
-        They are the last ones of a finished run that goes on to more steps.
+        These are the last evaluations of a finished run that continues to more steps.
         """
         self.evaluations = [*self.evaluations, *(entry for entry in self._made_after if entry["step"] == step)]
 
     def add_rollout(
         self, iteration: int, trajectories: Sequence[Trajectory], replaced: Sequence[Trajectory] = ()
     ) -> None:
-        """Write this rank's trajectories of an iteration; those that were `replaced` to a file of their own."""
+        """Write this rank's trajectories of an iteration, and the `replaced` ones to a separate file."""
         if not self.save_trajectories:
             return
         suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""

@@ -1,4 +1,4 @@
-"""Whose folder it is: its lock, what of a run is in it, what a run has written, and what `overwrite` deletes."""
+"""Ownership of a folder: its lock, the files of a run in it, and the files that `overwrite` deletes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json":
 def lock_folder(folder: str | Path, option: str) -> FileLock:
     """Return the acquired lock of a folder, which the system releases if the process is killed.
 
-    Where files cannot be locked, it warns, and returns a lock that nobody holds.
+    If the file system does not support locks, it warns and returns a lock that is not held.
 
     Raises:
         G2POError: if another process holds it, or the folder cannot be written.
@@ -46,14 +46,14 @@ def lock_folder(folder: str | Path, option: str) -> FileLock:
     except OSError as error:
         if error.errno not in _UNLOCKABLE:
             raise G2POError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
-        remedy = "see to it that no other process writes there"
+        remedy = "make sure that no other process writes there"
         warnings.warn(f"{option} is {str(folder)!r}, which cannot be locked ({error}): {remedy}", stacklevel=2)
     return lock
 
 
 @contextmanager
 def held(folder: str | Path, option: str) -> Iterator[None]:
-    """Hold a folder while the block runs, and remove it if the block wrote nothing. Errors are those of the lock."""
+    """Lock a folder while the block runs, and remove it if the block wrote nothing. Raises the errors of the lock."""
     lock = lock_folder(folder, option)
     try:
         yield
@@ -97,7 +97,7 @@ def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
 
 
 def kept_in(folder: str | Path) -> list[Path]:
-    """Return what is worth keeping in a folder: it belongs to the run, evaluation or teaching that wrote this."""
+    """Return the results in a folder that must not be lost: those of a run, an evaluation or `g2po teach`."""
     folder = Path(folder)
     found = [path for name in ("evaluations.jsonl", *_OTHERS) if (path := folder / name).is_file()]
     found += [path for path in [folder / FILE] if path.is_file() and "run_id" not in read_description(folder)]
@@ -106,16 +106,16 @@ def kept_in(folder: str | Path) -> list[Path]:
 
 
 def named(kept: list[Path]) -> str:
-    """Return the names of what was kept, in a line."""
+    """Return the names of these files, in a line."""
     names = [path.name for path in kept]
     return ", ".join(names if len(names) < 5 else [*names[:2], "…", names[-1]])
 
 
 def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, overwrite: bool) -> None:
-    """Refuse, before a model is loaded, a new run in an occupied folder, and one to be continued and overwritten.
+    """Refuse, before a model is loaded, a new run in an occupied folder, and a run both resumed and overwritten.
 
     Raises:
-        G2POError: naming what is in the folder, and what to pass.
+        G2POError: the message names the content of the folder, and the flags to pass.
     """
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
     if resumes and overwrite:
@@ -136,7 +136,7 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
 
 
 def note_written(folder: str | Path, *names: str) -> None:
-    """Add names to `written` in a folder's run.json, before the files are there: `overwrite` deletes these."""
+    """Add names to `written` in a folder's run.json before the files are written; `overwrite` deletes them."""
     run = read_description(folder)
     written = run.get("written", [])
     if run and not set(names) <= set(written):
@@ -146,10 +146,10 @@ def note_written(folder: str | Path, *names: str) -> None:
 
 
 def delete_run(folder: str | Path) -> None:
-    """Delete what run.json lists as written by the run, and run.json last: after a kill the folder is still the run's.
+    """Delete the files that run.json lists, and run.json last, so that after a kill the folder is still the run's.
 
     Raises:
-        G2POError: if the folder holds something else that is worth keeping. Nothing is deleted then.
+        G2POError: if the folder has other results that must not be lost. Nothing is deleted then.
     """
     folder = Path(folder)
     written = read_description(folder).get("written", [])
@@ -165,7 +165,7 @@ def delete_run(folder: str | Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder, which loses its name first: no kill leaves a part of it under that."""
+    """Delete a file or a folder. A folder is renamed first, so that a kill leaves no part of it under its name."""
     if path.is_symlink() or path.is_file():
         path.unlink()
         return

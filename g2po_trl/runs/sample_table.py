@@ -1,4 +1,4 @@
-"""A few trajectories of every k-th iteration as a table, where the run's curves are: Trackio, W&B or TensorBoard."""
+"""A few trajectories of every k-th iteration as a table in the run's tracker: Trackio, W&B or TensorBoard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SampleTable(TrainerCallback):
 
     Args:
         every: iterations between two tables; 0: none.
-        callbacks: the trainer's list of callbacks, among which is TensorBoard's writer.
+        callbacks: the trainer's list of callbacks, which contains TensorBoard's writer.
     """
 
     def __init__(self, every: int, callbacks: Sequence[TrainerCallback]):

@@ -1,4 +1,4 @@
-"""What finished episodes amount to: success by task type, turns, valid completions; in numbers and a table."""
+"""Statistics of finished episodes (success by task type, turns, valid completions), as numbers and as a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT = "report"  # name of evaluations of a panel that chose nothing
 
 
 def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Statistics of one evaluation or rollout.
+    """Return the statistics of one evaluation or rollout.
 
     Args:
         trajectories: the episodes.
@@ -41,7 +41,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         `tool_call_ratio`: fraction of completions that call a tool, of those whose prompt offers tools.
         `readable_call_ratio`: fraction of these calls that could be parsed; `known_call_ratio`: of the parsed ones,
             those of tools that exist. The three are absent if there are none to count.
-        `score`, `score_…`: means of those in `info`; episodes without one count 0.
+        `score`, `score_…`: means of these entries of `info`; episodes without one count as 0.
         `episodes`: number of all episodes.
         `success_rate_by_type`, `episodes_by_type`: by task type, and by environment if there are several.
         `by_environment`: `success_rate`, `reward` and `turns` of each environment; absent if there is one.
@@ -87,7 +87,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
 
 
 def careful_error(groups: Sequence[Sequence[Trajectory]]) -> float:
-    """Return `success_error`, at least that of independent episodes: groups may be alike by chance.
+    """Return `success_error`, but at least the error of independent episodes: groups may be equal by chance.
 
     nan for fewer than `FEWEST` groups with a result.
     """
@@ -98,7 +98,7 @@ def careful_error(groups: Sequence[Sequence[Trajectory]]) -> float:
 
 
 def error_of_share(won: float, number: float) -> float:
-    """Return the standard error of a share, by Agresti and Coull: none won, or all, do not make it 0."""
+    """Return the standard error of a share, by Agresti and Coull: it is not 0 even if none or all succeeded."""
     share = (won + 1) / (number + 2)
     return (share * (1 - share) / (number + 2)) ** 0.5
 
@@ -125,8 +125,8 @@ def _means(finished: Sequence[Trajectory]) -> dict[str, float]:
 def success_error(groups: Sequence[Sequence[Trajectory]]) -> float | None:
     """Return the standard error of the success rate of a rollout, whose groups are the sample.
 
-    Episodes of a group share their task: taken for independent, they would make the error too small. `None` for fewer
-    than two groups with a result.
+    Episodes of a group share their task: if treated as independent, they would make the error too small. `None` for
+    fewer than two groups with a result.
     """
     counted = [[t.success for t in group if t.counted] for group in groups]
     counted = [group for group in counted if group]
@@ -139,7 +139,7 @@ def success_error(groups: Sequence[Sequence[Trajectory]]) -> float | None:
 
 
 def at_temperature(panel: str, temperature: float) -> str:
-    """Return the name of a panel's evaluations at one of `other_eval_temperatures`."""
+    """Return the name of a set's evaluations at one of `other_eval_temperatures`."""
     return f"{panel}_t{temperature:g}".replace(".", "_")
 
 
@@ -179,7 +179,7 @@ def is_reported(panel: str) -> bool:
 def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
     """Return a sentence for each further temperature: success of a panel before and after, in percent.
 
-    A temperature at which a resumed run has not played yet is left out.
+    A temperature that a resumed run has not evaluated yet is left out.
     """
     lines, played = [], before_and_after_by_panel(evaluations)
     for temperature in temperatures:
@@ -221,7 +221,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def _number(value: float | None) -> float:
-    """Return a number of a file, where one without an episode behind it is `None`."""
+    """Return a number from a file, in which a number without episodes is `None`."""
     return float("nan") if value is None else value
 
 

@@ -1,6 +1,6 @@
-"""Was there anything to learn from? Return what a run says if there was not, and what to do next.
+"""The verdict of a run that had nothing to learn from, with a remedy.
 
-A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that a resumed run speaks of the whole run.
+A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that the verdict covers the whole run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Tally:
             self.successes += one.outcome == "success"
 
     def restart(self) -> None:
-        """Forget everything: training starts again."""
+        """Reset all counts: training starts again."""
         self.__init__()
 
     def state_dict(self) -> dict[str, int]:
@@ -93,7 +93,7 @@ class Tally:
 
 
 def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str | None:
-    """Return why there was nothing to learn from and what to do next, in a paragraph, if that can be said.
+    """Return why a run had nothing to learn from and what to do next, in a paragraph, or `None`.
 
     `penalty`: `invalid_action_penalty`, by which completions of equal rewards differ.
     """
@@ -133,12 +133,12 @@ def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str 
 
 
 def cut_off(tally: Tally) -> str | None:
-    """Return that nearly all completions were cut off and what to do, if they were."""
+    """Return a sentence and a remedy if nearly all completions were cut off."""
     if tally.cut <= NEARLY_ALL * tally.completions:
         return None
     return (
         f"Completions do not end: {tally.cut:,} of {tally.completions:,} reached max_completion_length, so what "
-        "follows an answer is trained like the answer. Raise max_completion_length, or have completions end earlier "
+        "follows an answer is trained like the answer. Raise max_completion_length, or let completions end earlier "
         "(stop_sequences, the tokenizer's eos_token)."
         + (f" {_none(tally.called, tally.offered, 'completion')} called a tool." if _calls_none(tally) else "")
     )

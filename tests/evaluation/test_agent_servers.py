@@ -67,7 +67,7 @@ def test_which_refusals_are_overflows(ask, told, overflows):
     if overflows:
         assert told in ask({"error": {"message": told}}, 400).error
     else:
-        with pytest.raises(G2POError, match="refuses the request"):
+        with pytest.raises(G2POError, match="rejects the request"):
             ask({"error": {"message": told}}, 400)
 
 

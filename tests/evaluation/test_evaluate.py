@@ -95,7 +95,7 @@ def test_a_context_that_overflows_is_a_failure_with_its_reason(game, server, cap
     results = strict(game / "out" / "results.json")
     assert results["seeds"][0]["Succ."] == 75 and results["seeds"][0]["errors"] == 0
     assert results["failure_reasons"] == [{"context overflow": 1}]
-    assert "1 of 4 episodes failed by context overflow" in capsys.readouterr().out
+    assert "1 of 4 episodes failed: context overflow" in capsys.readouterr().out
 
 
 def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, capsys):

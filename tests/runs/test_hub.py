@@ -64,5 +64,5 @@ def test_out_of_reach_at_the_end(tmp_path):
 def test_a_wrong_token_stops_the_run_before_it_works(tmp_path):
     with fake_hub(status=401) as hub:
         run = run_recipe(tmp_path, hub.endpoint)
-    assert run.returncode == 1 and "the Hub refuses" in run.stderr and "hf auth login" in run.stderr
+    assert run.returncode == 1 and "the Hub rejects" in run.stderr and "hf auth login" in run.stderr
     assert "iteration" not in run.stdout
