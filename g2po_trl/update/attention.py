@@ -1,10 +1,10 @@
-"""Masks of packed rows, from what a model's configuration says its attention lets a token see.
+"""Masks of packed rows, from the reach of attention that a model's configuration declares.
 
-Most models are causal: a token sees all that went before it. In others some layers, or all, look back no further than
-a window (Mistral, Gemma, GPT-OSS), or to the beginning of a chunk (Llama 4). Both count *positions*, not places in a
-row, so a packed row needs masks of its own for each kind of layer; transformers takes them as `attention_mask`, a dict
-by layer type where the configuration has `layer_types`. What is not attention (convolutions, recurrent states), or
-reads positions off the place in the row (ALiBi), can take one sequence a row only.
+In most models, a token sees all tokens before it. In others, some or all layers see only a window (Mistral, Gemma,
+GPT-OSS), or back to the beginning of a chunk (Llama 4). Both count *positions*, not places in a row, so a packed row
+needs separate masks for each kind of layer; transformers takes them as `attention_mask`, a dict by layer type if the
+configuration has `layer_types`. Layers that are not attention (convolutions, recurrent states), or that derive
+positions from the place in the row (ALiBi), support only one sequence per row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MASKED = ("sdpa", "eager", "flex_attention")  # attention implementations that t
 
 @dataclass(frozen=True)
 class Reach:
-    """How far back a token sees: `window` positions with its own, or from the beginning of its `chunk`; else all."""
+    """How far back a token sees: `window` positions with its own, or back to the start of its `chunk`; else all."""
 
     window: int | None = None
     chunk: int | None = None
@@ -52,7 +52,7 @@ def reaches(config) -> dict[str, Reach] | Reach:
 
 
 def limits(config) -> list[int]:
-    """Return the sequence lengths beyond which the model computes differently, as far as its configuration tells."""
+    """Return the sequence lengths beyond which the model computes differently, by its configuration."""
     names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     found = [getattr(config, name, None) for name in names]
@@ -62,7 +62,7 @@ def limits(config) -> list[int]:
 
 
 def _indexed(config) -> int:
-    """Return the tokens of which an indexer lets a query see all, 0 without one."""
+    """Return the number of tokens up to which an indexer lets a query see all; 0 without an indexer."""
     entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
     rates = getattr(config, "compress_rates", None) or {}  # tokens of an entry
     each = getattr(config, "index_block_size", None) or min(rates.values(), default=1)
@@ -75,7 +75,7 @@ def most_places(config) -> int | None:
 
 
 def why_padded(model: torch.nn.Module) -> str | None:
-    """Return why the causal language model takes only one sequence per row; `None` if it takes packed rows."""
+    """Return why the causal language model supports only one sequence per row; `None` if it supports packed rows."""
     config = model.config.get_text_config()
     attention = attention_of(model.config)
     reason = _not_masked(model)
@@ -138,9 +138,9 @@ def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Re
 def arithmetic(body: torch.nn.Module) -> torch.dtype:
     """Return the dtype of the layers' inputs: that of the first weight of neither embeddings nor an adapter.
 
-    The model's own `dtype` is that of the embeddings, which `cast_lm_head_to_fp32` makes float32 where the LM head
-    shares them, and bfloat16 layers stay what they are. A quantized layer tells nothing: its outputs have the dtype of
-    its inputs, and its bias that of its own arithmetic.
+    The model's own `dtype` is that of the embeddings. If the LM head shares them, `cast_lm_head_to_fp32` makes them
+    float32, while bfloat16 layers are unchanged. A quantized layer does not help: its outputs have the dtype of its
+    inputs, and its bias that of its own arithmetic.
     """
     skipped = set()
     for module in body.modules():
@@ -163,8 +163,9 @@ def _is_quantized(parameter: torch.nn.Parameter) -> bool:
 def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the mask that SDPA and eager attention add to scores: 0 where a token sees another, else the minimum.
 
-    In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
-    copy; and on CUDA no other is taken (cuDNN reads a float32 mask as if it were bfloat16, pytorch#191612).
+    It has the dtype of the arithmetic, so that all layers keep this one tensor for their backward pass instead of
+    converted copies; on CUDA, another dtype is not supported (cuDNN reads a float32 mask as if it were bfloat16,
+    pytorch#191612).
     """
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
 

@@ -1,7 +1,7 @@
-"""Plan of an update: which rank trains which rows in which micro-batches, from lengths alone, the same on every rank.
+"""Plan of an update: the rank and micro-batch of each row, derived from lengths, the same on every rank.
 
 Every rank gets the same number of micro-batches with the same number of rows in each (TRL gathers a metric per row,
-and a sharded model must run the same number of forward passes everywhere); rows of mask 0 fill the gaps. Nothing is
+and a sharded model must run the same number of forward passes everywhere); rows of mask 0 fill the gaps. No row is
 dropped; rows without a gradient can be left out, and still count in every denominator.
 
 The *unit* of a plan is a row or a packed row.
@@ -30,7 +30,7 @@ class RowSummary:
         advantages: (N,) float32.
         trained: (N,) bool.
         counts: number of rows that each rank played.
-        with_logprobs: whether the engine gave log-probabilities.
+        with_logprobs: whether the engine returned log-probabilities.
         with_images: whether any row has an image.
     """
 
@@ -59,7 +59,7 @@ class RowSummary:
 
     @property
     def first(self) -> list[int]:
-        """Number of each rank's first row, and last the number of all rows."""
+        """Number of each rank's first row, followed by the number of all rows."""
         return [0, *np.cumsum(self.counts).tolist()]
 
     def num_trained_tokens(self, rows: Sequence[int] | slice = slice(None)) -> int:
@@ -69,8 +69,8 @@ class RowSummary:
     def with_gradient(self, kl: bool) -> np.ndarray:
         """Return (N,) bool, whether a row has a gradient.
 
-        A row that is not trained has none, and without a KL term a row of advantage 0 has none: each loss multiplies a
-        token's term by the advantage of its row.
+        A row that is not trained has none. Without a KL term, a row of advantage 0 has none either, since each loss
+        multiplies a token's term by the advantage of its row.
         """
         return self.trained & ((self.advantages != 0) | kl)
 
@@ -98,11 +98,12 @@ class BatchingConfig:
 
     Args:
         num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
-        max_tokens: maximum number of padded tokens of a micro-batch, on a rank; a longer row is one of its own.
-        loss_type: TRL's, see `loss_scale`.
-        pad_to_multiple_of: of row lengths, see `row_width`.
+        max_tokens: maximum number of padded tokens of a micro-batch on a rank; a longer row is a micro-batch of its
+            own.
+        loss_type: TRL's `loss_type`, see `loss_scale`.
+        pad_to_multiple_of: multiple of row lengths, see `row_width`.
         layout: see `g2po_trl.update.layout`.
-        row_length: of packed rows.
+        row_length: length of packed rows.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
         mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
             trains all mini-batches.
@@ -124,13 +125,13 @@ class BatchingConfig:
         """Return a plan that balances the tokens of all ranks' rows, in micro-batches, and its metrics.
 
         Args:
-            rows: of all ranks. Those without a gradient have a place in a mini-batch, and are left out of it.
+            rows: rows of all ranks. Rows without a gradient belong to a mini-batch, but are not processed.
             ordering: lexicographic order of the rows.
             rng: in the same state on every rank.
 
         Returns:
-            [mini-batch][micro-batch]; and metrics: how many rows and tokens there are, how many tokens pass through
-            the model, and how balanced ranks were and are.
+            [mini-batch][micro-batch]; and metrics: numbers of rows and tokens, number of tokens that the model
+            processes, and the imbalance of ranks before and after.
         """
         num_ranks, multiple, row_length = len(rows.counts), self.pad_to_multiple_of, self.row_length
         kept, lengths = rows.with_gradient(self.kl), rows.prompts.astype(np.int64) + rows.completions
@@ -230,14 +231,14 @@ def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
 def deal_rows(
     tokens: Sequence[int], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
 ) -> list[list[list[int]]]:
-    """Return random mini-batches that do not depend on the number of ranks, each dealt to ranks in balance.
+    """Return random mini-batches that do not depend on the number of ranks, each distributed evenly over ranks.
 
-    Mini-batches have equal numbers of rows, give or take one. Within a mini-batch, rows are sorted by length and dealt
-    back and forth, so that ranks get equal numbers of rows (give or take one), of similar lengths at similar places,
-    and sums of tokens that differ by less than the longest row.
+    Mini-batches have equal numbers of rows, give or take one. Within a mini-batch, rows are sorted by length and
+    distributed back and forth, so that ranks get equal numbers of rows (give or take one), of similar lengths at
+    similar places, and sums of tokens that differ by less than the longest row.
 
     Args:
-        tokens: of the rows of all ranks.
+        tokens: number of tokens of each row, of all ranks.
         num_mini_batches: number of mini-batches.
         num_ranks: number of ranks.
         rng: in the same state on every rank.
@@ -280,7 +281,7 @@ def _continues(order: np.ndarray, lengths: np.ndarray, ordering: Ordering) -> np
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
-    """Return units by rank, longest first, dealt back and forth."""
+    """Return units by rank, longest first, distributed back and forth."""
     longest_first = units[np.argsort(-tokens[units], kind="stable")]
     place = np.arange(len(units))
     turn, seat = place // num_ranks, place % num_ranks
@@ -298,7 +299,7 @@ def plan_micro_batches(widths: Sequence[Sequence[int]], max_tokens: int) -> list
 
     Args:
         widths: for each rank, padded tokens of its rows in the mini-batch.
-        max_tokens: maximum number of padded tokens of a micro-batch on any rank; a longer row is one of its own.
+        max_tokens: maximum number of padded tokens of a micro-batch on any rank; a longer row is a micro-batch itself.
 
     Returns:
         (start, stop) positions into the ranks' rows, covering all of them; at least one micro-batch.

@@ -4,15 +4,15 @@ A *row* is one step of a trajectory: prompt, completion, advantage. The number o
 mini-batch is split into micro-batches by *tokens*. Two numbers keep the gradient independent of the split:
 
 - `num_items_in_batch`, by which TRL's token-mean losses (dapo, cispo, vespo) divide: the number of completion tokens
-  of the rollout or, with `mini_batch_size`, of an average mini-batch, since TRL does not know these mini-batches;
+  of the rollout or, with `mini_batch_size`, of an average mini-batch, since TRL does not see these mini-batches;
 - `loss_scale`, the factor of a micro-batch's loss for losses that average inside a micro-batch.
 
 All ranks make the same plan from lengths (`balance`), rows move to the ranks that train them (`redistribute`), and
 each rank makes its own tensors.
 
-A micro-batch contains its rows twice: padded, for TRL's loss, and as packed rows, for the model. By the token layout
-(`packing`) a packed row has one sequence (`padded`), several end to end (`packed`), or several with common tokens only
-once (`shared`).
+A micro-batch contains its rows twice: padded, for TRL's loss, and as packed rows, for the model. Depending on the
+token layout (`packing`), a packed row has one sequence (`padded`), several end to end (`packed`), or several with
+common tokens only once (`shared`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class StepBatch:
     """Step samples of one rank, ragged; row i of each field belongs to one sample.
 
     Args:
-        prompt_ids, completion_ids: token ids of each row, as the engine read and wrote them.
+        prompt_ids, completion_ids: token ids of each row, as the engine read and generated them.
         advantages: (rows,) float32.
         trained: (rows,) bool; a row that is not trained (a truncated completion, with `mask_truncated_completions`)
             stays in the batch with mask 0.
         logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
-        images: those of each row's prompt, in the order of their tokens; `None`: no row has any.
+        images: images of each row's prompt, in the order of their tokens; `None`: no row has any.
     """
 
     prompt_ids: list[np.ndarray]
@@ -64,12 +64,12 @@ class StepBatch:
         """Return the rows of all steps of the trajectories that count.
 
         Args:
-            trajectories: of this rank.
+            trajectories: trajectories of this rank.
             advantages: one per step of each trajectory, in order, including trajectories that do not count.
             mask_truncated: do not train completions truncated by the length limit.
 
         Raises:
-            ValueError: for other numbers of advantages or log-probabilities, or an empty prompt.
+            ValueError: if the number of advantages or log-probabilities does not fit, or a prompt is empty.
         """
         steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
@@ -113,12 +113,12 @@ class StepBatch:
 
     @property
     def images_of_rows(self) -> list[Sequence[Picture]]:
-        """`images`, also of a batch without any."""
+        """Return `images`, with an empty list for each row if there are none."""
         return [()] * len(self) if self.images is None else self.images
 
     @property
     def summary(self) -> RowSummary:
-        """Lengths, advantages and masks of the rows, which plans are made from."""
+        """Return the lengths, advantages and masks of the rows, from which plans are made."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
         return RowSummary(
             prompts=sizes[:, 0],
@@ -145,7 +145,7 @@ class StepBatch:
 
         Returns:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
-            `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) when the engine gave them.
+            `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) if the engine returned them.
         """
         lengths = self.lengths(rows)
         prompt_width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)

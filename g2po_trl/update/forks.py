@@ -1,8 +1,8 @@
 """Prefixes that are processed once without a mask: their cache starts each continuation.
 
-A mask separates sequences for attention alone. A recurrent state or a convolution reads all that comes before it in
-the row. Its layers share a prefix in another way: the prefix is a row of its own, and each continuation begins with
-the model's cache after it (keys and values, recurrent and convolution states), as in generation. Gradients flow back
+A mask separates sequences only for attention. A recurrent state or a convolution reads all tokens before it in the
+row. Such layers share a prefix in another way: the prefix is a row of its own, and each continuation begins with the
+model's cache after it (keys and values, recurrent and convolution states), as in generation. Gradients flow back
 through the cache. A packed row of `packing`, seen as a tree, is processed in calls of the model:
 
     sequences   A B c d     A B c e f     A g         call 0   A         the root
@@ -11,7 +11,7 @@ through the cache. A packed row of `packing`, seen as a tree, is processed in ca
                                                       call 3   d -       continues call 1: ends of sequences are rows
                                                                e f       of one call, padded behind
 
-A fork costs calls, so it is left out where it saves few tokens: then each branch repeats them. Sequences that begin
+A fork costs calls, so it is omitted if it saves few tokens: then each branch repeats them. Sequences that begin
 one another (turns of a conversation) need no fork: they are scored in the row of the longest.
 """
 
@@ -78,7 +78,7 @@ class Call:
 
 
 def fork_cost(weights: float, device: str) -> int:
-    """Return how many tokens take as long as a fork in a model of so many weights a layer."""
+    """Return how many tokens take as long as a fork in a model with this number of weights per layer."""
     return int(_CALL_WORK.get(device, _CALL_WORK["cuda"]) / weights)
 
 
@@ -118,7 +118,7 @@ def segments(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list
 
 
 def calls(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list[Call]:
-    """Return the forward passes of sequences, a parent before what continues it; arguments as of `segments`."""
+    """Return the forward passes of sequences, each after its parent; arguments as in `segments`."""
     made: list[Call] = []
 
     def visit(branches: Sequence[Segment], parent: int | None) -> None:
@@ -163,7 +163,7 @@ def lay_out_calls(
 
 
 class ForkedCache(DynamicCache):
-    """A cache that keeps the graph of what it holds, and of which each continuation takes a copy."""
+    """A cache that keeps the autograd graph of its content; each continuation takes a copy."""
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
@@ -175,7 +175,7 @@ class ForkedCache(DynamicCache):
         return recurrent_states
 
     def fork(self, rows: int) -> ForkedCache:
-        """Return a cache for so many continuations of the one row of this cache."""
+        """Return a cache for `rows` continuations of the only row of this cache."""
 
         def copied(value: Any) -> Any:
             if isinstance(value, dict):

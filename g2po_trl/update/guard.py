@@ -31,7 +31,7 @@ class GradientGuard:
         self._finite: dict[str, torch.Tensor] = {}  # under DeepSpeed: by parameter, since the last optimizer step
 
     def reset(self) -> None:
-        """Forget gradients since the last optimizer step."""
+        """Discard the record of gradients since the last optimizer step."""
         self._finite = {}
 
     def check(self, model: torch.nn.Module) -> None:
@@ -108,7 +108,7 @@ def non_finite(model: torch.nn.Module) -> list[str]:
 
 
 def describe(names: Sequence[str]) -> str:
-    """Return where non-finite gradients begin, in words: the backward pass carries them to the first layer."""
+    """Return in words where non-finite gradients begin; the backward pass carries them on to the first layer."""
     if not names:
         return "Each parameter's gradient is finite, and their norm is not"
     layer = re.match(r"(?:.*?\.\d+(?=\.))?", names[-1])[0]

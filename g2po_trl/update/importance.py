@@ -2,7 +2,7 @@
 
 vLLM's kernels differ from the trainer's, so its probabilities do too, and a policy gradient on its samples is biased.
 The correction weighs a token (or a completion) by p_trainer / p_engine, bounded: "truncate" caps the ratio, "mask"
-drops what lies outside the bounds. Same modes and defaults as TRL's options `vllm_importance_sampling_*`.
+drops tokens outside the bounds. The modes and defaults are those of TRL's options `vllm_importance_sampling_*`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def importance_ratio(
 
     Args:
         logps: (rows, tokens) log-probabilities of the trainer.
-        sampling_logps: (rows, tokens) those of the engine; NaN, where it gave none, counts as no difference.
+        sampling_logps: (rows, tokens) log-probabilities of the engine; NaN (not reported) counts as no difference.
         mask: (rows, tokens) 1 for trained tokens.
         mode: one of `MODES`.
         clip_min: lower bound, or `None`.
@@ -76,7 +76,8 @@ class SamplingStatistics:
     def summary(self) -> dict[str, tuple[float, ...]]:
         """Return (sum, count, min, max) of each quantity of this rank.
 
-        Of the unbounded ratios, also the logarithms of their sum and of the sum of their squares, which stay finite.
+        For the unbounded ratios, it also has the logarithms of their sum and of the sum of their squares, which stay
+        finite.
         """
         found: dict[str, tuple[float, ...]] = {
             name: (float(v.sum()), float(len(v)), float(v.min()), float(v.max()))
@@ -91,8 +92,8 @@ class SamplingStatistics:
     def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
         """Return metrics over all ranks' summaries, under TRL's names.
 
-        Two are not TRL's: `clipped_fraction`; and `effective_sample_size` of the unbounded ratios, as a share of the
-        samples: how many samples of the trained policy itself these are worth.
+        Two metrics are not TRL's: `clipped_fraction`, and `effective_sample_size` of the unbounded ratios, as a share
+        of the samples: the number of samples of the trained policy to which they are equivalent.
         """
         values = {}
         for name in ("difference", "ratio", "outside"):

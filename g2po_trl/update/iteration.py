@@ -20,7 +20,8 @@ class Iteration:
         metrics: TRL's dictionary of values by name, which are logged as their mean and then removed.
 
     `step` counts training steps from the beginning of the run, and `inner_steps` the optimizer steps within them.
-    `mini_batches` are the rollout's, `grad_norms` those of a training step's optimizer steps so far.
+    `mini_batches` are the rollout's; `grad_norms` are the gradient norms of the training step's optimizer steps so
+    far.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Iteration:
         return self.mini_batches if self.steps_per_pass == 1 else [self.mini_batches[self.step % self.steps_per_pass]]
 
     def reset(self) -> None:
-        """Begin with a new rollout and an empty log, whatever an earlier call of `train` has left."""
+        """Begin with a new rollout and an empty log, regardless of earlier calls of `train`."""
         self.step += -self.step % self.length
         self.mini_batches, self.grad_norms, self.update_time = [], [], 0.0
         self.metrics.clear()
         self._tokens.clear()
 
     def advance(self, seconds: float) -> None:
-        """Count a training step that took so many seconds."""
+        """Count a training step that took `seconds`."""
         self.step += 1
         self.update_time += seconds
         if self.is_complete:
@@ -79,7 +80,7 @@ class Iteration:
 
     @contextmanager
     def merged_metrics(self) -> Iterator[None]:
-        """Merge what a training step's losses log inside into one value of each metric."""
+        """Merge the values that a training step's losses log inside into one value of each metric."""
         marks = {name: len(values) for name, values in self.metrics.items()}
         yield
         tokens = [micro_batch["weight"] for mini_batch in self.current_mini_batches for micro_batch in mini_batch]
@@ -116,7 +117,7 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
     """Merge values that the loss logged once per micro-batch, so that metrics do not depend on the micro-batches.
 
     Means are weighted by completion tokens; `…_min` and `…_max` keep their meaning. Without any token there is no
-    value: the loss logs zeros, and an entropy of 0 would read as a policy that has collapsed.
+    value: the loss logs zeros, and an entropy of 0 would look like a collapsed policy.
 
     Returns:
         The names of the metrics that have a value.
@@ -138,7 +139,7 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
 
 
 def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
-    """Return a metric's value from its values on parts with so many tokens each."""
+    """Return a metric's value from its values on parts with these numbers of tokens."""
     pairs = [(value, weight) for value, weight in zip(values, tokens, strict=True) if not math.isnan(value)]
     if not pairs:
         return math.nan

@@ -1,4 +1,4 @@
-"""Layout of tokens in which micro-batches pass through a model; the loss stays TRL's."""
+"""Layout of tokens in which a model processes micro-batches; the loss stays TRL's."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Layout:
     """Layout of a micro-batch's sequences in the model: shared (or forked, or chained), packed or padded.
 
     Args:
-        kind: the configured layout. The attribute `kind` falls back to what the model takes, see `verify`.
-        temperature: of log-probabilities.
-        max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
-        pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
-        others: models that must take the same layout, such as the reference.
-        image_inputs: of a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
-        checkpointing: gradient checkpointing recomputes layers, and so keeps no cache.
+        kind: the configured layout. The attribute `kind` falls back to a layout that the model supports, see `verify`.
+        temperature: temperature of log-probabilities.
+        max_tokens: tokens of a micro-batch. row_tokens: tokens of a packed row; `None`: the cheapest number.
+        pad_to_multiple_of: multiple of row lengths; `None`: depends on the device, see `row_multiple`.
+        others: models that must support the same layout, such as the reference.
+        image_inputs: for a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
+        checkpointing: whether gradient checkpointing recomputes layers, and so keeps no cache.
 
     Attributes:
         fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
 
     Raises:
-        G2POError: for a model that cannot be trained in any layout here.
+        G2POError: for a model that no layout supports.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Layout:
     def row_multiple(self) -> int | None:
         """Multiple of row lengths, except for those that `row_width` skips; `None`: rows are as long as their tokens.
 
-        On CUDA, attention copies a mask in every layer unless its rows are aligned. Rows under one are long, and few
-        lengths keep memory whole; rows of one sequence need none, and may be as short as a prompt.
+        On CUDA, attention copies a mask in every layer unless its rows are aligned. Rows with a mask are long, and few
+        different lengths avoid fragmentation; rows of one sequence need no mask, and may be as short as a prompt.
         """
         if self.pad_to_multiple_of or self.accelerator.device.type != "cuda":
             return self.pad_to_multiple_of
@@ -139,7 +139,7 @@ class Layout:
             self.kind, self.checked_length = state["kind"], state["checked_length"]
 
     def pad_images(self, has_images: bool) -> None:
-        """Take `padded` from now on if any rank's rows have images. All ranks of a model that reads them call it."""
+        """Use `padded` from now on if any rank's rows have images. All ranks of a model that reads images call it."""
         if self.kind == "padded":
             return
         flag = torch.tensor(int(has_images), device=self.accelerator.device)
@@ -192,8 +192,8 @@ class Layout:
     ) -> bool:
         """Return whether the layout is exact on sequences of this length; fall back if not. All ranks call it.
 
-        It compares log-probabilities at first, and again when the longest sequence is twice as long as any compared
-        so far or passes a length beyond which the model computes differently.
+        It compares log-probabilities at the beginning, and again when the longest sequence is twice as long as any
+        compared so far or passes a length beyond which the model computes differently.
         """
         if self.kind == "padded":
             return True
@@ -235,7 +235,7 @@ class Layout:
         return reason
 
     def _beyond(self, off: torch.Tensor, rounding: torch.Tensor, mask: torch.Tensor) -> str | None:
-        """Return in which way differences (rows, C) over all ranks exceed rounding, `None` if they do not."""
+        """Return how differences (rows, C) over all ranks exceed rounding, `None` if they do not."""
         sums = torch.stack([off.sum(), rounding.sum(), mask.sum().float()])
         largest = torch.stack([off.max(), rounding.max()])
         off_sum, rounding_sum, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()

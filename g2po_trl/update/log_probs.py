@@ -1,4 +1,4 @@
-"""Log-probabilities that the loss compares with: those of the reference, the acting policy and the engine.
+"""Log-probabilities that the loss compares with: of the reference, the acting policy and the engine.
 
 If a rollout is trained in one optimizer step, the acting policy is the one that is updated. The log-probabilities of
 the loss itself then serve as the old ones and for the correction of the engine, without another forward pass.
@@ -25,17 +25,17 @@ Correction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Te
 
 
 class LogProbs:
-    """Log-probabilities that micro-batches need besides the loss's own, and statistics of the engine's.
+    """Log-probabilities that micro-batches need in addition to the loss's own, and statistics of the engine's.
 
     Args:
         score: log-probabilities of a model.
         beta: weight of the KL term; 0 needs no reference.
         needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
-        correction: `None` for engines without one.
-        checkpointing: `gradient_checkpointing_kwargs`, switched off meanwhile.
+        correction: importance correction; `None` for engines without it.
+        checkpointing: `gradient_checkpointing_kwargs`; checkpointing is switched off while scoring.
 
     Attributes:
-        adapter_reference: of a model with an adapter, if `beta` is not 0.
+        adapter_reference: reference of a model with an adapter, if `beta` is not 0.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LogProbs:
     ) -> None:
         """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to the micro-batches of a rollout.
 
-        Without a `reference` it is the model with its adapter as it was, see `AdapterReference`. `unwrapped` is the
+        Without a `reference`, it is the model with its initial adapter, see `AdapterReference`. `unwrapped` is the
         model, if `model` is a wrapper.
         """
         self._statistics = SamplingStatistics()

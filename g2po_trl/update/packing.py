@@ -1,7 +1,7 @@
-"""Token layouts: tokens that rows have in common pass through the model once.
+"""Token layouts: the model processes tokens that rows have in common once.
 
-Step samples of a group repeat one another: the task, the pages seen before, at the first turn the whole prompt. In
-lexicographic order a sequence (prompt and completion) begins like its predecessor, and the repeated tokens are not
+Step samples of a group repeat one another: the task, earlier pages, and at the first turn the whole prompt. In
+lexicographic order, a sequence (prompt and completion) begins like its predecessor, and the repeated tokens are not
 laid out again. A packed row holds a run of such sequences, one after the other:
 
     sequences   A B c d     A B c e f     A g         packed row   A B c d e f g
@@ -9,11 +9,12 @@ laid out again. A packed row holds a run of such sequences, one after the other:
                                                       end          7 6 6 4 6 6 7
 
 Token i sees token j when j <= i < end[j], where end[j] is the place after the last sequence that runs through j: the
-sequence's own tokens, and nothing else of the row. So every token's hidden state is what it would be in a row of its
-own, and so are the loss and its gradient, up to the order of floating-point sums.
+tokens of its own sequence, and no others of the row. So every token's hidden state equals that in a separate row, and
+so do the loss and its gradient, up to the order of floating-point sums.
 
-Layers that no mask separates share in two other ways: `forked` (see `forks`), and `chained`, in rows whose sequences
-each begin with the whole one before, as the turns of a conversation do. Such a row is a plain text: it needs no mask.
+Layers that no mask separates share tokens in two other ways: `forked` (see `forks`), and `chained`, in rows whose
+sequences each begin with the whole previous one, like the turns of a conversation. Such a row is plain text and needs
+no mask.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Pack:
 
     Args:
         rows: numbers of the sequences, in the order of the layout.
-        shared: for each, how many of its first tokens its predecessor has laid out.
-        num_tokens: number of tokens laid out; of a forked row, with its padding.
+        shared: for each sequence, how many of its first tokens its predecessor has laid out.
+        num_tokens: number of tokens laid out; for a forked row, including its padding.
         calls: forward passes of a forked row.
-        is_chain: each sequence begins with the whole one before, and the row needs no mask.
+        is_chain: each sequence begins with the whole previous one, and the row needs no mask.
     """
 
     rows: list[int]
@@ -123,8 +124,8 @@ def cut_into_packs(
 ) -> list[Pack]:
     """Return packed rows of at most `max_tokens` tokens, of sequences in the order given, from lengths alone.
 
-    `overlaps` are the tokens that each sequence has in common with its predecessor. A longer sequence has a row of
-    its own; up to `longest` tokens, so have those after it that share most of their tokens with it.
+    `overlaps` are the tokens that each sequence has in common with its predecessor. A longer sequence has its own row,
+    which also holds, up to `longest` tokens, the following sequences that share most of their tokens with it.
     """
     packs: list[Pack] = []
     own: list[int] = []
@@ -205,16 +206,16 @@ def lay_out(
     Args:
         packs: the packed rows.
         sequences: token ids of each sequence, by its number.
-        completion_lengths: number of last tokens of each sequence that are scored; 0 for none.
+        completion_lengths: number of tokens at the end of each sequence that are scored; 0 for none.
         pad_token_id: token that fills rows.
         pad_to_multiple_of: see `row_width`.
 
     Returns:
         `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row with
-        several sequences is no chain; `scored_from` (M,), the place in the flattened rows of the
-        hidden state that predicts each scored token, and `scored_ids` (M,), the token: over packs, their rows,
-        completion tokens. Without any, one that is not scored (-100). Forked: `packed_ids` (1, N), of all forward
-        passes, and `forks`, their shapes and parents, see `forks.hidden_states`.
+        several sequences is not a chain; `scored_from` (M,), the place in the flattened rows of the hidden state that
+        predicts each scored token, and `scored_ids` (M,), the token: over packs, their rows, completion tokens. If no
+        token is scored, they have one entry (-100). Forked: `packed_ids` (1, N) of all forward passes, and `forks`,
+        their shapes and parents, see `forks.hidden_states`.
     """
     if packs and packs[0].calls is not None:
         return _lay_out_forked(packs, sequences, completion_lengths, pad_token_id)
@@ -286,7 +287,7 @@ def packed_log_probs(
         body: the model without its LM head, inside all wrappers.
         layout: tensors of `lay_out`.
         mask: (rows, C) of completion tokens; the number of ones is that of scored tokens.
-        own_head_at: a temperature, to use the model's own LM head in place of TRL's.
+        own_head_at: temperature, if the model's own LM head is used in place of TRL's.
         more: the model's further inputs, e.g. of images.
     """
     scored = {**_rows(body, layout), **(more or {})}, layout["scored_from"], layout["scored_ids"]
@@ -301,9 +302,9 @@ def packed_log_probs(
 def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return the model's inputs.
 
-    Rows that are one text each begin at their first place, and padding comes last, where no token sees it: causal as
-    the model is it needs neither mask nor positions, and makes the fastest of what it has. That is right for absolute
-    positions and recurrent states too, which tokens of padding before the sequence would move.
+    Rows of one text begin at their first place, and padding comes last, where no token sees it: a causal model needs
+    neither mask nor positions, and uses its fastest kernels. This is also correct for absolute positions and recurrent
+    states, which padding before the sequence would shift.
     """
     ids, positions = layout["packed_ids"], layout.get("packed_positions")
     if positions is None:
@@ -339,12 +340,12 @@ class RowLength:
     """Length of packed rows.
 
     Args:
-        most: maximum number of tokens; a longer sequence has a row of its own.
-        longest: maximum number of tokens of a row that begins with a longer sequence, of those that share most of
-            their tokens with it. 0: it has none but its own.
+        most: maximum number of tokens; a longer sequence has its own row.
+        longest: maximum number of tokens of a row that begins with a longer sequence, followed by sequences that share
+            most of their tokens with it. 0: no others follow.
         even: tokens of a row at which attention takes as long as the rest of the model. `None`: rows are as long as
             `most`; otherwise of the length that costs least, see `best_packs`.
-        fork_cost: of forked rows, see `forks.fork_cost`.
+        fork_cost: cost of a fork in forked rows, see `forks.fork_cost`.
     """
 
     most: int
@@ -353,7 +354,7 @@ class RowLength:
     fork_cost: int | None = None
 
     def work(self, tokens: int) -> float:
-        """Return the work of a row of so many tokens, in tokens without attention."""
+        """Return the work of a row of `tokens` tokens, in tokens without attention."""
         return tokens * (1 + tokens / self.even) if self.even else tokens
 
     @classmethod
@@ -383,7 +384,7 @@ class RowLength:
 def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], length: RowLength) -> list[Pack]:
     """Return `cut_into_packs` at the row length with the least work, among `most`, `longest` and their halves.
 
-    Shorter rows repeat more of what sequences have in common, and cost less attention, which is over the whole row.
+    Shorter rows repeat more common tokens, and need less attention, which covers the whole row.
     """
 
     def halves(tokens: int, least: int) -> list[int]:

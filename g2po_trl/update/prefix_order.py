@@ -1,6 +1,6 @@
 """Lexicographic order of all ranks' sequences, and the common prefixes of neighbours.
 
-Each rank sorts one range of all sequences, which others send it; the ranks then exchange numbers alone.
+Each rank sorts one range of all sequences, which the others send; the ranks then exchange only numbers.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def order_over_ranks(
     """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together.
 
     Args:
-        sequences: (tokens,) int32 each, of this rank.
+        sequences: (tokens,) int32 each, those of this rank.
         rank: this process.
         gather: returns the objects of all ranks, by rank.
-        device: of the tensors that ranks exchange.
+        device: device of the tensors that ranks exchange.
     """
     keys = [sort_key(sequence) for sequence in sequences]
     counts, samples = zip(*gather((len(keys), sorted(keys)[:: len(keys) // _SAMPLES + 1])))

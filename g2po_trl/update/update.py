@@ -1,4 +1,4 @@
-"""`Update`: from a rollout's step samples to micro-batches with all that the loss reads, and their backward passes."""
+"""`Update`: from a rollout's step samples to micro-batches with all inputs of the loss, and their backward passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
 
 class Update:
-    """Preparation of step samples for the loss: layout, micro-batches, log-probabilities to compare with.
+    """Prepares step samples for the loss: layout, micro-batches, log-probabilities to compare with.
 
     Args:
         layout: layout of micro-batches in the model.
@@ -111,7 +111,7 @@ class Update:
         micro_batches: list[dict[str, Any]],
         unwrapped: torch.nn.Module | None = None,
     ) -> dict[str, float]:
-        """Add to micro-batches what the loss compares with; return `sampling/*` metrics known before the update."""
+        """Add log-probabilities that the loss compares with; return `sampling/*` metrics known before the update."""
         self.log_probs.add(model, reference, micro_batches, unwrapped)
         return self.log_probs.metrics() if self.log_probs.needs_old_log_probs else {}
 
@@ -146,8 +146,8 @@ class Update:
     ) -> torch.Tensor:
         """Return the sum of a mini-batch's losses; gradients are summed and, at an optimizer step, exchanged once.
 
-        `train` is forward and backward of a micro-batch -> its loss. If the gradient of an optimizer step is
-        not finite, a `FloatingPointError` is raised on every rank.
+        `train` runs forward and backward of a micro-batch and returns its loss. If the gradient of an optimizer step
+        is not finite, a `FloatingPointError` is raised on every rank.
         """
         accelerator = self.accelerator
         loss = torch.zeros((), device=accelerator.device)
@@ -171,7 +171,7 @@ class Update:
 
 
 def set_optimizer_mode(optimizer: Any, training: bool) -> None:
-    """Switch to the weights that are trained or evaluated, if an optimizer has both, as schedule-free ones do."""
+    """Switch to the weights for training or evaluation, if an optimizer has both, as schedule-free ones do."""
     switch = getattr(optimizer, "train" if training else "eval", None)
     if callable(switch):
         switch()

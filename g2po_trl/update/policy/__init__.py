@@ -1,1 +1,1 @@
-"""One policy: what trains is compared, by numbers, with what plays and with its reference; an adapter's reference."""
+"""One policy: numerical comparison of trainer, engine and reference; the reference of an adapter."""

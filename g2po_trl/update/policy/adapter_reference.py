@@ -1,4 +1,4 @@
-"""The reference of a model with an adapter: the adapter as it was before training."""
+"""The reference of a model with an adapter: the weights that train, as they were before training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
 class AdapterReference:
-    """The weights that train, as they were before training: put in their place, they make the model its reference.
+    """The initial values of the weights that train: put in their place, they make the model its reference.
 
-    The model without its adapter is not where training starts: an adapter may be trained further, may start from
-    something else than the identity or change the base as it starts (PiSSA, OLoRA), and biases or whole modules may be
-    trained beside it.
+    The model without its adapter may not be the initial model: an adapter may be trained further, may start from
+    something other than the identity or change the base at the start (PiSSA, OLoRA), and biases or whole modules may
+    be trained as well.
 
     Args:
-        model: before it is wrapped or sharded.
+        model: the model before it is wrapped or sharded.
         gather: gathers parameters that ZeRO-3 shards.
     """
 
@@ -49,7 +49,7 @@ class AdapterReference:
                         parameter.copy_(now[name])
 
     def save(self, folder: str | Path) -> None:
-        """Write the weights into a checkpoint: the model of a resumed run may begin with others."""
+        """Write the weights into a checkpoint, since the model of a resumed run may begin with others."""
         path = Path(folder, FILE)
         path.parent.mkdir(exist_ok=True)
         save_file({name: weight.contiguous() for name, weight in self.weights.items()}, path)
@@ -69,7 +69,7 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """Have FSDP2 forget the gathered weights of its last forward pass."""
+    """Make FSDP2 discard the gathered weights of its last forward pass."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()

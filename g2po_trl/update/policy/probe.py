@@ -1,7 +1,7 @@
-"""Try, by numbers, how a model without masks keeps sequences apart: by its cache, or by boundaries in a row.
+"""Test numerically how a model without masks separates sequences: by its cache, or by boundaries in a row.
 
-Two short sequences with a common prefix are processed as rows of their own and in the other way. Compared are hidden
-states, and the gradient of the prefix's embeddings.
+Two short sequences with a common prefix are processed as separate rows and in the other way. The hidden states and the
+gradient of the prefix's embeddings are compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def why_not_bounded(model: torch.nn.Module, dtype: torch.dtype = torch.float32) 
 
 
 def _difference(model: torch.nn.Module, dtype: torch.dtype, way: _Way, words: str) -> str | None:
-    """Return how far two sequences are from rows of their own, `None` if rounding explains it."""
+    """Return the difference of two sequences from separate rows, `None` if rounding explains it."""
     body, read, handle = model.base_model, [], None
 
     def watch(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Check by numbers, before training, that one policy plays, trains, and is the one it is compared with.
+"""Check numerically, before training, that engine, trainer and reference compute the same policy.
 
 Log-probabilities of a short conversation are computed as the trainer does (layout, fused LM head), by the model's own
-`forward`, and by the reference; those of the first rollout's completions also by the engine that sampled them. Where
-they differ by more than rounding, a slower path that agrees is taken, or training is refused.
+`forward`, and by the reference; those of the first rollout's completions also by the engine that sampled them. If they
+differ by more than rounding, a slower path that agrees is used, or training is refused.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class StartCheck(TrainerCallback):
         update: scores step samples as in training.
         reference: the reference model; `None` if it is the model without its adapter, or if there is none.
         sample: a short conversation, as step samples.
-        temperature: of log-probabilities.
-        comparable: the engine samples from the whole distribution.
+        temperature: temperature of log-probabilities.
+        comparable: whether the engine samples from the whole distribution.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StartCheck(TrainerCallback):
     # -- before training -----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """Compare trainer, model and reference; a model that continues differs from its reference."""
+        """Compare trainer, model and, unless the run is resumed, the reference."""
         begins = state.global_step == 0 and not self._has_stepped
         self.compare(model, with_reference=begins and self.update.log_probs.beta != 0.0)
 
@@ -79,7 +79,7 @@ class StartCheck(TrainerCallback):
 
         Raises:
             G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference
-                is not the model.
+                differs from the model.
         """
         with evaluation_mode(model):
             scored = self._choose_path(model)
@@ -142,7 +142,7 @@ class StartCheck(TrainerCallback):
 
     @contextmanager
     def watching(self, engine: Any) -> Iterator[None]:
-        """Have an engine that computes with the model keep what it samples in the first rollout inside."""
+        """Let an engine that computes with the model record its samples of the first rollout inside."""
         self._watched_samples = None
         if self._has_seen_engine or not getattr(engine, "is_the_model", False):
             yield
@@ -158,8 +158,8 @@ class StartCheck(TrainerCallback):
 
         Args:
             model: the model.
-            trajectories: of this rank.
-            version: number of the iteration, whose policy the model is.
+            trajectories: trajectories of this rank.
+            version: number of the iteration of the model's policy.
 
         Raises:
             G2POError: if they differ by more than rounding.
@@ -204,7 +204,7 @@ class StartCheck(TrainerCallback):
             self._before = _some_weights(self._watched)
 
     def on_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
-        """Refuse to go on if a step with a gradient changes no weight."""
+        """Refuse to continue if a step with a gradient changes no weight."""
         if self._before is None or self._has_stepped:
             return
         before, self._before = self._before, None
@@ -245,7 +245,7 @@ class StartCheck(TrainerCallback):
         return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
 
     def _check_causal(self, model: torch.nn.Module, first: torch.Tensor) -> None:
-        """Refuse a model in which what follows a prompt changes `first`, (rows, vocabulary) after the same prompt."""
+        """Refuse a model if tokens after a prompt change `first`, (rows, vocabulary) outputs after the same prompt."""
         off = self._difference(first[:1], first[1:])
         if off > self._tolerance(model):
             raise G2POError(
