@@ -1,1 +1,1 @@
-"""What a run needs: memory by part and tokens, from the model's shape and the configuration."""
+"""Estimate of a run: memory by part, and tokens, from the model's shape and the configuration."""

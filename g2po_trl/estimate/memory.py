@@ -15,13 +15,13 @@ class ModelShape:
     """Sizes of a causal language model.
 
     Args:
-        parameters: all of them, tied ones once.
-        head: those of the LM head (vocabulary x hidden size), tied or not.
+        parameters: number of all parameters, tied ones once.
+        head: parameters of the LM head (vocabulary x hidden size), tied or not.
         tied: whether the head is the embedding.
         hidden, intermediate, layers, vocabulary: as in the configuration.
-        kv_width: numbers a layer caches for a token, keys and values together.
+        kv_width: numbers that a layer caches for a token, keys and values together.
         adapter: trainable parameters of the LoRA adapter; 0 without one.
-        dtype: of the checkpoint's weights, where its configuration names it.
+        dtype: dtype of the checkpoint's weights, if its configuration names it.
     """
 
     parameters: int
@@ -96,10 +96,10 @@ _QUANTIZED = {"4bit": 0.56, "8bit": 1.06}  # bytes a parameter, with the scales
 
 @dataclass(frozen=True)
 class Training:
-    """What a configuration keeps in memory.
+    """Settings of a configuration that determine its memory.
 
     Args:
-        dtype: of the trained model's weights.
+        dtype: dtype of the trained model's weights.
         quantized: `"4bit"`, `"8bit"` or `None`.
         reference: whether a KL term needs a reference model; with an adapter it is the model without it.
         critic: whether PPO trains a critic of the same shape with its own optimizer.
@@ -109,7 +109,7 @@ class Training:
         sharded: whether weights, gradients and optimizer are spread over the processes (FSDP2, ZeRO-3).
         processes: number of GPUs.
         vllm_share: `vllm_gpu_memory_utilization` of a colocated vLLM; 0 without one.
-        vllm_gpus: `vllm_tensor_parallel_size`, GPUs that hold one model of it together.
+        vllm_gpus: `vllm_tensor_parallel_size`, number of GPUs that share one copy of vLLM's model.
     """
 
     dtype: str = "float32"
@@ -127,7 +127,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a GPU's memory in bytes, and what it consists of."""
+    """A part of a GPU's memory in bytes, and its content."""
 
     name: str
     size: float
@@ -135,11 +135,11 @@ class Part:
 
 
 def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> list[Part]:
-    """Return the parts of the memory of the GPU that holds most.
+    """Return the parts of the memory of the GPU that uses most.
 
     Weights, gradients and Adam's two moments have the weights' type; an adapter's are float32. A layer's activations
-    are taken as 12 hidden and 4.5 intermediate widths a token in 2 bytes, their gradients as 4 and 3. Logits take next
-    to nothing: TRL's fused LM head computes them for some hundred tokens at a time.
+    are estimated as 12 hidden and 4.5 intermediate widths per token in 2 bytes, their gradients as 4 and 3. Logits
+    need almost nothing: TRL's fused LM head computes them for a few hundred tokens at a time.
     """
     spread = training.processes if training.sharded else 1
     size = BYTES[training.dtype]
@@ -190,7 +190,7 @@ class Cache:
 
 
 def vllm_cache(shape: ModelShape, training: Training, gpu_memory: float, episodes: int, longest: int) -> Cache:
-    """Return vLLM's cache on a GPU of `gpu_memory` bytes, where so many episodes of each GPU run at once.
+    """Return vLLM's cache on a GPU of `gpu_memory` bytes, if `episodes` episodes of each GPU run at once.
 
     `vllm_gpus` share the model, in bfloat16, and the cache of their episodes. `longest`: tokens of the longest prompt
     with its completion.

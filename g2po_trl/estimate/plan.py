@@ -1,4 +1,4 @@
-"""What a configuration plays and trains, from its fields alone."""
+"""Episodes and step samples of a configuration, derived from its fields."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LORA = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "targ
 
 @dataclass(frozen=True)
 class Episodes:
-    """What episodes are like: means of an episode and of a step, and where they are from.
+    """Statistics of episodes: means of an episode and of a step, and their source.
 
     Args:
-        turns: mean of an episode.
-        prompt_tokens, completion_tokens: mean of a step.
+        turns: mean number of turns of an episode.
+        prompt_tokens, completion_tokens: mean numbers of tokens of a step.
         forwarded: fraction of a step sample's positions that the update processes.
         source: "assumed", or the run that they were measured in.
     """
@@ -33,7 +33,7 @@ class Episodes:
 
     @classmethod
     def of_log(cls, log: Sequence[Mapping[str, Any]], source: str) -> Episodes:
-        """Return what the episodes of a run's logged iterations were like. Raises `G2POError` if none took a step."""
+        """Return the statistics of the episodes in a run's log. Raises `G2POError` if no episode has a step."""
         steps, number, prompts, completions = (
             sum(entry[f"rollout/{name}"] for entry in log)
             for name in ("steps", "episodes", "prompt_tokens", "completion_tokens")
@@ -49,9 +49,9 @@ class Plan:
     """A run by its settings.
 
     Args:
-        settings: every field of the recipe, its default if it is not given.
-        processes: number of processes, one a GPU.
-        sharded: whether they share one copy of the model (FSDP2, ZeRO-3).
+        settings: every field of the recipe, with its default if it is not given.
+        processes: number of processes, one per GPU.
+        sharded: whether processes share one copy of the model (FSDP2, ZeRO-3).
     """
 
     settings: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def slices(self) -> int:
-        """Mini-batches of a rollout that `max_steps` counts."""
+        """Number of mini-batches of a rollout that `max_steps` counts."""
         of_batch = (self["generation_batch_size"] or 0) // (
             self.processes * (self["per_device_train_batch_size"] or 8)
         )
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def steps_per_iteration(self) -> int:
-        """What `max_steps` counts in an iteration, as `G2POConfig.optimizer_steps_per_iteration`."""
+        """Number of steps of an iteration that `max_steps` counts, see `G2POConfig.optimizer_steps_per_iteration`."""
         return max(1, self.slices * self["num_iterations"] // (self["gradient_accumulation_steps"] or 1))
 
     @property
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def uses_bfloat16(self) -> bool:
-        """Whether arithmetic is in bfloat16, as TRL has it on a GPU where nothing is set."""
+        """Whether arithmetic is in bfloat16, which is TRL's default on a GPU."""
         chosen = not self["fp16"] if self["bf16"] is None else self["bf16"]
         return bool(chosen) and not self["use_cpu"]
 
@@ -117,7 +117,7 @@ class Plan:
         return str(self["model_name_or_path"])
 
     def training(self, checkpoint_dtype: str = "float32") -> Training:
-        """Return what is kept in memory. `checkpoint_dtype`: of the weights with `dtype` "auto"."""
+        """Return the settings that determine the memory. `checkpoint_dtype`: dtype of weights for "auto"."""
         uses_vllm, mode = self["use_vllm"] or self["engine"] == "vllm", self["vllm_mode"] or "colocate"
         dtype = checkpoint_dtype if self["dtype"] == "auto" else self["dtype"]
         return Training(
@@ -135,7 +135,7 @@ class Plan:
         )
 
     def assumed_episodes(self, **given: float) -> Episodes:
-        """Return episodes as they are assumed, with the given means instead where there are some."""
+        """Return assumed statistics of episodes; given means replace the assumed ones."""
         longest = self["max_prompt_length"]
         assumed = {
             "turns": _ASSUMED_FRACTION_OF_TURNS * self["max_turns"],

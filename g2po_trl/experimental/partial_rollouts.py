@@ -1,8 +1,8 @@
-"""Partial rollouts: groups of episodes continue from one rollout to the next, so that no place is ever empty.
+"""Partial rollouts: groups of episodes continue from one rollout to the next, so that no slot is ever idle.
 
 A rollout of `B` groups ends when `B` of up to `(1 + max_off_policy_steps) B` unfinished groups are complete. The
-other groups pause while the policy is updated, and continue with the new one, so their steps are by several policies.
-The number of groups that may begin bounds the age of steps, and nothing that was played is thrown away.
+other groups pause while the policy is updated, and continue with the new one, so their steps are from several
+policies. The number of groups that may begin bounds the age of steps. No step is discarded.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class UnfinishedGroup:
     """A group that has not been trained on; compared by identity.
 
     Args:
-        number: groups are numbered as they begin.
+        number: number of the group, in the order of their beginnings.
         version: version of the policy when it began.
-        task: its row.
-        members: its episodes.
+        task: row of its task.
+        members: episodes of the group.
         left: number of members that have not ended.
         completed: its place in the order in which groups are completed; `None` while it is played.
     """
@@ -53,7 +53,7 @@ def next_batch(
 ) -> list[UnfinishedGroup] | None:
     """Return the `size` groups that a policy is updated with, ordered by number; `None` if they are not complete.
 
-    Groups that were completed first come first, unless another group, trained on in a later batch of this size, would
+    Groups are taken in the order of completion, unless another group, trained on in a later batch of this size, would
     then be more than `max_off_policy_steps` versions old. There must not be more than
     `(1 + max_off_policy_steps) size` groups at any time.
     """
@@ -76,12 +76,12 @@ def next_batch(
 class PartialRollouts:
     """Ends a rollout when a batch of groups is complete, and continues the other groups in the next one.
 
-    At most `batch_size` episodes run at a time on this rank. Steps of a batch may be by earlier policies, and are
+    At most `batch_size` episodes run at a time on this rank. Steps of a batch may be from earlier policies, and are
     corrected by the importance weights that `vllm_importance_sampling_mode` selects.
 
     Args:
-        context: the parts of the run. Its `tasks` are the rows that tasks are drawn from, for the groups that the
-            first rollout plays in addition to its own.
+        context: the parts of the run. From its `tasks`, the groups are drawn that the first rollout plays in addition
+            to its own.
         max_off_policy_steps: maximum difference, in policy updates, between the policy that a step was sampled from
             and the policy that is trained on it; at least 1.
 
@@ -161,7 +161,7 @@ class PartialRollouts:
         return {"rollout/mean_age": sum(ages) / len(ages), "rollout/max_age": max(ages)} if ages else {}
 
     def settle(self) -> None:
-        """Wait for the environments, so that others can play in the pool."""
+        """Wait for the environments, so that other users of the pool can play."""
         try:
             if self._loop is not None:
                 self._loop.drain(environments=True)
@@ -184,7 +184,7 @@ class PartialRollouts:
         return self.context.gather([[_name_of(task) for task in tasks]])
 
     def load_state_dict(self, state: Sequence[Sequence[str]]) -> None:
-        """Queue the tasks of `state_dict`, distributed again if the number of ranks has changed.
+        """Queue the tasks of `state_dict`; they are redistributed if the number of ranks has changed.
 
         Raises:
             G2POError: on every rank, if the dataset lacks one of them.
@@ -215,7 +215,7 @@ class PartialRollouts:
     def _observe(self, loop: Loop, size: int, most: int, version: int) -> list[UnfinishedGroup] | None:
         """Take the environments' answers and return the batch, if it is complete.
 
-        Episodes that take the places of ended ones are observed as well, so that the actor is asked about all at once.
+        Episodes that replace ended ones are observed as well, so that the actor gets all of them at once.
         """
         places = size * self.context.group_size
         self._fill(loop, places, most, version)
@@ -230,7 +230,7 @@ class PartialRollouts:
         loop.stats.place_seconds += running * (time.perf_counter() - clock)
 
     def _fill(self, loop: Loop, places: int, most: int, version: int) -> bool:
-        """Begin episodes in free places and return whether any began; begin groups as long as there are too few."""
+        """Begin episodes in free slots, of new groups while there are too few, and return whether any began."""
         begun: list[Episode] = []
         while len(loop.running) + len(begun) < places:
             if self._to_begin:
@@ -279,5 +279,5 @@ class PartialRollouts:
 
 
 def _name_of(row: Row) -> str:
-    """Return a name for a row by its whole content: rows may share a `task_id`."""
+    """Return a name of a row from its whole content, since rows may share a `task_id`."""
     return task_id_of({"row": row})

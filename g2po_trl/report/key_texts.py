@@ -1,4 +1,4 @@
-"""What state keys do to texts: observations that differ under one key, and equal ones under two."""
+"""State keys compared with texts: different observations under one key, and equal ones under several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def key_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
     Returns:
         `steps`: number of steps. `merged`: `steps` in a state of their group that has several observations, and the
         `example` with most steps, two texts. `split`: `steps` whose observation has several keys in their group, and
-        the `example`, a text. Examples are `None` if there are none. The actions that are listed are not compared.
+        the `example`, a text. Examples are `None` if there are none. The listed actions are not compared.
     """
     found = {"steps": 0, "merged": {"steps": 0, "example": None}, "split": {"steps": 0, "example": None}}
     most = {"merged": 0, "split": 0}
@@ -48,12 +48,12 @@ def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) ->
     """Return the action of a state whose next states differ most in value, summed over its steps; `None` if none do.
 
     Args:
-        graph: of the groups, with actions.
+        graph: state graph of the groups, with actions.
         groups: the groups.
 
     Returns:
         `state`, `action`, and `next`: pairs of text and value of the best and the worst next state; `spread`: the sum
-        of squared differences to the mean, by which examples are compared.
+        of squared differences from the mean, by which examples are ranked.
     """
     trajectories = [one for group in groups for one in group]
     steps = [step for one in trajectories for step in one.steps]

@@ -1,4 +1,4 @@
-"""Fields of a line of a log beside its requests and responses: the task, the result, and who they belong to."""
+"""Fields of a log line other than requests and responses: the task, the result, and their episode."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COMMON = {"task_id", "task", "reward", "success", "tools"}
 
 @dataclass
 class Episode:
-    """An episode of which lines are still read. `reward`, `success`: `None` if not given so far.
+    """An episode whose lines are being read. `reward`, `success`: `None` if not given so far.
 
-    `responses` are the conversations, by the id of their last response, that a later request may continue.
+    `responses` are the conversations that a later request may continue, by the id of their last response.
     """
 
     task_id: str
@@ -34,7 +34,7 @@ class Episode:
     responses: dict[str, list[Message]] = field(default_factory=dict)
 
     def set_result(self, data: Mapping[str, Any]) -> None:
-        """Take reward and success from a line. Raises `ValueError` if an earlier one has others."""
+        """Set reward and success from a line. Raises `ValueError` if an earlier line has different ones."""
         if "reward" not in data and "episode_id" not in data:
             raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
         self.has_reward |= "reward" in data
@@ -48,7 +48,7 @@ class Episode:
             setattr(self, name, before if value is None else value)
 
     def trajectory(self) -> Trajectory:
-        """Return the episode as a trajectory: without a result if its reward is null."""
+        """Return the episode as a trajectory, without a result if its reward is null."""
         info = {"episode": self.name, "line": self.line}
         facts: dict[str, Any] = {"final_observation": self.final, "info": info, "task": self.task}
         if self.reward is None:

@@ -1,8 +1,8 @@
-"""Requests and responses in logs, whatever protocol they are written in.
+"""Requests and responses in logs, in any of the protocols.
 
-Blocks and items become messages as in live requests, by `environments.agents.dialects`. But a log has been written
-already: what is of an unknown kind is skipped and counted, and not refused. To add a protocol, add a row to `REQUESTS`
-and one to `RESPONSES`.
+Blocks and items become messages as in live requests, by `environments.agents.dialects`. But a log cannot be changed
+any more, so parts of unknown kinds are skipped and counted instead of refused. To add a protocol, add a row to
+`REQUESTS` and one to `RESPONSES`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CONVERSATIONS = ("messages", "traj")  # the latter is tau-bench's
 
 
 class Skipped(LeftOut):
-    """What is skipped in a log, by kind -> number of times."""
+    """Skipped parts of a log: kind -> number of times."""
 
     def unknown(self, name: str, why: str, parameter: str) -> None:
         """Skip a part of an unknown kind."""
         self.add(name[:LONGEST_KIND])
 
     def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
-        """Return an image as a part of a content; of one that cannot be read, such as an address, a mark of it."""
+        """Return an image as a part of the content; for one that cannot be read, such as an address, a text mark."""
         shown = to_json(url or {**part, "cache_control": None}, sort_keys=True)  # marks of caches move
         mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
         unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
@@ -42,7 +42,7 @@ class Skipped(LeftOut):
 
 @dataclass(frozen=True)
 class Request:
-    """What a model was asked: normalized messages, of which the first `instructions` are this request's alone."""
+    """A request to a model: normalized messages, of which the first `instructions` belong to this request only."""
 
     messages: list[Message]
     tools: Tools = None
@@ -55,8 +55,8 @@ class RequestForm:
 
     Args:
         fields: names of the fields that are read.
-        fits: whether fields of a line, or of a call, are of it.
-        messages: of these fields; kinds that are left out are counted.
+        fits: whether the fields of a line, or of a call, have this form.
+        messages: returns the messages in these fields; kinds that are left out are counted.
         instructions: number of messages at the beginning that a later request does not continue.
     """
 
@@ -143,7 +143,7 @@ def read_request(data: Mapping[str, Any], skipped: Skipped) -> Request:
 
 
 def _read_tools(tools: Tools, skipped: Skipped) -> Tools:
-    """Return tools as chat templates take them, by their own form: messages may be of another."""
+    """Return tools as chat templates take them, by their own form, which may differ from that of the messages."""
     if any("input_schema" in tool for tool in tools or ()):
         return anthropic.read_tools(tools, skipped)
     if any("type" in tool and not {"function", "custom"} & tool.keys() for tool in tools or ()):
@@ -162,12 +162,12 @@ def _of_known_roles(messages: Any, skipped: Skipped) -> Any:
 
 @dataclass(frozen=True)
 class Response:
-    """What a model answered.
+    """The response of a model.
 
     Args:
-        message: the assistant's, normalized.
-        is_cut: it reached its maximum length.
-        id: by which a later request of OpenAI's Responses may continue it.
+        message: the assistant message, normalized.
+        is_cut: whether it reached its maximum length.
+        id: id by which a later request of OpenAI's Responses may continue it.
     """
 
     message: Message

@@ -1,4 +1,4 @@
-"""Where a run fails: tasks that are never solved, and the steps after which failed episodes could hardly succeed.
+"""Failures of a run: tasks that are never solved, and the steps after which failed episodes hardly could succeed.
 
 The *turning point* of a failed episode is its step with the largest fall of the state's value, V(next) - V(state), in
 a group with a success: before it the other episodes of the group succeeded often, and after it they did not.
@@ -30,12 +30,12 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
     """Return the part `losses` of analysis.json.
 
     Returns:
-        `tasks`: number of tasks with a result. `never_won`: those without a success, most episodes first: `task_id`,
-        `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends` (pairs of a
-        state's text, or of why there was no step, and the number of episodes that end there, most first), and
-        `iteration` and `episode` of one of them, for `g2po play --from`. `lost`: number of lost episodes in groups
-        that also won. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`, most
-        first.
+        `tasks`: number of tasks with a result. `never_won`: the tasks without a success, most episodes first:
+        `task_id`, `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends`
+        (pairs of a state's text, or of why there was no step, and the number of episodes that end there, most first),
+        and `iteration` and `episode` of one of them, for `g2po play --from`. `lost`: number of failed episodes in
+        groups with a success. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`,
+        most first.
     """
     by_task: dict[str, list[tuple[Trajectory, int, str]]] = defaultdict(list)
     turns: Counter[tuple[str, str]] = Counter()
@@ -70,13 +70,13 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
 
 
 def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Trajectory, int]]:
-    """Return the lost episodes of a group, each with the index of the step after which V falls most."""
+    """Return the failed episodes of a group, each with the index of the step after which V falls most."""
     steps = turning_steps(StateGraph.from_groups([group], gamma))
     return [(one, int(step)) for one, step in zip(group, steps) if step >= 0 and not one.success]
 
 
 def in_short(found: dict[str, Any], folder: str | None = None) -> str:
-    """Return sentences for the line on failures; "" if there is nothing to name. `folder`: of the run, to play it."""
+    """Return sentences for the line on failures; "" if there are none. `folder`: the run's, for `g2po play`."""
     said = []
     if found["never_won"]:
         first = found["never_won"][0]
@@ -132,7 +132,7 @@ def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: 
 
 
 def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> dict[str | None, str]:
-    """Return the texts of these states; those that read alike with the part of the key that the others do not have."""
+    """Return the texts of these states; to equal texts, the part of the key that differs is added."""
     said = {key: texts[key] for key in keys}
     told = dict(said)
     for key, text in said.items():

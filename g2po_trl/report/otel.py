@@ -39,7 +39,7 @@ Key = tuple[str, str]  # ids of trace and span
 
 @dataclass
 class Span:
-    """A span. `line`: where it stands in the log; `parent`: id of the span that it is part of."""
+    """A span. `line`: its line in the log; `parent`: id of the span that contains it."""
 
     line: int
     key: Key
@@ -49,7 +49,7 @@ class Span:
     events: list[Event] = field(default_factory=list)
 
     def call(self) -> Call | None:
-        """Return the call that the span is; an empty one without messages; `None` if it is something else."""
+        """Return the call of the span, an empty one without messages; `None` if the span is not a call."""
         operation = self.attributes.get("gen_ai.operation.name")
         kinds = [
             str(self.attributes[name]).lower() == kind for name, kind in _KINDS.items() if name in self.attributes
@@ -142,7 +142,7 @@ class Spans:
             )
 
     def _is_within(self, key: Key, calls: Mapping[Key, Call]) -> bool:
-        """Return whether a call is part of another one, as where a library and its client are both instrumented."""
+        """Return whether a call is part of another one, as if a library and its client are both instrumented."""
         seen, (trace, _) = {key}, key
         above = trace, self._spans[key].parent
         while above in self._spans and above not in seen:
@@ -190,7 +190,7 @@ def _facts(spans: Sequence[Span], result: Mapping[str, Any], episode: str) -> di
 
 
 def _number(value: Any) -> Any:
-    """Return what a text of an attribute means: some exporters have texts alone."""
+    """Return the value of a text attribute: some exporters write only texts."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -256,7 +256,7 @@ def _value(value: Any) -> Any:
 
 
 def _nanoseconds(time: Any) -> float:
-    """Return when a span began; infinity if that is unknown. Only spans of one exporter are compared."""
+    """Return the start time of a span; infinity if it is unknown. Only spans of one exporter are compared."""
     try:
         if isinstance(time, (list, tuple)):
             seconds, nanoseconds = time

@@ -1,4 +1,4 @@
-"""The messages of a call of a model in its span, by the conventions that libraries follow.
+"""The messages of a model call in its span, by the conventions of libraries.
 
 To add a convention, add a row to `READERS`.
 """
@@ -19,7 +19,7 @@ _WRAPPERS = ("message", "tool_call", "message_content", "tool")
 
 
 def call_of(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | None:
-    """Return a span's call as a line of a log has it, or `None` if it has no messages that can be read."""
+    """Return a span's call in the form of a log line, or `None` if it has no readable messages."""
     call = next((call for read in READERS if (call := read(attributes, events)) is not None), None)
     if call is None or not any(message.get("content") for message in call["messages"]):  # contents were not captured
         return None
@@ -34,7 +34,7 @@ def _is_cut(reason: Any) -> bool:
 
 
 def _parts(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | None:
-    """Read messages of parts, in attributes or in an event with the details of the call."""
+    """Read messages that consist of parts, in attributes or in an event with the details of the call."""
     for _, fields in events:
         attributes = {**attributes, **{name: value for name, value in fields.items() if name.startswith("gen_ai.")}}
     asked, answered = (read_json(attributes.get(f"gen_ai.{side}.messages")) for side in ("input", "output"))
@@ -64,7 +64,7 @@ def _blocks(message: Mapping[str, Any]) -> list[Any]:
 
 
 def _block(part: Any) -> Any:
-    """Return a part as a block of Anthropic's Messages, which has a kind for each that is read."""
+    """Return a part as a block of Anthropic's Messages, which have a kind for each supported part."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text":
         return {"type": "text", "text": _text(part.get("content"))}
@@ -77,7 +77,7 @@ def _block(part: Any) -> Any:
 
 
 def _events(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | None:
-    """Read an event for each message, and one for the choice (conventions up to 1.36)."""
+    """Read one event per message, and one for the choice (conventions up to 1.36)."""
     messages, response = [], None
     for name, fields in events:
         written = read_json(fields.get("gen_ai.event.content"))
@@ -109,7 +109,7 @@ def _texts(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | Non
 
 
 def _flat(asked: str, answered: str, tools: str) -> Reader:
-    """Return a reader of messages that are many attributes, such as `gen_ai.prompt.0.role`."""
+    """Return a reader of messages that are spread over many attributes, such as `gen_ai.prompt.0.role`."""
 
     def read(attributes: Mapping[str, Any], events: Sequence[Event]) -> Call | None:
         messages, answers = (_nested(attributes, prefix) for prefix in (asked, answered))
@@ -134,7 +134,7 @@ READERS: tuple[Reader, ...] = (  # the first one's answer that is not None
 
 
 def _nested(attributes: Mapping[str, Any], prefix: str) -> Any:
-    """Return the lists and objects that attributes below a prefix are: of `prefix.0.role`, a list of objects."""
+    """Return the attributes below a prefix as lists and objects: `prefix.0.role` becomes a list of objects."""
     tree: dict[str, Any] = {}
     for name, value in attributes.items():
         if name.startswith(f"{prefix}."):

@@ -45,7 +45,7 @@ class Success:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of success in [-1, 1], its standard error, and what it is of."""
+    """A change of success in [-1, 1], its standard error, and its source."""
 
     points: float
     error: float
@@ -69,8 +69,7 @@ def five_lines(
 ) -> str:
     """Return the five lines, from the contents of analysis.json (`numbers`) and run.json.
 
-    `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`. `folder`: the run's, for
-    commands.
+    `nothing_learned`: the verdict of `runs.verdict`. `folder`: the run's folder, for commands.
     """
     window = max(1, min(WINDOW, len(iterations) // 2))
     start, end = success_of(iterations[:window]), success_of(iterations[-window:])

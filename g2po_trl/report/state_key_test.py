@@ -1,14 +1,14 @@
 """Which λ do a run's data prefer, and are its state keys good? The test that `g2po report` prints.
 
-The value of a state is a forecast of the return of who comes there next. Each episode of a group is left out once, and
-its returns are predicted by the values that the others give its states. λ < 1 trusts that what follows a state does
-not depend on how it was reached; if it predicts better, values made with it may be better. Keys hide something that
-matters if the same action from the same state leads to states of different worth (or the environment is random), or
-if λ = 0 predicts worse at states that were visited often, where λ = 1 has enough returns to average, or even over all
-states.
+The value of a state predicts the return of an episode that visits it. Each episode of a group is left out once, and
+its returns are predicted by the values that the other episodes give to its states. λ < 1 assumes that the continuation
+of a state does not depend on how it was reached; if it predicts better, values with this λ may be better. Keys hide
+relevant differences if the same action from the same state leads to states of different values (or the environment is
+random), or if λ = 0 predicts worse at states that were visited often, where λ = 1 has enough returns to average, or
+even over all states.
 
-Groups are independent and their steps are not: errors are compared as ratios of sums over groups, in standard errors
-over groups, and intervals come from a bootstrap that draws groups.
+Groups are independent, but their steps are not, so errors are compared as ratios of sums over groups, in standard
+errors over groups, and intervals come from a bootstrap that draws groups.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LeftOutErrors:
         errors: (P, L) squared error, in units of reward squared.
         visits: (P,) visits of the state by the group's other episodes, at least 1.
         group: (P,) group of the step.
-        num_steps: steps of the graph that count; the others' states were visited by no other episode.
+        num_steps: number of counted steps of the graph; steps without a prediction are in states of one episode only.
     """
 
     errors: np.ndarray
@@ -108,13 +108,13 @@ def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
     """Return how far next values of steps from one state differ: of the same action, and of all.
 
     Args:
-        graph: with actions.
-        truncated: (M,) trajectories that a turn limit ended. Their last steps, which lead to no state, are left out:
-            no key shows how many turns are left.
+        graph: state graph with actions.
+        truncated: (M,) trajectories that a turn limit ended. Their last steps, which lead to no state, are left out,
+            since no key shows how many turns are left.
 
     Returns:
         (groups, 2) sums of squares, about the mean of each state and action, and of each state. The first is 0 if the
-        keys show all that matters and nothing is random. Both are 0 if too few actions are taken again to tell, see
+        keys show all relevant differences and nothing is random. Both are 0 if too few actions are repeated, see
         `REPEATED`.
     """
     used, pair = same_actions(graph, truncated)
@@ -131,7 +131,7 @@ def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
 
 
 def hidden_share(spread: np.ndarray) -> float | None:
-    """Return the fraction of `same_action_spread`, over all groups, among steps of one action; `None` if it is 0."""
+    """Return the share of `same_action_spread`, over all groups, within the same action; `None` if the total is 0."""
     same, total = spread.sum(axis=0)
     return float(same / total) if total > 0 else None
 
@@ -184,9 +184,10 @@ def examine(errors: LeftOutErrors, spread: np.ndarray) -> dict[str, Any]:
 
     Returns:
         `lambdas`; `steps`; `unpredicted_share`: share of the steps whose state no other episode of the group visited;
-        `all`, `often`: see `row`; `hidden_share`: see there; `often_standard_errors`: by how many λ = 0 loses to λ = 1
-        at states visited often, `None` where there are none or no error differs; `lost_standard_errors`: the same over
-        all states; `value_lambda`: the recommended λ, `None` if nothing could be compared.
+        `all`, `often`: see `row`; `hidden_share`: see the function; `often_standard_errors`: by how many λ = 0
+        predicts worse than λ = 1 at states visited often, `None` if there are none or no error differs;
+        `lost_standard_errors`: the same over all states; `value_lambda`: the recommended λ, `None` if nothing could be
+        compared.
     """
     everywhere, often = errors.by_group(), errors.by_group(OFTEN)
     lost, lost_often = everywhere[:, -1] - everywhere[:, 0], often[:, -1] - often[:, 0]
@@ -205,7 +206,7 @@ def examine(errors: LeftOutErrors, spread: np.ndarray) -> dict[str, Any]:
 
 
 def row(sums: np.ndarray, steps: int) -> dict[str, Any]:
-    """Return what is known of some predicted steps, from their (groups, L) sums of errors.
+    """Return statistics of some predicted steps, from their (groups, L) sums of errors.
 
     Returns:
         `steps` predicted; `groups` that have errors; `mean_squared_error`: one for each λ, in units of reward squared;
@@ -243,7 +244,7 @@ def bootstrap(sums: np.ndarray) -> np.ndarray:
 
 
 def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]:
-    """Return a finding and an advice, either may be empty. `used`: value_lambda of the run, `None` if it has none."""
+    """Return a finding and advice; either may be empty. `used`: value_lambda of the run, `None` if it has none."""
     whole, share = found["all"], found["hidden_share"]
     if not found["steps"]:
         return "", ""
@@ -265,7 +266,7 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return the test as lines: errors by λ, over all states and at those visited often; what tells of the keys."""
+    """Return the test as lines: errors by λ, over all states and at those visited often, and findings on the keys."""
     lines = ["test of the state keys: how well a group's values predict the returns of an episode that is left out"]
     if found["unpredicted_share"]:
         share = f"{100 * found['unpredicted_share']:.1f} %"

@@ -17,7 +17,7 @@ from .losses import losses
 def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dict) -> dict:
     """Return the contents of analysis.json.
 
-    `gamma`: `None`: the run's own, as its run.json (`described`) says.
+    `gamma`: `None`: the run's own, from its run.json (`described`).
     """
     gamma = gamma_of(described) if gamma is None else gamma
     graphs = [
@@ -63,9 +63,9 @@ def gamma_of(described: dict) -> float:
 
 
 def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> str | None:
-    """Return what the run said at its end if there was nothing to learn from, of the iterations that are here.
+    """Return the verdict that a run prints if it had nothing to learn from, for these iterations.
 
-    A log was not trained on: `None`. `replaced`: trajectories of the groups that dynamic sampling replaced.
+    `None` for a log, which was not trained on. `replaced`: trajectories of the groups that dynamic sampling replaced.
     """
     if "traces" in run:
         return None

@@ -1,4 +1,4 @@
-"""Credit for logged runs: an advantage for each call of a log, and what can be said about its states.
+"""Credit for logged runs: an advantage for each call of a log, and statistics of its states.
 
 Episodes of one task are a group. A group with fewer than two results has nothing to compare: its calls have no
 advantage (`None`).
@@ -32,7 +32,7 @@ class TraceCredit:
     Args:
         traces: the log.
         graph: its state graph.
-        advantages: (S,) nan for calls of groups and episodes that are compared with nothing.
+        advantages: (S,) nan for calls of groups and episodes that are not compared.
     """
 
     traces: Traces
@@ -61,12 +61,12 @@ def credit_traces(traces: Traces, estimator: Callable[[StateGraph], np.ndarray],
 
 
 def results_by_group(graph: StateGraph) -> np.ndarray:
-    """Return the number of episodes with a result of each group."""
+    """Return the number of episodes with a result, for each group."""
     return np.bincount(graph.trajectory_group[graph.trajectory_counted], minlength=graph.num_groups)
 
 
 def is_shared(graph: StateGraph) -> np.ndarray:
-    """(S,) bool, whether another episode of the group was in the state of this step; `False` if not counted."""
+    """Return (S,) bool, whether another episode of the group visited the state of a step; `False` if not counted."""
     used, num_trajectories = graph.counted, len(graph.rewards)
     pairs = np.unique(graph.node[used] * num_trajectories + graph.trajectory[used])
     episodes = np.bincount(pairs // num_trajectories, minlength=graph.num_nodes)
@@ -95,7 +95,7 @@ def rows(credit: TraceCredit) -> Iterator[dict[str, Any]]:
 
 
 def counts(credit: TraceCredit) -> str:
-    """Return what was read, and what was left out, as lines."""
+    """Return counts of the episodes and calls that were read or left out, as lines."""
     traces, graph = credit.traces, credit.graph
     results, episodes = results_by_group(graph), len(graph.rewards)
     sizes = sorted(len(group) for group in traces.groups)

@@ -1,21 +1,21 @@
 """Logged runs of an agent as trajectories: each call of its model is a step.
 
-A line of a log is a JSON object in one of these formats (`FORMATS`), told apart by their fields:
+A line of a log is a JSON object in one of these formats (`FORMATS`), distinguished by their fields:
 
 | Format | Fields |
 | --- | --- |
-| an episode | `task_id`, `reward`, `messages`. A message of the assistant is a call, its request those before it |
-| an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and responses |
-| a call | `task_id`, `episode_id`, its request and response |
+| an episode | `task_id`, `reward`, `messages`. Each message of the assistant is a call, its request the messages
+before it | | an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and
+responses | | a call | `task_id`, `episode_id`, its request and response |
 | a result | `task_id`, `episode_id`, `reward`, of an episode whose calls are on other lines |
 | spans of OpenTelemetry | those of the OTLP file exporter, or one span (`otel`) |
 
-Optional are `success`, `tools` (of an episode or of a call) and, of an episode, `id`; `task` may stand for `task_id`.
-A reward of `null` is no result. `reward` is on at least one line of an episode.
+`success`, `tools` (of an episode or of a call) and the `id` of an episode are optional; `task` may stand for
+`task_id`. A reward of `null` is no result. `reward` is on at least one line of an episode.
 
 A request is `messages` as in OpenAI's chat completions or (with `system`) in Anthropic's Messages, or `input` (and
 `instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's
-message, or the body. An episode of items has `items` in place of `messages`. What is of an unknown kind is skipped and
+message, or the body. An episode of items has `items` in place of `messages`. Parts of unknown kinds are skipped and
 counted (`log_protocols`).
 """
 
@@ -50,11 +50,11 @@ StateKey = Callable[[list[Message]], Any]
 
 @dataclass
 class Traces:
-    """The trajectories of a log, and what was left out of them.
+    """The trajectories of a log, and counts of the parts that were left out.
 
     Args:
         groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
-            number of its line, or of several on one line the next ones, and `line`: its first line.
+            number of its line (for several on one line, the next numbers), and `line`: its first line.
         without_calls: number of episodes without a call, which are left out.
         unread: field that was not read -> number of times.
         skipped: kind of a part of the log that was skipped -> number of times.
@@ -171,7 +171,7 @@ class _Reader:
         self.results.append((number, data))
 
     def _episode(self, number: int, data: Mapping[str, Any], named: str) -> Episode:
-        """Return the episode of a line, with the line's result. `named`: the field of its name."""
+        """Return the episode of a line, with the line's result. `named`: the field with its name."""
         task_id, task = task_of(data)
         if (name := data.get(named)) is None:
             name = max(number, self.free.get(task_id, 0))
@@ -277,7 +277,7 @@ def _parse(line: Any) -> Mapping[str, Any]:
 
 
 def _present(data: Any) -> Any:
-    """Return an object without the fields that are null, as writers of records leave them; but for a null reward."""
+    """Return an object without fields that are null, as writers of records leave them, except a null reward."""
     if not isinstance(data, Mapping):
         return data
     return {name: value for name, value in data.items() if value is not None or name == "reward"}
@@ -290,12 +290,12 @@ _FIELDS_OF_A_CALL = {*REQUEST_FIELDS, *_RESPONSE, "request", "id"}
 
 @dataclass(frozen=True)
 class Format:
-    """What a line may be.
+    """A format of a line.
 
     Args:
-        fits: whether a line's fields are of it.
+        fits: whether a line's fields have this format.
         read: takes the reader, the line's number and its fields.
-        fields: names of fields that are read, beside the common ones. None: all.
+        fields: names of fields that are read, in addition to the common ones. None: all.
     """
 
     fits: Callable[[Mapping[str, Any]], Any]

@@ -1,1 +1,1 @@
-"""Small tools that every room may use: options, errors, JSON, secrets, adapters, and the inside of TRL."""
+"""Helpers for all packages: options, errors, JSON, secrets, adapters, and private names of TRL."""

@@ -1,4 +1,4 @@
-"""Adapters of PEFT: find one, load it on its base, and check that it can be trained, saved and loaded again."""
+"""PEFT adapters: find one, load it on its base, and check that it can be trained, saved and loaded again."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _READS_IMAGES = r"(.*\.)?(visual|vision_\w+|image_\w+|multi_modal_projector|conn
 
 
 def adapters_below(folder: str | Path) -> list[Path]:
-    """Return the subfolders that hold an adapter; of a run, without its checkpoints."""
+    """Return the subfolders with an adapter, without the checkpoints of a run."""
     found = (path.parent for path in sorted(Path(folder).glob(f"[!.]*/{ADAPTER_CONFIG}")))
     return [path for path in found if not (path / "trainer_state.json").is_file()]
 
 
 def find_adapter(folder: str | Path) -> Path | None:
-    """Return the folder that holds the adapter of a model's folder; `None` if there is none.
+    """Return the folder of the adapter in a model's folder; `None` if there is none.
 
     PEFT saves the adapter "default" in the folder itself, and one of another name in a subfolder of that name.
 
     Raises:
-        G2POError: if several subfolders hold one.
+        G2POError: if several subfolders have an adapter.
     """
     folder = Path(folder)
     if (folder / ADAPTER_CONFIG).is_file():
@@ -68,18 +68,20 @@ def load_adapter(
     Args:
         adapter: see `adapter_of`.
         load_base: `(name, revision=…) -> model`. The base's revision is in the adapter's configuration.
-        revision: the adapter's.
+        revision: revision of the adapter.
         is_trainable: whether its weights train.
 
     Raises:
-        G2POError: if the adapter does not name its base, or does not fit it.
+        G2POError: if the adapter does not name its base model, or does not fit it.
     """
     from peft import PeftConfig, PeftModel
 
     config = PeftConfig.from_pretrained(adapter, revision=revision)
     name = config.base_model_name_or_path
     if not name:
-        raise G2POError(f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base")
+        raise G2POError(
+            f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write its base model there"
+        )
     base = load_base(name, revision=config.revision)
     with warnings.catch_warnings():
         # With missing keys, the base or a mixture of base and adapter would be taken.
@@ -99,7 +101,8 @@ def load_adapter_to_train(
 ) -> tuple[Any, Any]:
     """Return model and processing class, loaded here if `model` is the folder or id of an adapter to train further.
 
-    TRL loads whole models. `options` are arguments of the trainer; `quantization_config` is used up.
+    TRL itself loads only whole models. `options` are arguments of the trainer; `quantization_config` is removed from
+    them.
     """
     from transformers import AutoProcessor
 
@@ -132,8 +135,8 @@ def load_adapter_to_train(
 def on_language_part(config: Any, model: Any, **known: Any) -> Any:
     """Return an adapter's configuration that leaves out the parts of a vision-language model that read images.
 
-    One that says what it excludes (`exclude_modules`, also `[]`), or which modules it targets by their paths, stays.
-    `model` is a model or its name; of the latter, `known` are arguments of `AutoConfig.from_pretrained`.
+    A configuration that sets `exclude_modules` (also `[]`), or targets modules by their paths, is unchanged. `model`
+    is a model or its name; for a name, `known` are arguments of `AutoConfig.from_pretrained`.
     """
     if getattr(config, "exclude_modules", ...) is not None:
         return config
@@ -159,7 +162,7 @@ def check_adapter_config(config: Any) -> None:
 
 
 def check_adapter(model: torch.nn.Module) -> None:
-    """Refuse a model with adapters unless one of them trains, and all that trains is saved with it."""
+    """Refuse a model with adapters unless one of them trains and all trained parameters are saved with it."""
     import torch
     from accelerate.utils import is_peft_model
     from peft import PeftMixedModel, get_peft_model_state_dict
@@ -209,7 +212,7 @@ def check_adapter(model: torch.nn.Module) -> None:
 
 
 def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
-    """Refuse what does not compute beside weights in 4 or 8 bits, which shows only in the first forward pass."""
+    """Refuse modules that do not work with weights in 4 or 8 bits, which would fail in the first forward pass."""
     import torch
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lycoris_utils import LycorisLayer
@@ -238,7 +241,7 @@ def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) 
 
 @contextmanager
 def only_active_adapter(model: torch.nn.Module) -> Iterator[None]:
-    """Let `save_pretrained` save inside, of a model with several adapters, only the one that trains."""
+    """Make `save_pretrained` inside save only the adapter that trains, if a model has several."""
     if len(getattr(model, "peft_config", ())) < 2:
         yield
         return

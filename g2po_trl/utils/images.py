@@ -1,7 +1,8 @@
-"""Images of observations: PNG bytes that are known by their hash.
+"""Images of observations: PNG bytes that are identified by their hash.
 
 An image is encoded where it is made, in the environment's process, and from then on it is a `Picture`: a text (the
-hash) that carries the bytes. Messages, steps and JSON files have the text; whoever looks at the image, the bytes.
+hash) that carries the bytes. Messages, steps and JSON files contain the text; only code that shows the image reads the
+bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Picture(str):
 
 
 def read_png(png: bytes) -> Picture:
-    """Return the PNG of another process as a picture, after a look at its checksums.
+    """Return the PNG of another process as a picture, after checking its checksums.
 
     Raises:
         ValueError: for other bytes.
@@ -87,7 +88,7 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
         what: how messages name it.
 
     Raises:
-        G2POError: for another value, an address in a network, or a file that cannot be read.
+        G2POError: for any other value, a network address, or a file that cannot be read.
     """
     if isinstance(image, Picture):
         return image
@@ -131,7 +132,7 @@ def _named(image: Any) -> str:
 
 
 def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
-    """Return a file that PIL opens: that of a path, or the bytes of a `data:` URL."""
+    """Return a file that PIL opens: the path, or the bytes of a `data:` URL."""
     if isinstance(place, Path) or "://" not in place[:12] and not place.startswith("data:"):
         return place
     header, comma, data = place.partition(",")
@@ -145,7 +146,7 @@ def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
     try:
         return io.BytesIO(base64.b64decode(data, validate=True))
     except binascii.Error as error:
-        raise G2POError(f"{what} is {show(place)}, which is not base64 ({error}): encode the file anew") from error
+        raise G2POError(f"{what} is {show(place)}, which is not base64 ({error}): encode the file again") from error
 
 
 def _pil() -> Any:

@@ -1,4 +1,4 @@
-"""Which log lines are an iteration: a rollout and its update may be in one line, or in two."""
+"""Iterations in log lines: a rollout and its update may be in one line, or in two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class IterationLog:
-    """Log lines -> iterations: a rollout's metrics, and the time of its update where that is logged later.
+    """Converts log lines to iterations: a rollout's metrics, and the time of its update if that is logged later.
 
     With `logging_steps` below the optimizer steps of an iteration, its rollout is in one log line and `time/update` in
     a later one, which may hold the next rollout already.
@@ -17,7 +17,7 @@ class IterationLog:
         self._open: dict[str, Any] | None = None
 
     def add(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Take a log line; yields the iterations that it completes."""
+        """Add a log line, and yield the iterations that it completes."""
         has_update = entry.get("time/update") is not None
         if self._open is not None and has_update:
             yield {**self._open, "time/update": entry["time/update"]}

@@ -59,7 +59,7 @@ def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield the values in the lines of a file, each with the number of its first line.
 
     A file is JSON Lines, values over several lines, or one array of objects, which are the values. A byte order mark
-    and blank lines are skipped. What is not valid JSON is yielded as bytes, so that `json.loads` says why.
+    and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the reason.
     """
     lines = iter(file)
     for number, line in enumerate(lines, 1):

@@ -35,10 +35,11 @@ def option(
     """Return the field of an option; a list or dictionary as default is copied. Without default it is required.
 
     Args:
-        help: what it does, for the command line and the documentation.
+        help: description for the command line and the documentation.
         default: its default.
         within: interval of a number, e.g. "(0, 1]" or "[1, inf)".
-        needs: condition under which it has an effect: a field that is set, or `field=pattern`; alternatives with "|".
+        needs: condition under which it has an effect: a field that is set, or `field=pattern`; "|" separates
+            alternatives.
         **metadata: further metadata, such as `choices`.
     """
     metadata = _Metadata(help=help, within=within, needs=needs, **metadata)
@@ -48,7 +49,7 @@ def option(
 
 
 class Options:
-    """Base of dataclasses whose fields are made by `option`; they are checked when an object is made.
+    """Base of dataclasses whose fields are made by `option`; values are checked when an object is created.
 
     Raises:
         G2POError: for a value of another type, out of range, or not among the choices.
@@ -137,7 +138,7 @@ def _is_met(condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a numpy scalar as Python's, also one in a list or dictionary; any other value as it is."""
+    """Return a numpy scalar, also in a list or dictionary, as a Python value; other values are returned unchanged."""
     if isinstance(value, dict):
         return {name: without_numpy(one) for name, one in value.items()}
     if type(value) in (list, tuple):
@@ -154,7 +155,7 @@ def is_of_kind(value: Any, kind: type) -> bool:
 
 
 def option_text(value: Any) -> str:
-    """Return an option that transformers keeps as a text or as an enumeration, such as `optim`, as a text."""
+    """Return the text of an option that transformers stores as a string or an enumeration, such as `optim`."""
     return str(getattr(value, "value", value))
 
 

@@ -1,4 +1,4 @@
-"""Work that one rank does for all, and data that ranks send each other."""
+"""Work of one rank for all, and data exchanged between ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
 def all_to_all(
     parts: Sequence[np.ndarray], rank: int, gather: Callable[[Any], list[Any]], device: torch.device
 ) -> list[np.ndarray]:
-    """Return what each rank has for this one. All ranks call it together.
+    """Return the parts that all ranks send to this one. All ranks call it together.
 
     Args:
-        parts: what this rank has for each, int32.
+        parts: data for each rank, int32.
         rank: this process.
         gather: returns the objects of all ranks, by rank.
-        device: of the tensors that ranks exchange.
+        device: device of the tensors that ranks exchange.
     """
     sizes = [of_rank[rank] for of_rank in gather([len(part) for part in parts])]
     received = torch.empty(sum(sizes), dtype=torch.int32, device=device)

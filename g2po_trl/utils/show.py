@@ -1,4 +1,4 @@
-"""What is printed: values and foreign texts in messages, and to whom while a command runs."""
+"""Printed output: values and foreign texts in messages, and streams whose reader may end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that a model or an environment wrote, so that a terminal shows it and obeys nothing in it."""
+    """Return a text of a model or an environment without control characters that a terminal would execute."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
@@ -65,7 +65,7 @@ def describe_exit(status: int) -> str:
 
 
 class _Output(io.FileIO):
-    """A standard stream; from the end of its reader on, what is written to it is lost."""
+    """A standard stream that discards its output once its reader has ended."""
 
     def write(self, data: bytes) -> int:
         try:
@@ -77,7 +77,7 @@ class _Output(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Go on when the reader of stdout or stderr ends: what a run writes is in files, and its print must not end it."""
+    """Continue when the reader of stdout or stderr ends: results are in files, and a print must not end a run."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):  # closed, captured, or done before

@@ -1,7 +1,7 @@
 """Non-public parts of TRL, transformers and accelerate that training depends on, each behind one name.
 
 Written for TRL 1.16, transformers 5.23 and accelerate 1.15; `tests/contract` checks each against the installed
-versions. Further code that depends on TRL's inside: `trainer` (overridden methods), `engines/trl_vllm` and
+versions. Further code that depends on private parts of TRL: `trainer` (overridden methods), `engines/trl_vllm` and
 `engines/vllm_adapter` (its vLLM wrapper), `config_validation` (refused options) and `update/batch` (how each loss
 averages).
 """
@@ -77,7 +77,7 @@ def gather_params_of(owner: Any) -> Callable[[Sequence[torch.nn.Parameter]], Abs
 def fused_log_probs(
     model: torch.nn.Module, body: torch.nn.Module, inputs: dict[str, Any], places: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probabilities and entropies, (M,) each, from TRL's fused LM head at chosen places alone.
+    """Return log-probabilities and entropies, (M,) each, from TRL's fused LM head, only at chosen places.
 
     Depends on `trl.trainer.utils.add_fused_lm_head`: with `fused_lm_head=True` the model scores `shift_labels` against
     `last_hidden_state` of its `base_model`, which a hook reduces to the places.
@@ -85,7 +85,7 @@ def fused_log_probs(
     Args:
         model: a causal language model with TRL's fused LM head, or a wrapper of it.
         body: the model without its LM head, inside all wrappers.
-        inputs: what the model is called with, in rows of L tokens.
+        inputs: inputs of the model, in rows of L tokens.
         places: (M,) places in the flattened rows.
         labels: (M,) token ids to score there.
     """
@@ -103,7 +103,7 @@ def own_log_probs(
     labels: torch.Tensor,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `fused_log_probs` does, from the model's own LM head and whatever else it does to logits.
+    """Return the same as `fused_log_probs`, from the model's own LM head and its further changes of logits.
 
     The logits of all chosen places, (M, V) in float32, are kept for the backward pass.
     """
@@ -137,7 +137,7 @@ def _at_places(body: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
 
 
 def expose_body(model: torch.nn.Module) -> None:
-    """Make `base_model` the model without its LM head, which TRL's fused LM head calls, where it is the model itself.
+    """Make `base_model`, which TRL's fused LM head calls, the model without its LM head, if it is the model itself.
 
     Raises:
         G2POError: if the model has no such part under the name `model`.
@@ -248,7 +248,7 @@ def fsdp_plugin_of(accelerator: Accelerator) -> Any:
 
 
 def is_sharded(trainer: Trainer) -> bool:
-    """Return whether each process has a part of each weight: FSDP, or ZeRO-3 (`ds_id`)."""
+    """Return whether each process has only a part of each weight: FSDP, or ZeRO-3 (`ds_id`)."""
     models = (trainer.model, getattr(trainer, "ref_model", None))
     weights = (weight for model in models if model is not None for weight in model.parameters())
     return trainer.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in weights)

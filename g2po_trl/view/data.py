@@ -119,7 +119,7 @@ class Run:
         return [*load_evaluations(self.folder), *load_exams(self.folder)]
 
     def _planned(self) -> int | None:
-        """Return how many iterations the run is to have; `None` if that is not known."""
+        """Return the planned number of iterations; `None` if it is unknown."""
         steps = self.settings.get("max_steps") or 0
         return -(-steps // self.steps_per_iteration) if steps > 0 and self.steps_per_iteration else None
 
@@ -131,7 +131,7 @@ class Run:
 
 
 def _as_text(value: Any) -> Any:
-    """Return an object as `name value, name value`, and other values as they are."""
+    """Return an object as `name value, name value`, and other values unchanged."""
     return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
 
 

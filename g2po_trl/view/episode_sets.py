@@ -21,11 +21,11 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class EpisodeSet:
-    """Episodes of one panel played by one policy.
+    """Episodes of one evaluation set, played by one policy.
 
     Args:
         key: name within its folder, with URL-safe characters.
-        panel: the panel's name.
+        panel: the set's name.
         step: the optimizer step of a training run; `None` for `g2po evaluate`.
         success: success rate as recorded by the run; `None` if not recorded.
         files: pairs of seed and file of trajectories; evaluations of a training run have one file and no seed.
@@ -45,7 +45,7 @@ class EpisodeSet:
         return {"key": self.key, "panel": self.panel, "step": self.step, "success": self.success}
 
     def data(self, prompts: bool = True) -> dict[str, Any]:
-        """Return the episodes by task, in the panel's order. `unfinished`: incomplete lines, which are skipped."""
+        """Return the episodes by task, in the set's order. `unfinished`: incomplete lines, which are skipped."""
         texts, kinds = Texts(self.folder), _task_types(self.folder)
         decode = self.prompts if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
@@ -79,9 +79,9 @@ class EpisodeSet:
 
 
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
-    """Return the evaluations of a run, by panel and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl.
+    """Return the evaluations of a run, by set and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl.
 
-    The exams of a model that was taught are those of the panel "exam".
+    The validations of a model that `g2po teach` trained form the set "exam".
     """
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []

@@ -1,6 +1,6 @@
 """A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step.
 
-Two marks lead a reader to what went wrong: the *turning point* of an episode, and why a group *taught nothing*.
+Two marks point to failures: the *turning point* of an episode, and the reason why a group *taught nothing*.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def group_data(
 
     Args:
         group: the trajectories of one task.
-        texts: collects the texts; the data contains their numbers.
+        texts: collects the texts; the data refers to them by number.
         settings: settings of the estimator.
         value_lambda: λ of the node values.
         prompts: decodes prompts and tokens. `None`: leave them out.
@@ -100,11 +100,11 @@ def group_data(
 
 
 def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> list[dict[str, Any]]:
-    """Return the steps of an episode that lost most value, the turning point first; see `credit.turning`.
+    """Return the steps of an episode with the largest losses of value, the turning point first; see `credit.turning`.
 
     Args:
         trajectory: the episode.
-        graph: of its group.
+        graph: state graph of its group.
         number: its place in the group.
 
     Returns:
@@ -134,7 +134,7 @@ def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> li
 
 
 def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = None) -> str | None:
-    """Return why no step of a group had an advantage, and `None` if one had, or if that is not known.
+    """Return why no step of a group had an advantage; `None` if one had, or if this is unknown.
 
     "errors": no episode has a result; "one": a single one has; "solved", "failed": all; "equal": equal rewards.
 

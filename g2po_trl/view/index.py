@@ -1,4 +1,4 @@
-"""The index of a run: its groups by task and iteration, what each episode saw and did, and its tool calls."""
+"""The index of a run: its groups by task and iteration, the states and actions of episodes, and tool calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*"([^"]*)"')
 
 
 class EpisodeIndex:
-    """What a page needs to find an episode of a run, read again where files have changed.
+    """Data by which a page finds an episode of a run; changed files are read again.
 
     Args:
-        folder: of a training run, or of `g2po credit`.
+        folder: folder of a training run, or of `g2po credit`.
     """
 
     def __init__(self, folder: str | Path):
@@ -39,7 +39,7 @@ class EpisodeIndex:
         Keys: "tasks", with their rows as text; "states" and "actions", texts of at most `LONGEST` characters;
         "iterations", each with "n", "groups", "error" (see `success_error`) and "tools". A group has "task", a
         position in "tasks", and "episodes": triples of outcome (a position in "outcomes"), states and actions
-        (positions). "tools" are lists of a tool's name, its calls, those that could not be parsed, and those of a tool
+        (positions). "tools" are lists of a tool's name, its calls, calls that could not be parsed, and calls of a tool
         that does not exist; the name is `None` for completions without a call.
         """
         with self._lock:
@@ -52,7 +52,7 @@ class EpisodeIndex:
         return {"outcomes": list(OUTCOMES), "tasks": tasks, **texts, "iterations": iterations}
 
     def errors(self) -> dict[str, Any]:
-        """Return of the iterations "n" and "error" alone, for runs that are compared."""
+        """Return only "n" and "error" of the iterations, for runs that are compared."""
         return {"iterations": [{"n": one["n"], "error": one["error"]} for one in self.data()["iterations"]]}
 
     def _iteration(self, number: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _searched(text: str, key: str) -> str:
 def _calls(step: Step) -> list[tuple[str | None, str | None]]:
     """Return name and kind (`Step.call`; `None` in runs of older versions) of a step's tool calls.
 
-    A completion without a call that could have made one is one call without a name.
+    A completion that was offered tools but has no call counts as one call without a name.
     """
     kind = getattr(step, "call", None)
     if step.messages is None:
@@ -98,7 +98,7 @@ def _calls(step: Step) -> list[tuple[str | None, str | None]]:
 
 
 def _tools(calls: Counter[tuple[str | None, str | None]]) -> list[list[Any]]:
-    """Return for each tool its name, calls, calls that could not be parsed, and calls of what does not exist."""
+    """Return for each tool its name, calls, calls that could not be parsed, and calls of tools that do not exist."""
     known = {name for name, kind in calls if kind == "known"}
     table: dict[str | None, list[int]] = {}
     for (name, kind), number in calls.items():

@@ -14,14 +14,14 @@ _SMALL |= {"assistant", "system", "tool", "user"}  # roles of messages
 
 
 def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> list[str]:
-    """Return a label for each state: the first words of its text without those that many texts of the group have.
+    """Return a label for each state: the first words of its text, except words in many texts of the group.
 
-    A text without other words is labelled by its first words that are not small, one without any word by "". States
-    that would read alike are told apart, each by the first word of its key that no other of them has, or else by
+    A text without other words is labelled by its first words that are not function words, and a text without words by
+    "". Equal labels are distinguished by the first word of each key that the other keys do not have, or else by
     numbers.
 
     Args:
-        texts: what a reader sees of each state.
+        texts: the shown text of each state.
         keys: state key of each. `None`: the texts.
     """
     words = [_words_of(text) for text in texts]
@@ -45,7 +45,7 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
 
 
 def _marks(keys: Sequence[str]) -> list[str]:
-    """Return what tells keys apart: the first word of each that no other has, or else its number."""
+    """Return marks that distinguish keys: the first word of each that no other has, or else its number."""
     words = [re.findall(r"\w+", key) for key in keys]
     holders = Counter(word for one in words for word in set(one))
     own = [next((word for word in one if holders[word] == 1), None) for one in words]
@@ -58,7 +58,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _cut(words: Sequence[str]) -> str:
-    """Return as many words as fit, and of a first word that does not, its beginning."""
+    """Return as many words as fit; if the first word does not fit, its beginning."""
     if not words:
         return ""
     label = words[0] if len(words[0]) <= LONGEST else words[0][: LONGEST - 1] + "…"

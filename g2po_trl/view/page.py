@@ -50,9 +50,9 @@ class InlinePage:
     """The viewer's page in a notebook: make it the last expression of a cell.
 
     Args:
-        folder: of a training run or an evaluation.
+        folder: folder of a training run or an evaluation.
         iterations: iterations of a training run to include. `None`: the last one.
-        height: in pixels.
+        height: height in pixels.
         other: a second folder, to compare with the first.
     """
 
@@ -84,9 +84,9 @@ def write_page(
 ) -> Path:
     """Write the viewer's page of some iterations (`None`: all), with every prompt if `prompts`; return its path.
 
-    The page is one file. Data of more than `LARGEST` characters are files in a folder beside it, `data_folder`, which
-    the page loads when they are looked at. `public`: without texts that look like secrets, and with `~` for the home
-    folder.
+    The page is one file. Data of more than `LARGEST` characters are written to files in a folder next to it,
+    `data_folder`, which the page loads on demand. `public`: without texts that look like secrets, and with `~` for the
+    home folder.
     """
     path = Path(path)
     sources = sources if isinstance(sources, Sources) else Sources(sources)
@@ -113,7 +113,7 @@ def write_page(
 
 
 def data_folder(page: Path) -> Path:
-    """Return the folder of a page's data, which exists if they are too large for the page."""
+    """Return the folder of a page's data. It exists if the data are too large for the page."""
     return page.with_name(f"{page.stem}-data")
 
 

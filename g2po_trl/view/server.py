@@ -1,6 +1,6 @@
 """The viewer's server on loopback, which reads data on demand: runs may be large or still running.
 
-Its address contains a random token, since other users of the machine reach loopback, too.
+Its address contains a random token, since other users of the machine can reach loopback, too.
 
 The page asks for the version every POLL_SECONDS, and for the overview when it has changed.
 """
@@ -22,7 +22,7 @@ POLL_SECONDS = 3  # between two questions of a page, see live.js
 
 
 class Server(ThreadingHTTPServer):
-    """The viewer's server. `asked`: when a page has last asked for the version, by the monotonic clock."""
+    """The viewer's server. `asked`: time of a page's last request for the version, by the monotonic clock."""
 
     daemon_threads = True
     asked = float("-inf")
@@ -30,7 +30,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The page's address, with the token: whoever knows it reads the run."""
+        """The page's address with the token. Anyone who knows it can read the run."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
 

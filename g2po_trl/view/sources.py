@@ -81,7 +81,7 @@ class Sources:
     def pieces(
         self, iterations: Sequence[int] | None = None, prompts: bool = True
     ) -> dict[str, Callable[[], dict[str, Any]]]:
-        """Return, by name, functions that read what the page loads when it is looked at.
+        """Return, by name, functions that read the data that the page loads on demand.
 
         "iteration-NUMBER", "set-ID" of an evaluation, and "index-PLACE" of a folder with iterations.
         """
@@ -96,7 +96,7 @@ class Sources:
 
 
 def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
-    """Return the ids of the two evaluations that are side by side when the page opens."""
+    """Return the ids of the two evaluations that the page shows side by side when it opens."""
     if not sets:
         return [None, None]
     of_source = [[one for one in sets if one["source"] == i] for i in sorted({one["source"] for one in sets})]
@@ -111,14 +111,14 @@ def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
 
 
 def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the evaluations of the panel "report", or else of the panel with the most evaluations."""
+    """Return the evaluations of the set "report", or else of the set with the most evaluations."""
     names = [one["panel"] for one in sets]
     panel = REPORT if REPORT in names else max(names, key=names.count)
     return [one for one in sets if one["panel"] == panel]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ."""
+    """Return the shortest ends of the paths that are all different."""
     paths = [folder.resolve() for folder in folders]
     for parts in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-parts:]) for path in paths]

@@ -21,7 +21,7 @@ Success, state graphs and episodes of an agent trained by G2PO: written by `g2po
 def push_space(page: Path, name: str) -> str:
     """Upload a page to a static Space, OWNER/NAME, made public unless it exists; return the Space's address.
 
-    Raises `G2POError` if the Hub is not reached or refuses; the page stays.
+    Raises `G2POError` if the Hub cannot be reached or rejects the upload; the page is kept.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 

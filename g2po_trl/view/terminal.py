@@ -29,8 +29,8 @@ class TerminalView:
 
     Args:
         source: see `open_folder`.
-        width: characters of a line.
-        colour: use ANSI codes.
+        width: maximum number of characters per line.
+        colour: whether to use ANSI codes.
     """
 
     def __init__(self, source: Run | Evaluation, width: int = 80, colour: bool = False):
@@ -105,7 +105,7 @@ class TerminalView:
         return "\n".join([*textwrap.wrap(key, self.width), *lines, axis])
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
-        """Return a line for each group: an episode a character, successes, the task, whether it taught nothing."""
+        """Return a line for each group: one character per episode, successes, the task, whether it taught nothing."""
         counted = [one for group in groups for one in group["episodes"] if one["outcome"] not in ("error", "lost")]
         won = sum(one["outcome"] == "success" for one in counted)
         rate = (
@@ -172,7 +172,7 @@ class TerminalView:
         return "\n".join(lines)
 
     def _turning_points(self, one: dict[str, Any]) -> str:
-        """Return where a failed episode of a training run lost most value; "" if that is not known."""
+        """Return where a failed episode of a training run lost most value; "" if it is unknown."""
         turns = [] if one["outcome"] == "success" else one.get("turns", [])
         said = []
         for turn in turns:
@@ -184,7 +184,7 @@ class TerminalView:
     # -- lines -----------------------------------------------------------------------------------------------------
 
     def _observation(self, text: str) -> list[str]:
-        """Return the lines of an observation: a board that it begins with as it is, the rest wrapped and cut."""
+        """Return the lines of an observation: a board at its beginning unchanged, the rest wrapped and cut."""
         room, lines = self.width - 5, printable(text).strip("\n").split("\n")
         height = next((i for i, line in enumerate(lines) if len(line) != len(lines[0])), len(lines))
         height = height if height > 2 and len(lines[0]) <= room else 0

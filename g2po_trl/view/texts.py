@@ -30,7 +30,7 @@ class Texts:
     """Deduplicated texts, and images as data URLs; observations recur in every group.
 
     Args:
-        folder: of the trajectories' run or evaluation.
+        folder: folder of the trajectories' run or evaluation.
     """
 
     def __init__(self, folder: Path = Path()):
@@ -49,7 +49,7 @@ class Texts:
         return self._numbers[text]
 
     def images(self, names: Sequence[str]) -> list[int]:
-        """Return the positions of images in `all`, each a data URL, or a text that says why it is not shown."""
+        """Return the positions of images in `all`, each a data URL, or a text with the reason why it is not shown."""
         for name in names:
             if name not in self._images:
                 shown = _image_url(image_file(self._files, name), self._room)
@@ -59,7 +59,7 @@ class Texts:
 
 
 def _image_url(file: Path, room: int) -> str:
-    """Return an image as a data URL, a large one smaller; or why there is none."""
+    """Return an image as a data URL, scaled down if it is large, or the reason why there is none."""
     if not _NAME.fullmatch(file.stem) or not file.is_file():
         return f"an image whose file {file.name} is not there"
     data, kind = file.read_bytes(), "png"
@@ -82,7 +82,7 @@ class Prompts:
     Args:
         folder: a run's folder.
         tokenizer: replaces the saved tokenizer.
-        model: the model that is trained, whose tokenizer is read before the run has saved it.
+        model: the trained model, whose tokenizer is used until the run has saved one.
     """
 
     def __init__(self, folder: Path, tokenizer=None, model: str | None = None):
@@ -113,7 +113,7 @@ class Prompts:
         return {"t": texts, "lp": logprobs}
 
     def _piece(self, tokenizer, ids: tuple[int, ...], follows: bool) -> str:
-        """Return the text of tokens; the first of those that follow one is that one."""
+        """Return the text of tokens; with `follows`, the first token only provides context."""
         if (follows, ids) not in self._pieces:
             before = len(tokenizer.decode(list(ids[:1]))) if follows else 0
             self._pieces[follows, ids] = tokenizer.decode(list(ids))[before:]
@@ -130,8 +130,8 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
 
     Keys: "o" observation, "img" its images, "a" action, "r" completion, "p" prompt, "ok" whether the completion is
     valid, "in" whether the action is admissible (`None` if none were listed). With prompts, and log-probabilities that
-    the run recorded: "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request has
-    those of `conversation_data` too; "o" and "a" are then in words.
+    the run recorded: "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request
+    also has the keys of `conversation_data`; "o" and "a" are then readable texts.
     """
     return {
         "o": texts.number(state_text(step)),
@@ -164,7 +164,7 @@ def conversation_data(step: Step, texts: Texts) -> dict[str, Any]:
     """Return the messages of a step that answers a chat request, and nothing for other steps.
 
     Keys: "m" messages, "old" how many of them the model had read before, "said" the assistant's message. A message has
-    "role", "name", "c" its content and "calls", pairs of name and arguments.
+    "role", "name", "c" (its content) and "calls", pairs of name and arguments.
     """
     if step.messages is None:
         return {}
@@ -193,7 +193,7 @@ def _message_data(message: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> str:
-    """Return JSON on one line if it is short. A text, which is no JSON that could be read, stays as it is."""
+    """Return JSON on one line if it is short. A string (JSON that could not be parsed) is unchanged."""
     if isinstance(value, str):
         return value
     text = json.dumps(value, ensure_ascii=False)
@@ -203,7 +203,8 @@ def _as_json(value: Any) -> str:
 def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
     """Return an episode as plain data, without its steps.
 
-    "facts", of an episode of chat requests: what its `info` says of the agent, and "other", the rest of it as text.
+    For an episode of chat requests, "facts" are the entries of `info` about the agent, and "other" is the rest as
+    text.
     """
     facts: dict[str, Any] = {}
     if any(step.messages is not None for step in trajectory.steps):

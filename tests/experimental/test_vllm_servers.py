@@ -311,7 +311,7 @@ def test_a_refused_request_ends_the_run(tokenizer, tmp_path, shared_pair):
     good, bad = shared_pair
     bad.set(faults=["fine"] * bad.completions() + ["400"])
     engine = make_engine(tokenizer, (good, bad), tmp_path)
-    with engine.rollout(), pytest.raises(RuntimeError, match="refuses a request: HTTP 400: .*a fault of 400"):
+    with engine.rollout(), pytest.raises(RuntimeError, match="rejects a request: HTTP 400: .*a fault of 400"):
         engine.generate(PROMPTS, SAMPLING, SEEDS)
     engine.close()
 

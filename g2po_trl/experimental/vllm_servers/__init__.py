@@ -1,1 +1,1 @@
-"""vLLM servers on other machines, which get each rollout's weights through a shared folder."""
+"""vLLM servers on other machines, which load each rollout's weights from a shared folder."""

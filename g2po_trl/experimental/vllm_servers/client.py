@@ -1,6 +1,6 @@
-"""HTTP client for servers that may fail: requests go to the server with the fewest, and failed ones are excluded.
+"""HTTP client for servers that may fail: requests go to the least busy server, and failed servers are excluded.
 
-All requests run in one event loop, in a thread of its own: `asyncio` limits the time of a whole response, and ends
+All requests run in one event loop in a separate thread: `asyncio` limits the time of a whole response, and ends
 abandoned requests. Connections are httpcore2's, the transport of httpx2, because each has to be checked before it is
 used, and httpx2 hides them.
 """
@@ -141,9 +141,11 @@ class Server:
             return
         found = await self._request(connection, "/weight_info", None, CONTROL_TIMEOUT)
         if not isinstance(found, dict) or found.get("weight_version") != self.version:
-            raise ServerUnavailable("it has other weights: it was started again, or another run has loaded its own")
+            raise ServerUnavailable("it has other weights: it was restarted, or another run has loaded its weights")
         if not connection.is_idle():
-            raise ServerUnavailable("it closes each connection, so that nobody knows which process answers the next")
+            raise ServerUnavailable(
+                "it closes each connection, so it is unknown which process answers the next request"
+            )
 
     async def _request(
         self,

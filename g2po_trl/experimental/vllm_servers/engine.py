@@ -100,7 +100,7 @@ class ServedVLLMEngine(Engine):
         """Return the engine over servers that are running.
 
         Args:
-            parts: of the trainer.
+            parts: parts of the trainer.
             servers: addresses, e.g. `["http://10.0.0.2:8000"]`. A server that fails is left out until the next
                 rollout. If none is left, the run waits `vllm_server_timeout` seconds for one, then stops.
             weights_folder: folder with the same path on the training machine and the servers, for the weights of each
@@ -200,7 +200,7 @@ class ServedVLLMEngine(Engine):
                 if asked.repeats > MOST_REPEATS:
                     raise RuntimeError(
                         f"one request failed {asked.repeats} times, at the last server ({server.url}) by: {lost}. "
-                        "Look into the logs of the servers"
+                        "See the logs of the servers"
                     ) from lost
             finally:
                 server.in_flight -= 1
@@ -213,7 +213,7 @@ class ServedVLLMEngine(Engine):
         except RequestRejected as error:
             if error.status == 404:  # of an adapter: it was started again, and knows the base alone
                 raise ServerUnavailable(f"it has no model {body['model']!r} any more: {error}") from error
-            raise RuntimeError(f"{server.url} refuses a request: {error}") from error
+            raise RuntimeError(f"{server.url} rejects a request: {error}") from error
         return self._read(asked, answer)
 
     def _read(self, asked: PendingRequest, answer: Any) -> Completion:
@@ -224,7 +224,7 @@ class ServedVLLMEngine(Engine):
             longest, vocabulary = asked.body["max_tokens"], self.weight_sync.vocabulary
             faults = {  # what the model cannot have sampled must not be trained on
                 f"finish_reason is {choice['finish_reason']!r}": choice["finish_reason"] not in FINISHED,
-                "it has read another prompt than it was sent": choice["prompt_token_ids"] != asked.body["prompt"],
+                "it read a different prompt than was sent": choice["prompt_token_ids"] != asked.body["prompt"],
                 f"its completion has {len(ids)} tokens": not 1 <= len(ids) == len(logprobs) <= longest,
                 "its completion has tokens of another vocabulary": not all(0 <= token < vocabulary for token in ids),
                 "its log-probabilities are not finite": not all(map(math.isfinite, logprobs)),
@@ -234,7 +234,7 @@ class ServedVLLMEngine(Engine):
             completion = self._completion(asked.sampling, ids, logprobs)
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+            raise ServerUnavailable(f"its response is not vLLM's ({type(error).__name__}: {error})") from error
         completion.cached_tokens, completion.repeats = details.get("cached_tokens"), asked.repeats
         return completion
 
@@ -263,14 +263,14 @@ class ServedVLLMEngine(Engine):
             self.files.keep_only(None)
 
     def _abandon(self) -> None:
-        """Close all connections, so that the servers stop computing what is unanswered."""
+        """Close all connections, so that the servers stop computing pending requests."""
         run(self._cancel_all())
         self._answers, self._unanswered = queue.SimpleQueue(), 0
         for server in self.servers.all:
             run(server.close_idle())
 
     async def _cancel_all(self) -> None:
-        """Cancel in the loop of the requests, all at once: one that waits is not sent in the slot of another."""
+        """Cancel all requests at once, in their loop, so that a waiting one is not sent in the place of another."""
         for request in list(self._requests):
             request.cancel()
 

@@ -1,4 +1,4 @@
-"""Let vLLM servers load weights from files, and verify that they have."""
+"""Let vLLM servers load weights from files, and verify the loaded weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Probe:
         ids: (T,) token ids.
         logprobs: (T - 1,) log-probabilities of all tokens but the first.
         next: (V,) log-probabilities of the next token.
-        tempered: (V,) the same at the temperature of rollouts.
+        tempered: (V,) `next` at the temperature of rollouts.
     """
 
     ids: list[int]
@@ -50,7 +50,7 @@ class Probe:
 
     @classmethod
     def from_ids(cls, trainer: EngineParts, ids: list[int]) -> Probe:
-        """Return the probe of these tokens. All ranks call it together, since weights may be sharded."""
+        """Return the probe for these tokens. All ranks call it together, since weights may be sharded."""
         temperature = trainer.args.temperature
         with trainer.generation_model(GenerationConfig(max_new_tokens=1)) as model:
             row = torch.tensor([ids], device=trainer.accelerator.device)
@@ -63,8 +63,8 @@ class Probe:
 class WeightSync:
     """Loads weights into the servers. Each rank has one; usually the main process alone loads.
 
-    `takes_adapters`: each server loads an adapter beside the base that it was started with; otherwise it loads all
-    weights in place of its own, which needs vLLM's development mode. `version` is the folder of the newest weights.
+    `takes_adapters`: each server loads an adapter in addition to its base model; otherwise it replaces all its
+    weights, which needs vLLM's development mode. `version` is the folder of the newest weights.
     """
 
     def __init__(self, trainer: EngineParts):
@@ -204,7 +204,7 @@ class WeightSync:
         except RequestRejected as error:
             raise ServerUnavailable(str(error)) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+            raise ServerUnavailable(f"its response is not vLLM's ({type(error).__name__}: {error})") from error
 
     async def _load_all(self, server: Server) -> None:
         if (await server.get("/weight_info"))["weight_version"] != self.version.name:
@@ -224,7 +224,7 @@ class WeightSync:
     async def _wait_until_seen(self, server: Server) -> None:
         """Wait until the server sees the folder of the weights, which may arrive late on another machine.
 
-        vLLM crashes if the folder is missing. So it is first asked to load an empty file, in the format of its
+        vLLM crashes if the folder is missing. So it first loads an empty file, in the format of its
         kernels, which changes nothing.
         """
         arguments = {"weights_path": str(self.version / EMPTY), "is_checkpoint_format": False}
@@ -250,11 +250,11 @@ class WeightSync:
             if (await server.get("/weight_info"))["weight_version"] == self.version.name:
                 return  # another rank was faster, and asks it already
             if time.monotonic() > deadline:
-                raise ServerUnavailable("it cannot forget what the previous weights computed: somebody else asks it")
+                raise ServerUnavailable("its cache of the previous weights cannot be reset: another client uses it")
             await asyncio.sleep(0.1)
 
     async def _load_adapter(self, server: Server) -> None:
-        """Load the adapter beside the base, under a new name, so that no cached prefix of another version matches."""
+        """Load the adapter under a new name, so that no cached prefix of another version matches."""
         loaded = [model["id"] for model in (await server.get("/v1/models"))["data"]]
         if self.version.name not in loaded:
             body = {"lora_name": self.version.name, "lora_path": str(self.version)}
