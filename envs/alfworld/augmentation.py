@@ -1,8 +1,8 @@
-"""Renaming: the same demonstration with other things in it.
+"""Renaming: the same demonstration with other names of things.
 
-A tiny model that always finds the mug in cabinet 1 learns "cabinet 1", not "where the prompt says". With every type
-and every number exchanged at random, reading the prompt is the only way to be right. What has a role keeps its name:
-the sink cleans, the microwave heats, the fridge cools, the lamps shine. What opens is exchanged for what opens.
+A tiny model that always finds the mug in cabinet 1 learns "cabinet 1" instead of the place in the prompt. If every
+type and number is exchanged at random, it has to read the prompt. Things with a role keep their names: the sink
+cleans, the microwave heats, the fridge cools, the lamps shine. Things that open are exchanged among each other.
 """
 
 from __future__ import annotations

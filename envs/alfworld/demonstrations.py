@@ -1,12 +1,12 @@
-"""Demonstrations on training games: what an expert would do, in states a careless agent gets into.
+"""Demonstrations on training games: actions of an expert, in states that a careless agent reaches.
 
-A walkthrough shows one good path; a model that only ever saw good paths is lost one step beside them. So a *careless
-walker* plays each game (it follows the expert most of the time, looks in wrong places, undoes its own work) and the
-expert's answer is noted in every state it gets into.
+A walkthrough shows one good path, and a model that has seen only good paths fails one step away from them. So a
+*careless walker* plays each game (it follows the expert most of the time, looks in wrong places, undoes its own work),
+and the expert's action is recorded in every state that the walker reaches.
 
-The expert needs no planner. A scout first walks through the whole room and reads where everything is; from then on the
-walker's own actions say what changed. While it searches, the expert heads for the object's true place: over many games
-that is a search over the places that are still possible, which is all that a reader of the prompt can do.
+The expert needs no planner. A scout first walks through the whole room and records where everything is; later changes
+follow from the walker's own actions. While searching, the expert goes to the object's true place: over many games,
+this amounts to a search over the remaining possible places, the best that a reader of the prompt can do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TASKS = (  # the sentences of alfworld.gen.goal_library
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal in a task's sentence. `verb`: how the object must be changed before it is put down."""
+    """The goal in a task's sentence. `verb`: the change that the object needs before it is put down."""
 
     kind: str
     place: str | None = None
@@ -107,7 +107,7 @@ class House:
 
 
 class Expert:
-    """The action that serves the goal, in any state. `rng` decides between equals."""
+    """Expert that returns an action towards the goal in any state. `rng` breaks ties."""
 
     def __init__(self, goal: Goal, rng: random.Random):
         self.goal, self.rng = goal, rng
@@ -169,13 +169,13 @@ class Expert:
 
 
 class LimitedExpert(Expert):
-    """An expert who does not know what tools and lamps are for; where they are needed, it tries this and that.
+    """An expert without knowledge of tools and lamps, which acts at random where they are needed.
 
-    It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes anywhere or does anything that
-    can be done with the object here. Once the object is what it should be, it knows where to put it.
+    It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes to a random place or does
+    anything that is possible with the object here. Once the object is changed as required, it knows where to put it.
 
-    A choice among equals is one at any temperature. What a model has not been shown no temperature below 1 brings
-    back, as it does what noise in the labels hides: it is left for reinforcement learning to find out.
+    A random choice of the expert stays random at any temperature. Label noise, in contrast, disappears at temperatures
+    below 1. So reinforcement learning has to discover the actions that this expert does not show.
     """
 
     def _with_the_object(self, house: House, actions: Sequence[str]) -> str:
@@ -209,7 +209,7 @@ def demonstrate(
         max_turns: turns per episode.
         history_length: past steps of a demonstration.
         expert_class: the expert.
-        carelessness: shares of turns in which the walker ignores the expert; one is drawn per episode.
+        carelessness: shares of turns in which the walker ignores the expert; each episode draws one.
         impossible: share of turns with an inapplicable action, so that states after "Nothing happens." are included.
     """
     shown = []

@@ -1,17 +1,16 @@
-"""The TextWorld/ALFWorld engine, with its repeated pure work done once. For worker processes, never the trainer's.
+"""The TextWorld/ALFWorld engine with memoised pure work. For worker processes, never the trainer's.
 
     game file ─▶ Game: PDDL translated once, then a lazily explored graph of engine states
                    State ──command──▶ (feedback, State) ──command──▶ …
-    Session ─▶ one cursor on that graph: what an environment holds
+    Session ─▶ one cursor on that graph, for one environment
 
-An ALFWorld game is deterministic, and its texts are functions of its facts alone. So each transition is worked out by
-the engine once and then looked up, for every episode of every member of a group. The planner library that holds the
-engine's state is loaded once a process; to work out a new transition from a state it is not in, it is set back to the
-start (1 to 4 ms) and brought there by replaying operators (0.05 ms each). Memory is bounded by `GameCache`.
+An ALFWorld game is deterministic, and its texts depend only on its facts. So the engine computes each transition once,
+and all episodes look it up. The planner library that holds the engine's state is loaded once per process; to compute a
+new transition from another state, it is reset to the start (1 to 4 ms) and moved there by replaying operators (0.05 ms
+each). Memory is bounded by `GameCache`.
 
-Every text and every list of commands equals what `textworld.envs.PddlEnv` answers;
-`tests/envs/test_alfworld_engine.py` plays both. Nothing of the engine is imported before the first game is loaded.
-Not thread-safe.
+Every text and every list of commands equals that of `textworld.envs.PddlEnv`; `tests/envs/test_alfworld_engine.py`
+plays both. The engine is not imported before the first game is loaded. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class State:
 class Game:
     """A loaded game: `intro`, `task` and the graph of its states from `start` on.
 
-    With `planning`, the planner's own translation is made too (this doubles the time) and `plan()` can be called.
+    With `planning`, the planner's own translation is made too (which doubles the time), and `plan()` can be called.
     """
 
     def __init__(self, data: dict[str, Any], planning: bool = False):
@@ -104,7 +103,7 @@ class Game:
         self.start = self._here = self._state(None)
 
     def plan(self) -> list[str]:
-        """Return commands that win from the start, empty if there are none. Call it right after loading."""
+        """Return commands that solve the game from the start, empty if there are none. Call it right after loading."""
         return self._facts.replan(self._entities)
 
     def follow(self, state: State, command: str) -> tuple[str, State]:
@@ -224,9 +223,9 @@ class Session:
 
 
 class GameCache:
-    """The games this process played last, by id, within about `max_bytes` of memory.
+    """The most recently played games of this process, by id, within about `max_bytes` of memory.
 
-    A small generated game takes half a megabyte after a group has played it, an official kitchen six.
+    A small generated game takes half a megabyte after a group has played it, an official kitchen six megabytes.
     """
 
     def __init__(self, max_bytes: int = 128_000_000):
@@ -271,7 +270,7 @@ def _restore(facts: Any, snapshot: tuple) -> None:
 
 
 def _read_and_constant_predicates(task: Any, grammar: str) -> tuple[set[str], set[str]]:
-    """Predicates that change and that something reads (they tell states apart), and those that never change."""
+    """Return the predicates that change and are read (they distinguish states), and those that never change."""
     changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
     derived = {axiom.name for axiom in task.axioms}
     read: set[str] = set()

@@ -1,16 +1,15 @@
 """ALFWorld as a `TextEnvironment`: household tasks in text, played by the real TextWorld engine.
 
-What tells states apart in the graph is `key`:
+`key` chooses the state keys of the graph:
 
-- `"released"`, the rule of the paper's released code: the observation and the list of admissible actions (what is
-  carried shows through that list). After "You heat/cool/clean … " or "You turn on …" the next state's key is joined
-  with that sentence's own, so what was done is remembered for one state and then forgotten.
-- `"memory"`: the same without that quirk, and what has been done so far that no text shows any longer: which objects
-  were heated or cooled (the last of the two counts), cleaned, switched on.
+- `"released"`, the rule of the paper's released code: the observation and the list of admissible actions (which shows
+  the carried object). After "You heat/cool/clean … " or "You turn on …", the next state's key also contains this
+  sentence, so the action is remembered for one state and then forgotten.
+- `"memory"`: the observation and the list, and the past actions that no text shows any more: which objects were heated
+  or cooled (the last of the two counts), cleaned, switched on.
 
-With both, "Nothing happens." is no state: an action that failed keeps the key of the state it was tried in, so it is
-a self-loop of the graph. Keys do not depend on `hidden_actions` or `intro`: how a state is shown does not change which
-state it is.
+With both, "Nothing happens." is not a state: the state key is unchanged after a failed action, which is a self-loop of
+the graph. Keys do not depend on `hidden_actions` or `intro`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class AlfworldEnvironment(TextEnvironment):
     """Plays the games of a manifest.
 
     Args:
-        manifest: the games; `reset(task_id=…)` plays one of them.
-        hidden_actions: first words of actions left out of the admissible list. They can be played all the same.
-            `("help", "look", "inventory", "examine")` leaves what is needed to win.
-        success_reward: paid when the task is done; everything else pays 0.
-        intro: the first observation is the engine's whole welcome, task included, as in the paper; else it is the
-            description of the room alone (the task is in `Observation.task` either way).
-        key: what tells states apart: "released" or "memory".
+        manifest: the games; the `task_id` of `reset` is one of them.
+        hidden_actions: first words of actions left out of the admissible list. They can still be played. `("help",
+            "look", "inventory", "examine")` leaves the actions that are needed to solve a game.
+        success_reward: reward when the task is done; all other steps return 0.
+        intro: the first observation is the engine's whole introduction including the task, as in the paper. `False`:
+            only the description of the room (the task is in `Observation.task` either way).
+        key: "released" or "memory", see above.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class AlfworldEnvironment(TextEnvironment):
         return game
 
     def _enter(self, text: str) -> None:
-        """Update the state key after this text."""
+        """Update the state key after an observation."""
         state = "\n".join((text, *self._session.admissible))
         if self.key == "memory":
             if change := _CHANGE.match(text):

@@ -1,11 +1,11 @@
-"""Real ALFWorld games, generated: `python -m g2po_envs.alfworld.games OUT --split train --num-games 100`.
+"""Generate ALFWorld games: `python -m g2po_envs.alfworld.games OUT --split train --num-games 100`.
 
 Rooms are furnished at random from ALFRED's vocabulary, filled with objects, given one of the six task types and
 written as the `game.tw-pddl` files that the official release consists of, for the domain and grammar that the alfworld
-package ships. Each is planned by the bundled planner and won by its walkthrough before it is written.
+package ships. Before a game is written, the bundled planner finds a walkthrough, which is verified by playing it.
 
-A *layout* is a kind of room and its furniture (which receptacles, how many of each). Its hash alone decides which
-split a layout belongs to, so no layout of a held-out game is ever trained on, whatever the seeds and numbers.
+A *layout* is a kind of room and its furniture (which receptacles, how many of each). The split of a layout depends
+only on its hash, so no layout of a held-out game is ever trained on, for any seeds and numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DESCRIPTION = "games.json"
 
 @dataclass(frozen=True)
 class Size:
-    """How many receptacles and objects a room has (inclusive), and how many receptacles of one type at most."""
+    """Numbers of receptacles and objects of a room (inclusive), and the maximum number of receptacles of one type."""
 
     receptacles: tuple[int, int]
     objects: tuple[int, int]
@@ -94,11 +94,11 @@ def generate_games(
     num_workers: int | None = None,
     progress: bool = True,
 ) -> Manifest:
-    """Make `num_games` games in `directory`, the six task types in equal shares, or find them made already.
+    """Return `num_games` games in `directory`, the six task types in equal shares; generate them if necessary.
 
-    The games depend on `split`, `num_games`, `seed` and `size` alone; those of a smaller number are the first ones of
-    a larger. The folder appears when it is complete. A folder of games made with other arguments is replaced, one with
-    anything else in it is an error.
+    The games depend only on `split`, `num_games`, `seed` and `size`; those of a smaller number are the first ones of a
+    larger. The folder appears when it is complete. A folder of games made with other arguments is replaced; a folder
+    with other files is an error.
 
     Returns:
         The games' manifest.
@@ -135,9 +135,9 @@ def generate_games(
 
 
 def report_games(directory: str | Path, num_games: int, seed: int = 0, size: str = "small") -> Manifest:
-    """About `num_games` more held-out games, none of them among the first `num_games`: to report what those chose.
+    """Return about `num_games` more held-out games, to report a choice that was made on the first `num_games`.
 
-    Made in DIRECTORY/held-out-<number>, where the first ones are, too.
+    They are made in DIRECTORY/held-out-<number>, together with the first ones.
     """
     first, both = (
         generate_games(Path(directory) / f"held-out-{number}", "held-out", number, seed=seed, size=size)

@@ -1,6 +1,6 @@
 """Make the tiny model: `python -m g2po_envs.alfworld.make_tiny_model --output FOLDER`.
 
-Generated training games -> demonstrations of an expert who does not know the tools -> tokenizer -> supervised
+Generated training games -> demonstrations of an expert without knowledge of tools -> tokenizer -> supervised
 fine-tuning in two phases (`g2po_envs.tiny`).
 """
 
@@ -34,12 +34,12 @@ GAME_SEED = 1000  # not the training recipe's: other games
 
 
 def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """Every thing's name and every small number is one token."""
+    """Return a tokenizer in which every name of a thing and every small number is one token."""
     return train_tokenizer(texts, vocab_size, [*(f" {name}" for name in TYPE_NAMES), *VERBS], NUMBERS)
 
 
 def make_demonstrations(folder: Path, num_games: int = 2000, episodes: int = 3) -> list[Demonstration]:
-    """Generate training games in `folder` and play each of them some times."""
+    """Generate training games in `folder`, play each of them `episodes` times, and return demonstrations."""
     games = generate_games(folder, "train", num_games, seed=GAME_SEED, size="tiny")
     # Careless, so that many a place that it comes to does not hold the object.
     walk = {"expert_class": LimitedExpert, "carelessness": (0.3, 0.5, 0.7), "impossible": 0.1}

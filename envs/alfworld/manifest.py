@@ -1,7 +1,7 @@
-"""Which games there are: a sorted list with ids made of the games' content.
+"""The list of games, sorted by ids that are hashes of the games' content.
 
-The same games give the same ids, the same order and the same `hash` on every machine and under every path, so a
-panel of tasks can be named in a paper or a log by one short string.
+The same games have the same ids, the same order and the same `hash` on every machine and under every path, so one
+short string identifies a set of tasks in a paper or a log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Manifest:
 
     Args:
         games: id -> (task type, path), in the order of the sorted ids.
-        skipped: why games were left out -> how many.
+        skipped: reason for leaving out games -> number of games.
     """
 
     games: dict[str, tuple[str, str]]
@@ -52,8 +52,8 @@ class Manifest:
         """Find every `game.tw-pddl` below `directory`, in the official layout or any other.
 
         Raises:
-            G2POError: when there is no game to play.
-            CorruptGameError: when a game file cannot be read; the message names it.
+            G2POError: if there is no game to play.
+            CorruptGameError: if a game file cannot be read; the message names it.
         """
         directory = Path(directory).expanduser()
         if not directory.is_dir():

@@ -1,9 +1,9 @@
-"""The official games: `python -m g2po_envs.alfworld.official` gets them and says whether all are there.
+"""The official games: `python -m g2po_envs.alfworld.official` downloads them and checks that all are there.
 
-ALFWorld's own `alfworld-download` fetches them; what is checked here is what was fetched. The number of playable games
-of each split is known, and so are the ids of 144 of them, which are made of a game's content: another version of the
-data, or a download that broke off, shows. Versions and manifests are written to `g2po_versions.json` beside the games;
-from then on the games must be those.
+ALFWorld's own `alfworld-download` downloads them; this module checks the result. The number of playable games of each
+split is known, and so are the ids of 144 games, which are hashes of their content: this detects another version of the
+data, or an incomplete download. Versions and manifests are written to `g2po_versions.json` next to the games; later
+uses compare the games with this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KNOWN = Path(__file__).with_name("official_games.json")
 
 @dataclass(frozen=True)
 class Release:
-    """What the official games are: split -> number of playable games, split -> ids of some of them."""
+    """Description of the official games: split -> number of playable games, split -> ids of some of them."""
 
     numbers: Mapping[str, int]
     known: Mapping[str, list[str]]
@@ -49,14 +49,13 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
     """Return all games of a split.
 
     Args:
-        split: `train`, or one of the fixed panels `valid_seen` and `valid_unseen`.
+        split: `train`, or one of the evaluation sets `valid_seen` and `valid_unseen`.
         directory: ALFWorld's data directory. `None`: `data_directory()`.
         release: expected numbers and ids. `None`: the bundled ones.
 
     Raises:
-        G2POError: for an unknown split.
-        G2POError: if the games are missing; the message contains the download command.
-        G2POError: if the games differ from the official ones, or from the recorded ones.
+        G2POError: for an unknown split, if the games are missing (the message contains the download command), or if
+            they differ from the official or the recorded ones.
     """
     release = release or Release.load()
     if split not in release.numbers:
@@ -87,7 +86,7 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
 
 
 def record(directory: str | Path, release: Release | None = None) -> dict:
-    """Check all splits; write versions and manifests, once."""
+    """Check all splits, write versions and manifests if there are none, and return them."""
     release, root = release or Release.load(), Path(directory)
     games = {split: official_games(split, root, release) for split in release.numbers}
     found = {

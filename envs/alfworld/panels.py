@@ -1,4 +1,4 @@
-"""Panels for `g2po evaluate --environment alfworld`."""
+"""Evaluation sets for `g2po evaluate --environment alfworld`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_panel(
     intro: bool | None = None,
     size: str = "tiny",
 ) -> Panel:
-    """Return a panel by name.
+    """Return an evaluation set by name.
 
     Args:
         name: "valid_seen", "valid_unseen" or "train" of the official games; "tiny", the default recipe's held-out

@@ -1,8 +1,8 @@
-"""Walkthroughs of games, worked out by the bundled planner in processes of their own.
+"""Walkthroughs of games, computed by the bundled planner in separate processes.
 
-`python -m g2po_envs.alfworld.planning` answers one JSON line a game: the commands that win it, played to the end by
-the engine, or null. A plain subprocess (not `multiprocessing`) never imports the caller's main module again, needs no
-`if __name__ == "__main__"`, and keeps what the planner prints away from the caller.
+`python -m g2po_envs.alfworld.planning` writes one JSON line per game: the commands that solve it, verified by the
+engine, or null. A plain subprocess (not `multiprocessing`) never imports the caller's main module again, needs no `if
+__name__ == "__main__"`, and keeps the planner's output away from the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 
 def solve(game: dict) -> list[str] | None:
-    """Return commands that win the game, verified by playing them; `None` if it cannot be won."""
+    """Return commands that solve the game, verified by playing them; `None` if it cannot be solved."""
     from g2po_envs.alfworld.engine import Game, Session
 
     loaded = Game(game, planning=True)

@@ -1,9 +1,8 @@
-"""What the model reads in ALFWorld: one wording for language models of any size, and one of few words for tiny ones.
+"""Prompts of ALFWorld: one wording for language models of any size, and one with few words for tiny models.
 
 Both have the paper's slots (task, steps taken, the last observations and actions, current step, observation,
 admissible actions) and the same completion, `<think>…</think>` and then `<action>…</action>`; the compact one is for
-models that know the completion's format from training and need not be told. Completions are read as the released code
-does.
+models that know the completion's format from training. Completions are parsed as in the released code.
 """
 
 from __future__ import annotations

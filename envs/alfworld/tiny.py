@@ -1,4 +1,4 @@
-"""The tiny model that ships with the package, and the setting it was taught in."""
+"""The bundled tiny model, and the setting in which it was trained."""
 
 from __future__ import annotations
 

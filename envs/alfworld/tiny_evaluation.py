@@ -1,4 +1,4 @@
-"""How well the tiny model plays: `python -m g2po_envs.alfworld.tiny_evaluation MODEL --games FOLDER`."""
+"""Evaluate the tiny model: `python -m g2po_envs.alfworld.tiny_evaluation MODEL --games FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rooms, furniture and objects there are, taken from ALFRED's tables in the installed alfworld package."""
+"""Rooms, furniture and objects, from ALFRED's tables in the installed alfworld package."""
 
 from __future__ import annotations
 

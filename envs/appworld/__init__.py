@@ -1,4 +1,4 @@
-"""AppWorld: tasks solved by writing code against everyday apps; each world runs in a process of its own."""
+"""AppWorld: tasks solved by writing code that calls everyday apps; each world runs in its own process."""
 
 from .environment import AppworldEnvironment
 from .prompts import APPWORLD_PROMPT

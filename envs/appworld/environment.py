@@ -1,11 +1,11 @@
 """AppWorld as a `TextEnvironment`: an action is a piece of Python, an observation what it printed.
 
-An environment owns a server (see `server.py`) and gives it one world after the other, so a worker process of the pool
-has as many servers as episodes at a time. When a worker ends, whatever way, its servers end with it.
+An environment owns a server (see `server.py`) and opens one world after the other in it, so a worker process of the
+pool has as many servers as concurrent episodes. When a worker ends for any reason, its servers end with it.
 
-Code that does not end is stopped by AppWorld after `code_timeout` seconds, says so, and the world goes on. What even
-that does not stop (a loop around `try: … except: pass`) ends with its server, and the episode with it: as a failure of
-the agent, whose code it was.
+Code that does not end is stopped by AppWorld after `code_timeout` seconds with a message, and the world continues.
+Code that resists this (a loop around `try: … except: pass`) ends with its server, and its episode ends as a failure of
+the agent.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ class AppworldEnvironment(TextEnvironment):
     """Plays tasks of an installation.
 
     Args:
-        installation: where AppWorld lives.
-        success_reward: paid when the task is done and all its tests pass; everything else pays 0.
-        key: what a state is. "output": what the last code printed, as in the paper's released code, where every
-            "Execution successful." is one state. "output and calls": and which functions of apps it called.
-        max_turns: code blocks of an episode; the last is judged as if the task had been called done. The trainer's.
-        code_timeout: seconds a piece of code may run. A step takes 15 more at most: keep the pool's step limit above
-            (the trainer's `environment_step_timeout`), or the step ends with its worker.
-        refused: code that holds one of these texts, in whatever case, is not run and told so. The paper's released
-            code refuses "..." and "except".
+        installation: the installation of AppWorld.
+        success_reward: reward if the task is done and all its tests pass; otherwise the reward is 0.
+        key: the state key. "output": the output of the last code, as in the paper's released code, where every
+            "Execution successful." is the same state. "output and calls": the output, and the functions of apps that
+            the code called.
+        max_turns: the trainer's `max_turns`: code blocks of an episode. After the last one, the task is judged as if
+            the agent had declared it done.
+        code_timeout: maximum seconds of a code block. A step takes at most 15 more: set the pool's step limit (the
+            trainer's `environment_step_timeout`) above this sum, or the step ends with its worker.
+        refused: code that contains one of these texts, in any letter case, is not run, and the agent gets a message.
+            The paper's released code refuses "..." and "except".
         start_timeout, call_timeout, max_worlds, max_memory: see `AppworldServer`.
     """
 
@@ -133,7 +135,7 @@ class AppworldEnvironment(TextEnvironment):
         return self._server.call(name, left, task_id=self.task_id, **arguments)
 
     def _lost_to_endless_code(self) -> StepResult:
-        """Return the failed step after code that ended the server and its world."""
+        """Return the failed step after endless code, which ended the server and its world."""
         self.close()
         limit = f"{int(self.code_timeout)} seconds"
         text = f"Execution failed. Traceback:\nExecution timed out after {limit}. The world had to be closed."

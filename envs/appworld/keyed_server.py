@@ -1,7 +1,8 @@
 """AppWorld's server behind a key: the program that AppWorld's own Python runs, as `… module:app --fd NUMBER`.
 
-AppWorld's app answers everybody, pages of other origins included, and executes code. Here a request reaches it if it
-has the key, which is the first line of stdin, and is addressed to this machine. Nothing of this package is imported.
+AppWorld's app answers every request, including those of web pages, and executes code. Here, a request reaches it only
+if it has the key, which is the first line of stdin, and is addressed to this machine. The file imports nothing from
+this package.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEEP_ALIVE = 10**6  # seconds the connection may be silent: a model may think fo
 
 
 class Keyed:
-    """An ASGI app of which requests without the key, or for another host, get status 403 and no headers of its own."""
+    """An ASGI app that rejects requests without the key, or for another host, with status 403 and no headers."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], key: str):
         self.app, self.expected = app, f"Bearer {key}".encode()

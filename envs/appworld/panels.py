@@ -1,4 +1,4 @@
-"""Panels for `g2po evaluate --environment appworld`."""
+"""Evaluation sets for `g2po evaluate --environment appworld`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load_panel(
     key: str = "output",
     code_timeout: float = 40.0,
 ) -> Panel:
-    """Return a panel of an AppWorld dataset.
+    """Return the evaluation set of an AppWorld dataset.
 
     Args:
         name: "train", "dev", "test_normal" or "test_challenge".
         installation: folder of the installation.
-        max_turns: turns per episode.
+        max_turns: maximum turns per episode.
         difficulties: difficulties of the tasks. Empty: all.
         refused: see `AppworldEnvironment`.
         key: see `AppworldEnvironment`.

@@ -1,4 +1,4 @@
-"""What the model reads in AppWorld, and how its code is read."""
+"""Prompts of AppWorld, and the parser of the model's code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
 def parse_think_code(completion: str, prompt_end: str = "") -> ParsedCompletion:
-    """Read `<think>…</think><code>…</code>`; a fence of Markdown around the code is taken off.
+    """Parse `<think>…</think><code>…</code>`; a Markdown fence around the code is removed.
 
-    Invalid when a tag is missing; the code is run all the same if there is some, else nothing is.
+    A completion is invalid if a tag is missing. Its code is run anyway, if there is any.
     """
     code, thought = read_after_thought(completion, "code", prompt_end)
     fenced = _FENCE.match(code or "")

@@ -1,7 +1,7 @@
-"""One AppWorld server: a process of its own, on loopback, that is replaced when it is old, big, silent or dead.
+"""One AppWorld server: a process on loopback, which is replaced if it is old, too large, unresponsive or dead.
 
-AppWorld runs code that a model wrote, and pins libraries that others cannot live with. So it has its own virtual
-environment, and nothing of it is ever imported here: it is asked by HTTP, with a key (see `keyed_server.py`).
+AppWorld runs code of a model, and pins versions of libraries that conflict with those of g2po-trl. So it has its own
+virtual environment and is never imported here: requests go over HTTP, with a key (see `keyed_server.py`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LAST_LINES = 2_000  # characters of the server's output in an error
 
 @dataclass(frozen=True)
 class Installation:
-    """Where AppWorld lives: made by `python -m g2po_envs.appworld.setup`.
+    """An installation of AppWorld, made by `python -m g2po_envs.appworld.setup`.
 
     Args:
-        directory: holds `venv` (with the package appworld), `cache` (its apps) and `root` (its data).
+        directory: folder with `venv` (the package appworld), `cache` (its apps) and `root` (its data).
     """
 
     directory: str
@@ -55,7 +55,7 @@ class Installation:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of its processes, without secrets of this process."""
+        """Return the environment variables of its processes, without secrets of this process."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         cache = str(Path(self.directory, "cache"))
         # What code prints of a set must not depend on the server: a state is returned to by running its code again.
@@ -71,15 +71,14 @@ class Installation:
                 )
 
     def task_ids(self, dataset: str, difficulties: Collection[int] = ()) -> list[str]:
-        """Return the task ids of a dataset in order of its file.
+        """Return the task ids of a dataset, in the order of its file.
 
         Args:
             dataset: "train", "dev", "test_normal" or "test_challenge".
             difficulties: difficulties of the tasks, 1 to 3. Empty: all.
 
         Raises:
-            G2POError: if the dataset does not exist.
-            G2POError: if no task has one of the difficulties.
+            G2POError: if the dataset does not exist, or no task has one of the difficulties.
         """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
         if not path.is_file():
@@ -109,9 +108,9 @@ class AppworldServer:
     """A server process for one world at a time.
 
     Args:
-        start_timeout, call_timeout: seconds it may take to start, and to answer a call that is given no other time.
-        max_worlds, max_memory: after so many worlds, or beyond so many bytes, `fresh` is False: they grow. What would
-            take twice as many bytes, in whatever world, gets a MemoryError (on Linux).
+        start_timeout, call_timeout: maximum seconds to start, and to answer a call without its own timeout.
+        max_worlds, max_memory: number of worlds and of bytes after which `fresh` is False, since servers grow. On
+            Linux, an allocation beyond twice `max_memory` raises MemoryError in any world.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class AppworldServer:
 
     @property
     def fresh(self) -> bool:
-        """Whether it may open another world."""
+        """Whether the server may open another world."""
         return self.process.poll() is None and self.worlds < self.max_worlds and self.memory < self.max_memory
 
     def call(self, name: str, timeout: float | None = None, /, **arguments: Any) -> Any:
@@ -249,6 +248,6 @@ def _how_it_ended(process: subprocess.Popen) -> str:
 
 
 def evaluation(result: Mapping[str, Any]) -> tuple[bool, float]:
-    """Success, and the share of the task's tests that passed."""
+    """Return the success, and the share of the task's tests that passed."""
     passed, failed = len(result.get("passes") or ()), len(result.get("failures") or ())
     return bool(result["success"]), passed / max(1, passed + failed)

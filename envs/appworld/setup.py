@@ -1,9 +1,9 @@
-"""Set AppWorld up, in a virtual environment of its own.
+"""Set up AppWorld in its own virtual environment.
 
     python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld           # the official tasks
-    python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld --tiny    # a few of our own, nothing downloaded
+    python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld --tiny    # a few bundled ones, no download
 
-What is there already is left as it is; `--tiny` makes its tasks anew.
+Existing parts are kept; `--tiny` makes its tasks again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TINY_TASKS = Path(__file__).with_name("tiny_tasks.py")
 
 
 def set_up(directory: str | Path, tiny: bool = False) -> Installation:
-    """Make the environment, install the apps, get or make the data.
+    """Make the virtual environment, install the apps, and download or make the data. Return the installation.
 
     Raises:
-        RuntimeError: when a step fails, with its last lines.
+        RuntimeError: if a step fails; the message has its last output.
     """
     installation = Installation(str(directory))
     for folder in (installation.root, Path(installation.directory, "cache")):
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="tasks of our own instead of the official ones")
+    parser.add_argument("--tiny", action="store_true", help="bundled tasks instead of the official ones")
     args = parser.parse_args(argv)
     try:
         installation = set_up(args.directory, args.tiny)

@@ -1,8 +1,9 @@
-"""A few tasks of our own for AppWorld, made where AppWorld is installed: `VENV/bin/python tiny_tasks.py`.
+"""A few additional tasks for AppWorld, made where AppWorld is installed: `VENV/bin/python tiny_tasks.py`.
 
-Writes $APPWORLD_ROOT/data: one person, three notes in one app, questions about them; datasets "train" and "dev". What
-it makes holds the apps' schemas and documentation, which their licence forbids to publish in plain text: it is made
-on the machine that needs it and is never committed. Runs in AppWorld's environment, so it imports nothing of ours.
+Writes $APPWORLD_ROOT/data: one person, three notes in one app, questions about them; datasets "train" and "dev". The
+output contains the apps' schemas and documentation, which must not be published in plain text under their licence, so
+it is made on the machine that needs it and never committed. The program runs in AppWorld's environment, so it imports
+nothing from g2po-trl.
 """
 
 import json

@@ -14,14 +14,14 @@ _STATUS = re.compile(r"^>.*$", re.MULTILINE)  # the prompt of the interpreter, a
 
 
 class TextWorldEnvironment(TextEnvironment):
-    """Games of `make_game`; a won game pays 10.
+    """Plays games of `make_game`; a solved game returns reward 10.
 
-    A state is what `look` and `inventory` would say. Only admissible commands reach the interpreter, which some other
-    texts make hang; others change nothing.
+    The state key is the output of `look` and `inventory`. Only admissible commands reach the interpreter, since other
+    texts may make it hang; they change nothing.
 
     Args:
-        hidden_actions: first words of commands that are not listed; they can be played.
-        cache_dir: where games are kept.
+        hidden_actions: first words of commands that are not listed, but can be played.
+        cache_dir: folder of the games.
     """
 
     def __init__(self, hidden_actions: Sequence[str] = ("look", "inventory"), cache_dir: str = CACHE):
@@ -29,7 +29,7 @@ class TextWorldEnvironment(TextEnvironment):
         self.game = None
 
     def reset(self, kind: str = "coin-5", seed: int = 0, **columns: object) -> Observation:
-        """Return the start of a game; see `make_game`."""
+        """Start a game and return its first observation; see `make_game`."""
         import textworld
 
         self.close()

@@ -1,4 +1,4 @@
-"""Panels for `g2po evaluate --environment textworld`."""
+"""Evaluation sets for `g2po evaluate --environment textworld`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_panel(name: str = "coin-5", number: int = 128, skip: int = 0, cache_dir
         name: the kind, see `KINDS`.
         number: number of games.
         skip: number of preceding games to skip, e.g. games that selected a checkpoint.
-        cache_dir: where games are kept.
+        cache_dir: folder of the games.
 
     Raises:
         G2POError: if there is no such kind.

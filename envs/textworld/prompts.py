@@ -1,4 +1,4 @@
-"""What the model reads in TextWorld."""
+"""Prompts of TextWorld."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Evaluate a tiny model with the real rollout, in this process.
 
-Training runs use the trainer's evaluation; this is for training the model itself, without a trainer.
+Training runs use the trainer's evaluation. This module is for making the model itself, without a trainer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def play(
     batch_size: int = 48,
     max_completion_length: int = 24,
 ) -> list[Trajectory]:
-    """Return one trajectory per row."""
+    """Play one episode per row, and return one trajectory per row, in order."""
     torch.manual_seed(seed)
     width = max_completion_length + 512  # of a prompt, about
     engine = TransformersEngine(
@@ -70,7 +70,7 @@ def play(
 
 
 def summarize(trajectories: Sequence[Trajectory], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return success rates (also by task type), mean turns, and ratios of well-formed and admissible completions."""
+    """Return success rates (also by task type), mean turns, ratios of well-formed and of admissible completions."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     scores = [t.info["score"] for t in trajectories if "score" in t.info]
     by_type = defaultdict(list)

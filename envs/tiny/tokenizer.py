@@ -1,8 +1,8 @@
-"""A tiny model's tokenizer: byte-level BPE in which what has to be copied is one token.
+"""A tiny model's tokenizer: byte-level BPE in which every word to be copied is one token.
 
 A name that is one token can be copied by one attention head in one step; a name in pieces takes a chain of them.
-It is a `Qwen2Tokenizer`, with that class's way to split text: `AutoTokenizer` makes one for every Qwen2 model,
-whatever its files say. That class splits numbers into digits, so numbers are added tokens, found before it splits.
+It is a `Qwen2Tokenizer`, which `AutoTokenizer` constructs for every Qwen2 model, regardless of its files. This class
+splits numbers into digits, so numbers are added tokens, which are found before the split.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""A tiny model from demonstrations: supervised fine-tuning in phases, by TRL's SFTTrainer.
+"""A tiny model from demonstrations: supervised fine-tuning in phases with TRL's SFTTrainer.
 
-0. *repeat*, where copying is most of the task: random tokens, and then parts of them again, which nothing but copying
-   foretells. With layers of a model that copies (`Recipe.layers_of`) its heads take to the new words within some
-   hundred steps; from completions alone they may never appear.
-1. *read*: the loss is on the whole sequence. Prompts repeat themselves (names, numbers), and predicting them teaches
-   the heads that find and copy a name far faster than the few tokens of a completion do.
+0. *repeat*, for tasks that consist mostly of copying: random tokens, and then parts of them again, which only copying
+   predicts. If layers come from a model that copies (`Recipe.layers_of`), its heads adapt to the new words within a
+   few hundred steps; from completions alone, such heads may never appear.
+1. *read*: the loss is on the whole sequence. Prompts repeat themselves (names, numbers), and predicting them trains
+   the heads that find and copy a name much faster than the few tokens of a completion do.
 2. *act*: the loss is on the completion, the expert's action.
-3. *loosen*: the same with a share of the labels replaced by any action that can be taken, which leaves a policy that
-   still explores: well-formed, admissible, undecided. At a low temperature little is left of that; an expert who does
-   not know everything leaves more to reinforcement learning.
+3. *loosen*: like *act*, but with a share of the labels replaced by random possible actions (label noise). The
+   resulting policy still explores: its actions are well-formed and admissible, but random. At a low temperature,
+   little of this randomness remains; an expert with incomplete knowledge leaves more to reinforcement learning.
 
-Everything follows from the seed; training runs on one thread, on the CPU.
+The result depends only on the seed; training runs on one thread, on the CPU.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Phase:
     """One phase of training.
 
     Args:
-        noise: share of labels that are any admissible action.
-        repeat: train on repetitions of so many different tokens instead of demonstrations.
+        noise: share of labels that are replaced by random admissible actions.
+        repeat: number of different tokens in the repetitions that replace demonstrations.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Course:
     """Prompts of the training samples, and their random variation.
 
     Args:
-        template, history_length: of the prompt, as in the rollout.
-        vary: a demonstration in other words, drawn at random; its actions in another order.
+        template, history_length: those of the rollout's prompt.
+        vary: returns a demonstration in other, random words, with its actions in another order.
     """
 
     template: PromptTemplate

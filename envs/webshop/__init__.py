@@ -1,4 +1,4 @@
-"""WebShop without Java: the official pages, search and rewards, on official data or a synthetic shop."""
+"""WebShop without Java: the official pages, search and rewards, on official data or a synthetic catalogue."""
 
 from .catalogue import Catalogue, Product
 from .environment import WebshopEnvironment

@@ -22,15 +22,18 @@ _ASIN_LENGTH = 10
 
 @dataclass(frozen=True)
 class Product:
-    """One product, as the shop shows and sells it.
+    """One product of the shop.
 
     Args:
-        asin: its name in the shop. title, description, bullets: its texts.
-        category, query, product_category: what kind of thing it is; `product_category` is a path ("A › B › C").
-        price: dollars it is sold for. price_tag: as shown, "$21.8" or "$10.0 to $20.0".
+        asin: its name in the shop.
+        title, description, bullets: its texts.
+        category, query, product_category: its kind; `product_category` is a path ("A › B › C").
+        price: price in dollars.
+        price_tag: the shown price, "$21.8" or "$10.0 to $20.0".
         options: group -> values, in the order shown.
-        attributes: what it is said to be ("water resistant").
-        instruction, instruction_attributes: of a synthetic goal. instructions: of human goals.
+        attributes: its attributes ("water resistant").
+        instruction, instruction_attributes: those of a synthetic goal.
+        instructions: those of human goals.
     """
 
     asin: str
@@ -50,7 +53,7 @@ class Product:
 
     @property
     def contents(self) -> str:
-        """The text that is searched: title, description, first bullet, options."""
+        """Return the searchable text: title, description, first bullet, options."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, *self.bullets[:1], options]).lower()
 
@@ -98,7 +101,7 @@ class Catalogue:
             items: file of products.
             attributes: file of attributes and synthetic goals.
             human_instructions: file of human goals.
-            rng: draws prices from price ranges, one draw per product in order of the file. `None`: seed 0.
+            rng: draws prices from price ranges, one draw per product in the order of the file. `None`: seed 0.
             number: number of items to read. `None`: all.
 
         Raises:

@@ -1,9 +1,9 @@
-"""Demonstrations in invented shops: what a good shopper would do, on pages a careless one gets to.
+"""Demonstrations in synthetic catalogues: actions of an expert, on pages that a careless shopper reaches.
 
-As in `g2po_envs.alfworld.demonstrations`: the careless shopper follows the expert most of the time, else opens the
-wrong product, reads on, chooses another size or buys too early; the expert's answer is noted on every page it sees.
-The expert knows what each product would be worth. A reader of the page does not: over many goals its answers teach
-which of the products shown are likely to be right, and to turn back from one that is not.
+As in `g2po_envs.alfworld.demonstrations`: the careless shopper follows the expert most of the time, and otherwise
+opens the wrong product, reads on, chooses another size or buys too early; the expert's action is recorded on every
+page. The expert knows the score of each product. A reader of the page does not: over many goals, the expert's actions
+show which of the products are likely to be right, and when to go back.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def _careless(actions: Sequence[str], rng: random.Random) -> str:
 
 
 def vary(demonstration: Demonstration, rng: random.Random) -> Demonstration:
-    """Return the demonstration, usually with only 1 to 6 of the products on a page of results.
+    """Return the demonstration, usually with only 1 to 6 products on a page of results.
 
-    Finding one of two products is learned before finding one of ten.
+    Choosing among two products is learned before choosing among ten.
     """
     first, products = _products_of(demonstration.observation)
     if not products or rng.random() < 0.3:

@@ -1,7 +1,8 @@
-"""WebShop as a `TextEnvironment`: find and buy what an instruction asks for.
+"""WebShop as a `TextEnvironment`: find and buy the product that an instruction asks for.
 
-What is shown is the page after the instruction, its parts in quotes, as in the paper's released code. A state's key is
-that text and the options chosen so far: officially they do not show in the text, and choosing one would be a loop.
+An observation is the page after the instruction, with its parts in quotes, as in the paper's released code. The state
+key is this text and the options chosen so far: in the official environment, the text does not show chosen options, so
+choosing one would be a self-loop.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class WebshopEnvironment(TextEnvironment):
     """Plays the goals of a source.
 
     Args:
-        source: the shop; `reset(task_id=…)` takes one of its goals.
-        success_reward: paid for a purchase that has all that was asked for (score 1).
-        partial_reward: pay `success_reward` times the score instead.
-        nouns: title -> nouns, for the score.
-        plain: for tiny models. Pages are in small letters, so that a word is the same token where it is asked for and
-            where it is found, and products on a page of results go by their place, `click[3]`, not by their asin.
+        source: the shop; the `task_id` of `reset` is one of its goals.
+        success_reward: reward of a purchase that meets all requirements (score 1).
+        partial_reward: return `success_reward` times the score instead.
+        nouns: function from a title to its nouns, for the score.
+        plain: for tiny models. Pages are in lower case, so that a word is the same token in the instruction and on a
+            page, and products on a page of results are named by their place, `click[3]`, not by their asin.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a shopper may be sent for: synthetic goals (one for each choice of options) and human ones."""
+"""Goals of shoppers: synthetic goals (one for each choice of options), and goals written by people."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PRICES = range(10, 1000, 10)
 
 @dataclass(frozen=True)
 class Goal:
-    """A product to find, as told and as judged.
+    """A product to find: the instruction, and the conditions for the score.
 
     Args:
-        asin, category, query, title, product_category: of the product it was made from.
-        instruction: what the shopper is told.
-        attributes, options, price_upper: what the bought product must have; `options` is a dict (group -> value) for
+        asin, category, query, title, product_category: those of the product from which the goal was made.
+        instruction: the instruction to the shopper.
+        attributes, options, price_upper: requirements for the bought product; `options` is a dict (group -> value) for
             synthetic goals, a list of values for human ones.
-        weight: how often it is drawn, relative to others.
+        weight: frequency with which it is drawn, relative to other goals.
     """
 
     asin: str
@@ -39,7 +39,7 @@ class Goal:
 
 
 def synthetic_goals(catalogue: Catalogue, rng: random.Random) -> list[Goal]:
-    """One goal for each product with an instruction and each choice of its options, in order of the catalogue.
+    """Return one goal for each product with an instruction and each choice of its options, in catalogue order.
 
     `rng` draws a price limit for each product, among the next four multiples of 10 above its price.
     """
@@ -62,7 +62,7 @@ def synthetic_goals(catalogue: Catalogue, rng: random.Random) -> list[Goal]:
 
 
 def human_goals(catalogue: Catalogue, rng: random.Random) -> list[Goal]:
-    """One goal for each instruction written by people that names attributes, in order of the catalogue."""
+    """Return one goal for each human instruction that names attributes, in catalogue order."""
     goals = []
     for product in catalogue.products.values():
         for instruction in product.instructions:

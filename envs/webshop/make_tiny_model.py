@@ -1,7 +1,7 @@
 """Make the tiny model: `python -m g2po_envs.webshop.make_tiny_model --output FOLDER`.
 
-Invented shops -> demonstrations -> tokenizer -> layers of the ALFWorld model, which copies -> supervised fine-tuning
-in phases (`g2po_envs.tiny`).
+Synthetic catalogues -> demonstrations -> tokenizer -> layers of the ALFWorld model, which copies -> supervised
+fine-tuning in phases (`g2po_envs.tiny`).
 """
 
 from __future__ import annotations

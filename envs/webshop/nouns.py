@@ -1,8 +1,7 @@
-"""The nouns of a product's title: what tells a lamp from a towel when a purchase is judged.
+"""The nouns of a product's title, which distinguish kinds of products in the score.
 
-The official engine asks spaCy's `en_core_web_sm`, which no package registry has. `textblob_nouns` needs no download;
-`spacy_nouns` is for those who have that model. Both give nouns and proper nouns in lower case, in order, repeated ones
-again.
+The official engine uses spaCy's `en_core_web_sm`, which no package registry has. `textblob_nouns` needs no download;
+`spacy_nouns` needs that model. Both return nouns and proper nouns in lower case, in order, with repetitions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def spacy_nouns(title: str) -> tuple[str, ...]:
     """Return the nouns found by spaCy's `en_core_web_sm`, as in the official engine.
 
     Raises:
-        OSError: when the model is not installed.
+        OSError: if the model is not installed.
     """
     return tuple(token.text.lower() for token in _spacy_model()(title) if token.pos_ in ("NOUN", "PROPN"))
 

@@ -1,4 +1,4 @@
-"""Panels for `g2po evaluate --environment webshop`."""
+"""Evaluation sets for `g2po evaluate --environment webshop`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def load_panel(
     partial_reward: bool = False,
     nouns: str = "textblob",
 ) -> Panel:
-    """Return a panel by name.
+    """Return an evaluation set by name.
 
     Args:
-        name: "tiny", the default recipe's held-out goals in the synthetic shop; "invented", any goals of that shop; or
-            the folder of the official data.
-        number: number of goals. `None`: 192 of the synthetic shop, 500 of the official one.
+        name: "tiny", the default recipe's held-out goals in the synthetic catalogue; "invented", any goals of that
+            catalogue; or the folder of the official data.
+        number: number of goals. `None`: 192 of the synthetic catalogue, 500 of the official data.
         size: see `ShopSource.official`.
         goals: see `ShopSource.official`.
-        seed: seed of the synthetic shop, of prices and price limits.
+        seed: seed of the synthetic catalogue, of prices and price limits.
         skip: number of preceding goals to skip, e.g. goals that selected a checkpoint.
         plain: see `WebshopEnvironment`.
         partial_reward: see `WebshopEnvironment`.

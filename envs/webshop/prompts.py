@@ -1,6 +1,6 @@
-"""What the model reads in WebShop: one wording for language models of any size, and one of few words for tiny ones.
+"""Prompts of WebShop: one wording for language models of any size, and one with few words for tiny models.
 
-Completions are read as the released code does.
+Completions are parsed as in the released code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, parse_as
 
 
 def parse_shopping(completion: str, prompt_end: str = "") -> ParsedCompletion:
-    """`parse_as_released`, which in WebShop plays the last 20 characters of a completion without an action."""
+    """Parse as `parse_as_released`, but play the last 20 characters of a completion without an action."""
     return parse_as_released(completion, prompt_end, fallback_characters=20)
 
 

@@ -1,6 +1,6 @@
 """The reward of a purchase: the share of the requested properties that it has.
 
-score = r_type (attributes had + options had + [price within the limit]) / (attributes + options asked for + 1)
+score = r_type (attributes met + options met + [price within the limit]) / (attributes + options requested + 1)
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def score(
         goal: the goal.
         options: chosen options, group -> value.
         nouns: title -> its nouns, in lower case and in order.
-        corrected: compare the options of a synthetic goal by their values, as those of human goals are. Officially a
-            chosen value is compared with the pair (group, value): what was asked for is then not always recognised,
-            and such a goal cannot be reached.
+        corrected: compare the options of a synthetic goal by their values, like those of human goals. Officially, a
+            chosen value is compared with the pair (group, value), which does not always recognise the requested one,
+            so that some goals cannot be reached.
 
     Returns:
-        The score in [0, 1]; and `r_type`, `r_att`, `r_option` and `w_option` (when options were asked for), `r_price`,
+        The score in [0, 1]; and `r_type`, `r_att`, `r_option` and `w_option` (if options were requested), `r_price`,
         the weights `w_att` and `w_price`, `query_match`, `category_match`, `title_score`.
     """
     kind = _kind(product, goal, nouns)
@@ -97,8 +97,8 @@ def _has_attribute(product: Product, attribute: str) -> bool:
 def _wanted_options(goal: Goal, corrected: bool) -> list[str]:
     """Return the text with which each requested option is compared.
 
-    A synthetic goal's pair (group, value) is compared whole, as the official engine does, unless one of the two is a
-    colour.
+    A synthetic goal's pair (group, value) is compared as a whole, as in the official engine, unless one of the two is
+    a colour.
     """
     if isinstance(goal.options, Mapping):
         if corrected:

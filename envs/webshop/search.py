@@ -1,7 +1,6 @@
-"""Search as Lucene ranks it, without Java: its English analyser and BM25, scores in its own arithmetic.
+"""Search with Lucene's ranking, without Java: its English analyser and BM25, with scores in its arithmetic.
 
-Recorded lists of the official engine come back in the same order, so what an agent learns of the shop's search holds
-there too.
+It returns recorded lists of the official engine in the same order, so an agent's knowledge of the search transfers.
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ def _stemmed(word: str) -> str:
 class SearchIndex:
     """BM25 (k1 = 0.9, b = 0.4) over documents, in Lucene's arithmetic.
 
-    Lucene keeps a document's length in one byte, exact up to 40, and a term's weight in single precision: both decide
-    about ties, which are many. Equal scores are ordered by name.
+    Lucene stores a document's length in one byte, exact up to 40, and a term's weight in single precision; both affect
+    ties, which are frequent. Equal scores are ordered by name.
 
     Args:
-        names: of the documents. contents: their texts, in the same order.
+        names: names of the documents.
+        contents: their texts, in the same order.
     """
 
     def __init__(self, names: Sequence[str], contents: Sequence[str]):

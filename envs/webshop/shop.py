@@ -1,7 +1,7 @@
-"""The shop: one shopper's visit, page by page, as the official text environment shows it.
+"""The shop: one visit, page by page, as in the official text environment.
 
-A page is a list of elements. Two texts are made of it: `text`, parts between `[SEP]` (what the paper's agents read),
-and `rich`, one line an element with buttons marked.
+A page is a list of elements. It has two texts: `text`, parts between `[SEP]` (which the paper's agents read), and
+`rich`, one line per element with marked buttons.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action did. `reward` is the score of a purchase, `done` says that there was one."""
+    """The outcome of an action. `reward` is the score of a purchase; `done`: whether there was one."""
 
     reward: float = 0.0
     done: bool = False
@@ -46,10 +46,11 @@ class Shop:
     """One visit.
 
     Args:
-        catalogue: what is sold. goal: what the shopper was sent for.
+        catalogue: the products.
+        goal: the shopper's goal.
         nouns: title -> its nouns (see `reward.score`).
-        show_attributes: give item pages a sub-page of attributes.
-        session: names the visit, and seeds what is drawn by chance.
+        show_attributes: whether item pages have a sub-page of attributes.
+        session: name of the visit, and seed of its random draws.
     """
 
     catalogue: Catalogue
@@ -78,7 +79,7 @@ class Shop:
 
     @property
     def rich(self) -> str:
-        """The page in lines, buttons marked, what was clicked before them."""
+        """The page in lines, with marked buttons, preceded by the clicked options."""
         lines, clicked = [], []
         for element in self._shown:
             mark = "button"
@@ -93,7 +94,7 @@ class Shop:
 
     @property
     def _shown(self) -> list[Element]:
-        """Blank texts of the page's source are one blank, or nothing when they are empty or hold a line break."""
+        """Return the page's elements; blank texts become one blank, or nothing if empty or with a line break."""
         blank = [e.text.isspace() for e in self._elements]
         return [
             Element(" ") if is_blank else element
@@ -107,16 +108,16 @@ class Shop:
 
     @property
     def clickables(self) -> list[str]:
-        """What can be clicked, in the order shown: buttons, products, options."""
+        """Return the clickable texts in the order shown: buttons, products, options."""
         return list(self._targets())
 
     @property
     def products(self) -> list[str]:
-        """Asins of the products on the page, in the order shown."""
+        """Return the asins of the products on the page, in the order shown."""
         return [e.text for e in self._elements if e.kind == "product"]
 
     def _targets(self) -> dict[str, Element]:
-        """Of two that read the same, the first gives the place and the last what happens."""
+        """Return clickable elements by text. Of two equal texts, the first has the place and the last the effect."""
         order = {"button": 0, "product": 1, "option": 2}
         elements = sorted((e for e in self._elements if e.kind in order), key=lambda e: order[e.kind])
         return {e.text if e.kind == "option" else e.text.lower(): e for e in elements}

@@ -1,8 +1,8 @@
-"""Where a shop comes from, and which of its goals are for training: light enough to send to worker processes.
+"""The source of a shop, and its training goals: small enough to send to worker processes.
 
-A source is a description; catalogue and goals are made of it once in each process, the same in all of them. Goals are
-divided by product: what is searched in evaluation was never bought in training. (The paper's code divided a list that
-each worker had shuffled with a seed of its own, so that its two parts met.)
+A source is a description; each process makes the same catalogue and goals from it, once. Goals are split by product:
+products of evaluation goals are never bought in training. (The paper's code split a list that each worker had shuffled
+with its own seed, so that its two parts overlap.)
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ class ShopSource:
     """A shop's data and goals.
 
     Args:
-        items, attributes, human_instructions: the official files. `items=None`: the invented shop that comes with the
-            package.
-        products: of the invented shop, or so many of the file's first (`None`: all).
+        items, attributes, human_instructions: the official files. `items=None`: the bundled synthetic catalogue.
+        products: number of products: of the synthetic catalogue, or of the file, from its beginning (`None`: all).
         goals: "synthetic" (one for each choice of options) or "human" (instructions by people).
-        seed: of prices and price limits.
+        seed: seed of the synthetic catalogue, of prices and price limits.
     """
 
     items: str | None = None
@@ -60,8 +59,7 @@ class ShopSource:
         """Return the official data in `directory`: the "small" set of 1,000 products, or the "full" one.
 
         Raises:
-            G2POError: for another size.
-            G2POError: when a file is not there, naming it.
+            G2POError: for another size, or if a file is missing; the message names it.
         """
         require(size in _SUFFIX, "size", size, f"choose one of {', '.join(_SUFFIX)}")
         names = [f"items_shuffle{_SUFFIX[size]}.json", f"items_ins_v2{_SUFFIX[size]}.json", "items_human_ins.json"]
@@ -81,10 +79,10 @@ class ShopSource:
 
         Args:
             split: "train" or the held-out split.
-            number: the first so many, one of each product before a second of any.
+            number: number of rows, one of each product before a second of any. `None`: all.
 
         Raises:
-            G2POError: for another split, or when there are fewer goals.
+            G2POError: for another split, or if there are fewer goals.
         """
         require(split in SPLITS, "split", split, f"choose one of {', '.join(SPLITS)}")
         goals = {i: g for i, g in sorted(self.load()[1].items()) if (self._held_out(g.asin)) == (split == "held-out")}
@@ -110,7 +108,7 @@ class ShopSource:
 
 
 def goal_id(goal: Goal) -> str:
-    """Id of a goal by what is told and judged."""
+    """Return the id of a goal, derived from its instruction and its conditions."""
     content = [goal.asin, goal.instruction, list(goal.attributes), goal.price_upper, str(goal.options)]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 

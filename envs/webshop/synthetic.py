@@ -1,7 +1,7 @@
-"""An invented shop: a few hundred products in the official schema, made from a seed. Nothing in it exists.
+"""A synthetic catalogue: a few hundred fictitious products in the official schema, generated from a seed.
 
-Small on purpose (short titles, few options), so that a tiny model can learn to shop; searching, reading, choosing and
-the reward are those of the full shop.
+It is small (short titles, few options), so that a tiny model can learn to shop; search, pages, options and reward are
+those of the full shop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS = Path(__file__).with_name("invented.json")
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of thing: what it is called and found under, what it may be, what it has, what can be chosen."""
+    """A kind of product: its names and queries, possible attributes, parts and options."""
 
     name: str
     query: str
@@ -34,7 +34,7 @@ class _Kind:
 
 @cache
 def _words() -> tuple[list[_Kind], list[str]]:
-    """Kinds and brands."""
+    """Return the kinds and brands."""
     words = json.loads(_WORDS.read_text(encoding="utf-8"))
     values = words["values"]
     kinds = [
@@ -56,10 +56,10 @@ def make_records(products: int = 300, seed: int = 0) -> tuple[list[dict], dict[s
 
     Args:
         products: number of products, spread evenly over 20 kinds.
-        seed: determines the shop.
+        seed: determines the catalogue.
 
     Raises:
-        G2POError: for fewer than one of each kind.
+        G2POError: for fewer products than kinds, or more than 10,000.
     """
     kinds, brands = _words()
     if not len(kinds) <= products <= 10**4:

@@ -1,4 +1,4 @@
-"""The tiny model that shops in the invented shop, and the setting it was taught in."""
+"""The tiny model that shops in the synthetic catalogue, and the setting in which it was trained."""
 
 from __future__ import annotations
 

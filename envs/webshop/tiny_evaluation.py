@@ -1,4 +1,4 @@
-"""How well the tiny model shops: `python -m g2po_envs.webshop.tiny_evaluation MODEL`, held-out goals of a shop."""
+"""Evaluate the tiny model on held-out goals: `python -m g2po_envs.webshop.tiny_evaluation MODEL`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Words as Lucene's StandardTokenizer (version 8, which the official shop's search uses) finds them.
+"""Words as split by Lucene's StandardTokenizer (version 8, which the official shop's search uses).
 
-It follows Unicode's annex 29, with ways of its own. A word is letters, numbers and what joins them; "letter" and
-"number" are the annex's classes, so ⅷ and Ⓐ are letters, and ½, ² and ① are neither and are dropped, also out of the
-middle of a word. A run of a script that is written without spaces (Thai, Lao, Khmer, Burmese) is one word, and so are
-an emoji with all that modifies it, a flag, a Chinese character, and a hiragana.
+It follows Unicode's annex 29, with some deviations. A word consists of letters, numbers and characters that join them;
+"letter" and "number" are the annex's classes, so ⅷ and Ⓐ are letters, while ½, ² and ① are neither and are dropped,
+even inside a word. A run of a script that is written without spaces (Thai, Lao, Khmer, Burmese) is one word, and so
+are an emoji with all that modifies it, a flag, a Chinese character, and a hiragana.
 """
 
 from __future__ import annotations
