@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import ModelConfig, SFTConfig
 
 from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
@@ -38,6 +38,7 @@ from g2po_recipes.cold_start.experts import (
     random_answer,
     recorded_answer,
 )
+from g2po_recipes.cold_start.images import pictures_in
 from g2po_recipes.cold_start.limits import describe_limits
 from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
 from g2po_recipes.train_environment import OwnArguments
@@ -54,6 +55,8 @@ from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of
+from g2po_trl.prompts.chat_template import get_tokenizer
+from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.words import failure_kind
 from g2po_trl.runs.callbacks import duration
@@ -233,7 +236,7 @@ def demonstrate(
     script_args: ScriptArguments,
     source: Source,
     game: Game,
-    base_model: tuple[str, PreTrainedTokenizerBase],
+    base_model: tuple[str, PreTrainedTokenizerBase | ProcessorMixin],
     seed: int,
 ) -> list[Trajectory]:
     """Play the source's episodes as the base model would be asked, and return the successful ones.
@@ -241,12 +244,19 @@ def demonstrate(
     Raises:
         G2POError: if there is none, with what happened in the others; and if most answers are too long to be written.
     """
-    name, tokenizer = base_model
+    name, processing_class = base_model
+    tokenizer = get_tokenizer(processing_class)
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
-    engine.reads_text_because = "teaching is by text alone: train a vision-language model with g2po train"
+    if reads_images(processing_class):
+        engine.reads_text_because = None
+    else:
+        engine.reads_text_because = (
+            f"{name} has no processor of images, or not the packages that it needs, such as torchvision: pass a "
+            "vision-language model, or install them"
+        )
     actor = ExpertActor(
         engine,
-        ChatEncoder(tokenizer, game.chat_template_kwargs),
+        ChatEncoder(processing_class, game.chat_template_kwargs),
         game.template,
         script_args.history_length,
         expert=source.expert,
@@ -346,7 +356,7 @@ def main() -> None:
             needs_worker=script_args.agent is None,
             model_name=base_model[0],
         )
-        last = run_teaching(script_args, args, model_args, base_model, samples, exam, limits)
+        last = run_teaching(script_args, args, model_args, base_model, samples, exam, limits, pictures_in(shown))
     name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
     target = f"--agent {name}" if script_args.agent else name
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig
 
 from ..config import G2POConfig
 from ..config_validation import NEEDS
+from ..prompts.images import load_processing_class
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
@@ -117,13 +118,12 @@ def starting_point(args: G2POConfig) -> str | None:
     return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
 
 
-def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase:
-    """Return the model's tokenizer with the Jinja chat template of a file."""
+def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase | ProcessorMixin:
+    """Return the model's tokenizer, or its processor if it reads images, with the Jinja chat template of a file."""
     sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
-    options = {"revision": model_args.model_revision, **sides}
-    tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **options)
-    tokenizer.chat_template = Path(file).read_text(encoding="utf-8")
-    return tokenizer
+    processing_class = load_processing_class(model_args.model_name_or_path, model_args.model_revision, **sides)
+    processing_class.chat_template = Path(file).read_text(encoding="utf-8")
+    return processing_class
 
 
 def kept_path(path: str) -> str:

@@ -29,12 +29,24 @@ def reads_images(processing_class) -> bool:
     return all(getattr(processing_class, name, None) is not None for name in ("image_processor", "image_token"))
 
 
-def load_processor(place: str):
+def load_processor(place: str, revision: str | None = None):
     """Return the processor of a folder or a Hub id; `None` if it has none, or without what that needs."""
     from transformers import AutoProcessor
 
     with suppress(ImportError, OSError, ValueError):  # the model still reads text
-        return AutoProcessor.from_pretrained(place, padding_side="left")
+        return AutoProcessor.from_pretrained(place, revision=revision, padding_side="left")
+
+
+def load_processing_class(place: str, revision: str | None = None, **options: Any):
+    """Return the processor of images and text of a folder or a Hub id, or its tokenizer if it has none.
+
+    `options` are arguments of `AutoTokenizer.from_pretrained`.
+    """
+    from transformers import AutoTokenizer
+
+    if reads_images(processor := load_processor(place, revision)):
+        return processor
+    return AutoTokenizer.from_pretrained(place, revision=revision, **options)
 
 
 def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from g2po_recipes.cold_start.experts import Expert, as_message, prose
+from g2po_recipes.cold_start.images import COLUMN
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.prompts.conversation import Message
@@ -163,7 +164,7 @@ def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
     """Return the samples of demonstrations: `input_ids`, `labels`, which are -100 on prompts, and number of `actions`.
 
     A step whose prompt continues the last step's prompt and completion is in the same row, so that a conversation is
-    one row, and each prompt of a window another.
+    one row, and each prompt of a window another. If any prompt has images, rows have their hashes in a further column.
     """
     rows: list[dict[str, Any]] = []
     for trajectory in trajectories:
@@ -177,4 +178,8 @@ def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
             row["input_ids"] += [*prompt[known:], *step.completion_ids]
             row["labels"] += [*[-100] * added, *step.completion_ids]
             row["actions"] += 1
+            row[COLUMN] = list(map(str, step.shown_images))  # of the whole prompt, with those of earlier turns
+    if not any(row[COLUMN] for row in rows):
+        for row in rows:
+            del row[COLUMN]
     return rows

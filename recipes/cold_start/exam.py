@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
+from g2po_trl.prompts.chat_template import get_tokenizer
+from g2po_trl.prompts.images import ImageInputs
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -67,7 +69,7 @@ class SuccessEvaluation:
     def evaluate(
         self,
         model: torch.nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         pool: EnvironmentPool,
         seed: int,
         make_actor: Callable[..., PromptActor] = PromptActor,
@@ -79,8 +81,10 @@ class SuccessEvaluation:
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(derived_seed(seed, 0))
+                tokenizer = get_tokenizer(processing_class)
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
-                encode = ChatEncoder(tokenizer, self.chat_template_kwargs)
+                engine.read_images(ImageInputs.of(processing_class, model))
+                encode = ChatEncoder(processing_class, self.chat_template_kwargs)
                 actor = make_actor(engine, encode, self.template, self.history_length, **self.prompts)
                 trajectories, _ = Player(pool, actor, EpisodeLimits(self.max_turns)).play(self.rows, self.sampling)
         finally:
@@ -96,7 +100,7 @@ class SuccessEvalCallback(TrainerCallback):
 
     Args:
         exam: the evaluation.
-        tokenizer: the model's tokenizer.
+        processing_class: the model's tokenizer or processor.
         pool: runs the environment.
         samples_per_step: samples per optimizer step.
         num_samples: total samples if the number of epochs ends training, else `None`.
@@ -105,12 +109,12 @@ class SuccessEvalCallback(TrainerCallback):
     def __init__(
         self,
         exam: SuccessEvaluation,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         pool: EnvironmentPool,
         samples_per_step: int,
         num_samples: int | None,
     ):
-        self.exam, self.tokenizer, self.pool = exam, tokenizer, pool
+        self.exam, self.processing_class, self.pool = exam, processing_class, pool
         self.samples_per_step, self.num_samples = samples_per_step, num_samples
         self.results: list[dict[str, Any]] = []
         self.started = time.perf_counter()
@@ -126,7 +130,7 @@ class SuccessEvalCallback(TrainerCallback):
         if state.global_step % self.exam.every and not last:
             return
         started = time.perf_counter()
-        summary, trajectories = self.exam.evaluate(model, self.tokenizer, self.pool, args.seed)
+        summary, trajectories = self.exam.evaluate(model, self.processing_class, self.pool, args.seed)
         write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
         duration = time.perf_counter() - started
         samples = state.global_step * self.samples_per_step

@@ -8,7 +8,7 @@ The larger gain in success names the limit. `benchmarks/learning/oracles.py` mea
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
@@ -58,7 +58,9 @@ class CopyingSession(ExpertSession):
     def _choose(self, one: Asked) -> Completion:
         listed = one.episode.observation.admissible_actions or ["look"]  # a dead end may list none
         completions = [self._text_ids(one, as_message(action)) for action in listed]
-        scores = completion_scores(self.actor.model, one.prompt.ids, completions)
+        inputs = self.actor.engine.image_inputs
+        more = None if inputs is None else lambda rows: inputs(rows, [one.prompt.images] * len(rows))
+        scores = completion_scores(self.actor.model, one.prompt.ids, completions, more)
         if self.sampling.temperature > 0:
             place = int(torch.multinomial((scores / self.sampling.temperature).softmax(0), 1))
         else:
@@ -95,16 +97,23 @@ class PlanningSession(PromptSession):
 
 
 def completion_scores(
-    model: torch.nn.Module, prompt: Sequence[int], completions: Sequence[Sequence[int]]
+    model: torch.nn.Module,
+    prompt: Sequence[int],
+    completions: Sequence[Sequence[int]],
+    more: Callable[[torch.Tensor], dict[str, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """Return (C,) log-probabilities of completions of a prompt."""
+    """Return (C,) log-probabilities of completions of a prompt.
+
+    `more` gives rows of token ids the model's further inputs, of images.
+    """
     scores = []
     for start in range(0, len(completions), BATCH):
         some = completions[start : start + BATCH]
         longest = max(map(len, some))
         rows = torch.tensor([[*prompt, *one, *[0] * (longest - len(one))] for one in some], device=model.device)
         with torch.inference_mode():  # padding follows a completion, and causal attention does not see it
-            logs = model(input_ids=rows).logits[:, len(prompt) - 1 : -1].float().log_softmax(-1)
+            logits = model(input_ids=rows, **({} if more is None else more(rows))).logits
+            logs = logits[:, len(prompt) - 1 : -1].float().log_softmax(-1)
         chosen = logs.gather(2, rows[:, len(prompt) :, None])[..., 0]
         inside = (
             torch.arange(longest, device=rows.device) < torch.tensor(list(map(len, some)), device=rows.device)[:, None]
@@ -116,7 +125,7 @@ def completion_scores(
 def describe_limits(
     exam: SuccessEvaluation,
     model: torch.nn.Module,
-    tokenizer: Any,
+    processing_class: Any,
     seed: int,
     last: Mapping[str, Any],
     shown: Sequence[Trajectory],
@@ -129,7 +138,7 @@ def describe_limits(
     Args:
         exam: the evaluation.
         model: the taught model.
-        tokenizer: the model's.
+        processing_class: the model's tokenizer or processor.
         seed: of the exam.
         last: results of the last exam.
         shown: the demonstrations.
@@ -158,7 +167,7 @@ def describe_limits(
     lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
     if lists_actions:
         with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
-            summary, _ = exam.evaluate(model, tokenizer, pool, seed, partial(CopyingActor, model=model))
+            summary, _ = exam.evaluate(model, processing_class, pool, seed, partial(CopyingActor, model=model))
         reached["Copying"] = summary["success_rate"], "if each action is one of the listed ones"
     if expert is not None:
         factory, answer, rows = exam.environment_factory, expert, exam.rows
@@ -171,7 +180,7 @@ def describe_limits(
         planned = replace(exam, rows=rows)
         with EnvironmentPool(factory, exam.limits) as pool:
             summary, _ = planned.evaluate(
-                model, tokenizer, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
+                model, processing_class, pool, seed, partial(PlanningActor, expert=answer, seed=seed)
             )
         name = "Planning" if lists_actions or any(called) else UNLISTED
         reached[name] = summary["success_rate"], "if the expert's action replaces each that has an effect"

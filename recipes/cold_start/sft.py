@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import (
-    AutoTokenizer,
     PreTrainedTokenizerBase,
     PrinterCallback,
+    ProcessorMixin,
     ProgressCallback,
 )
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
@@ -29,15 +29,20 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
+from g2po_recipes.cold_start.images import COLUMN, ImageCollator
 from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.stop_tokens import get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
+from g2po_trl.prompts.chat_template import get_tokenizer
+from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.utils.adapters import on_language_part
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.forward_pass import without_cudnn_attention
+from g2po_trl.utils.images import Picture
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.options import option
 from g2po_trl.utils.show import wrapped
@@ -62,9 +67,10 @@ def teach(
     args: SFTConfig,
     samples: Dataset,
     exam: SuccessEvaluation,
-    processing_class: PreTrainedTokenizerBase,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
     peft_config: Any = None,
     checkpoint: str | None = None,
+    pictures: Mapping[str, Picture] | None = None,
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """Fine-tune until the evaluation reaches its target or the samples are used up.
 
@@ -74,29 +80,36 @@ def teach(
         samples: prompts and completions, see `build_dataset`, or their token ids, see `build_rows`; the loss is on
             the completions.
         exam: the evaluation.
-        processing_class: the model's tokenizer.
+        processing_class: the model's tokenizer, or its processor if it reads images.
         peft_config: configuration of an adapter. `None`: full fine-tuning.
         checkpoint: folder to resume from.
+        pictures: images of the samples by their hashes, see `build_rows`.
 
     Returns:
         The model with a merged adapter, and the summary of each evaluation with its `step` and `samples`.
 
     Raises:
-        G2POError: if the samples do not match the rollout's prompts, see `validate_samples`.
+        G2POError: if the samples do not match the rollout's prompts, see `validate_samples`, and for images with
+            `padding_free`.
     """
+    tokenizer = get_tokenizer(processing_class)
+    if COLUMN in samples.column_names:
+        if args.padding_free:
+            raise G2POError("padding_free is True, and prompts have images, whose rows are padded: remove it")
+        args.remove_unused_columns = False  # TRL's collator ignores the column, `ImageCollator` reads it
     trainer = SFTTrainer(
         model=model,
         args=args,
         train_dataset=samples,
-        processing_class=processing_class,
+        processing_class=tokenizer,
         peft_config=peft_config,
     )
     trained = trainer.accelerator.unwrap_model(trainer.model)
+    if (inputs := ImageInputs.of(processing_class, trained)) is not None:
+        trainer.data_collator = ImageCollator(trainer.data_collator, inputs, pictures or {})
     if "input_ids" not in samples.column_names:
-        stop_token_ids = get_stop_token_ids(processing_class, trained)
-        validate_samples(
-            samples, trainer.train_dataset, processing_class, exam.template, stop_token_ids, args.max_length
-        )
+        stop_token_ids = get_stop_token_ids(tokenizer, trained)
+        validate_samples(samples, trainer.train_dataset, tokenizer, exam.template, stop_token_ids, args.max_length)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
@@ -158,8 +171,8 @@ class TeachingArguments(Sampling):
 
 def load_base_model(
     script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig
-) -> tuple[str, PreTrainedTokenizerBase]:
-    """Return the base model, a folder or a Hub id, and its tokenizer.
+) -> tuple[str, PreTrainedTokenizerBase | ProcessorMixin]:
+    """Return the base model, a folder or a Hub id, and its tokenizer, or its processor if it reads images.
 
     Called first, so that invalid options fail before any work.
 
@@ -189,7 +202,7 @@ def load_base_model(
             "--resume-from-checkpoint auto to go on, --overwrite to begin again, or another --output-dir"
         )
     name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
-    return name, AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+    return name, load_processing_class(name, revision=model_args.model_revision)
 
 
 def draw_samples(
@@ -214,10 +227,11 @@ def run_teaching(
     script_args: TeachingArguments,
     args: SFTConfig,
     model_args: ModelConfig,
-    base_model: tuple[str, PreTrainedTokenizerBase],
+    base_model: tuple[str, PreTrainedTokenizerBase | ProcessorMixin],
     samples: Dataset,
     exam: SuccessEvaluation,
     describe_limits: Callable[..., str] | None = None,
+    pictures: Mapping[str, Picture] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune, save the model and its evaluations, and return the last one, with `reached`: whether the target was.
 
@@ -230,11 +244,12 @@ def run_teaching(
         exam: the evaluation.
         describe_limits: returns what limits a model that missed the target, from the model, its tokenizer, the seed
             and the last evaluation.
+        pictures: of `teach`.
 
     Raises:
         G2POError: if the chat template does not fit.
     """
-    name, tokenizer = base_model
+    name, processing_class = base_model
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
@@ -242,11 +257,13 @@ def run_teaching(
         shutil.rmtree(output / "exams", ignore_errors=True)
     else:
         print(f"Resuming from {checkpoint}", flush=True)
-    model, results = teach(name, args, samples, exam, tokenizer, get_peft_config(model_args), checkpoint)
+    if (adapter := get_peft_config(model_args)) is not None:
+        adapter = on_language_part(adapter, name, revision=model_args.model_revision)
+    model, results = teach(name, args, samples, exam, processing_class, adapter, checkpoint, pictures)
     if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)
     model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
+    processing_class.save_pretrained(output)
     last = results[-1]
     about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": last["seconds"]}
     source = Path(name, "source.json")  # written with SmolLM2's weights
@@ -260,7 +277,7 @@ def run_teaching(
     )
     print(wrapped(said))
     if not reached and describe_limits is not None:
-        print(wrapped(describe_limits(model, tokenizer, args.seed, last)), flush=True)
+        print(wrapped(describe_limits(model, processing_class, args.seed, last)), flush=True)
     return {**last, "reached": reached}
 
 

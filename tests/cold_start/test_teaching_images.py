@@ -1,0 +1,145 @@
+"""Teaching with images: a sample's loss is the model's own, and what is saved is trained and evaluated further."""
+
+import runpy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vision_models
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT
+from trl import SFTConfig, SFTTrainer
+
+from g2po_recipes.cold_start import limits, sft
+from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
+from g2po_recipes.cold_start.exam import SuccessEvaluation
+from g2po_recipes.cold_start.images import COLUMN, pictures_in
+from g2po_trl import EnvironmentPool, Player, PoolLimits, Sampling, read_jsonl
+from g2po_trl.cli.commands.teach import resolve
+from g2po_trl.cli.commands.train import read
+from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.engines.base import Engine
+from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.prompts.images import load_processing_class, reads_images
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.trajectory import image_file
+from g2po_trl.utils.errors import G2POError
+
+RECIPE = recipes_folder() / "teach_environment.py"
+
+TASKS = [{"seed": seed} for seed in range(5)]
+
+
+def play(processor, history):
+    engine = Engine(processor.tokenizer, [processor.tokenizer.eos_token_id])
+    engine.reads_text_because = None
+    actor = ExpertActor(
+        engine, ChatEncoder(processor), LETTER_PROMPT, history=history, expert=lambda *_: {"content": "b"}
+    )
+    with EnvironmentPool(vision_models.DrawnLetterEnvironment, PoolLimits(1)) as pool:
+        return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
+
+
+FAST = {("Qwen2.5-VL", "conversation"), ("Idefics3", "window")}
+CASES = [
+    pytest.param(family, history, marks=[] if (family, history) in FAST else pytest.mark.slow)
+    for family in vision_models.FAMILIES
+    for history in ("window", "conversation")
+]
+
+
+@pytest.mark.parametrize(("family", "history"), CASES)
+def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypatch):
+    """Of all steps, each as a row of its own with the images of its prompt, without TRL's collator and loss."""
+    model, processor = vision_models.build(family)
+    trajectories = play(processor, history)
+    steps = [step for one in trajectories for step in one.steps]
+    rows = build_rows(trajectories)
+    assert len(rows) == (5 if history == "conversation" else 10) and len(steps) == 10
+    assert [len(row[COLUMN]) for row in rows] == [2 if history == "conversation" else 1] * len(rows)
+    alone = SimpleNamespace(processing_class=processor, model=model)
+    with torch.no_grad():
+        expected = -torch.cat([vision_models.by_hand(alone, step) for step in steps]).mean()
+    losses = []
+
+    class Recording(SFTTrainer):
+        def compute_loss(self, *args, **kwargs):
+            losses.append(super().compute_loss(*args, **kwargs))
+            return losses[-1]
+
+    monkeypatch.setattr(sft, "SFTTrainer", Recording)
+    args = SFTConfig(
+        str(tmp_path), per_device_train_batch_size=len(rows), max_steps=1,
+        use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True, max_length=None,
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    game, sampling = vision_models.DrawnLetterEnvironment, Sampling(1.0, max_completion_length=2)
+    exam = SuccessEvaluation(
+        game, TASKS[:2], LETTER_PROMPT, 2, 3, sampling, target=1.0, every=9, prompts={"history": history}
+    )
+    samples = [{name: value for name, value in row.items() if name != "actions"} for row in rows]
+    _, results = sft.teach(
+        model, args, Dataset.from_list(samples), exam, processor, pictures=pictures_in(trajectories)
+    )
+    assert len(losses) == 1 and losses[0].item() == pytest.approx(expected.item(), abs=2e-5)
+    assert results[-1]["episodes"] == 2 and results[-1]["error_rate"] == 0
+
+
+DRAWN = """
+from g2po_envs.sokoban import SokobanEnvironment, expert
+
+def drawn():
+    return SokobanEnvironment(render="image")
+"""
+WORDS = (
+    "--num_exam_episodes 3 --num_demonstrations 8 --max_steps 2 --exam_steps 9 --max_turns 3 --demonstration_turns 9 "
+    "--max_completion_length 48 --use_cpu true --bf16 false --save_strategy no --num_environment_workers 1 "
+    "--learning_rate 1e-3 --per_device_train_batch_size 4 --target_valid 0 --model start --disable_tqdm true "
+).split()
+
+
+def run(monkeypatch, *words):
+    words = resolve(read(["drawn_to_teach.py:drawn", *WORDS, *words]))[1]
+    monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "drawn_to_teach", raising=False)
+    (tmp_path / "drawn_to_teach.py").write_text(DRAWN)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"size": "tiny", "number": {number}}}\n' for number in range(6)))
+    for part in vision_models.build("Idefics3"):
+        part.save_pretrained(tmp_path / "start")
+    return tmp_path
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatch, capsys):
+    """An adapter is on the language part, as in training; images reach the search for what limits a model."""
+    monkeypatch.setattr(limits, "FORMAT", -1.0)  # else an untaught format is the limit
+    run(monkeypatch, *(["--use_peft", "true", "--lora_target_modules", "all-linear"] if adapter else []))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 expert episodes succeed" in said and "if each action is one of the listed ones" in said
+    before, after = (load_model(str(drawn / name)).state_dict() for name in ("start", "runs/model-start"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("text_model" in name for name in moved)
+    assert any("vision_model" in name for name in moved) != adapter
+    assert reads_images(load_processing_class("runs/model-start"))
+    episodes = list(read_jsonl(*drawn.glob("runs/model-start/exams/*.jsonl")))
+    files = {image_file(drawn / "runs/model-start/exams/x", name) for one in episodes for name in one.steps[0].images}
+    assert len(files) == 1 and all(file.is_file() for file in files)
+
+
+def test_rows_with_images_are_padded(drawn, monkeypatch):
+    with pytest.raises(G2POError, match="padding_free is True, and prompts have images"):
+        run(monkeypatch, "--padding_free", "true")
+
+
+def test_a_model_that_reads_text_alone_is_refused_before_it_is_taught(drawn, tiny_model_dir, monkeypatch):
+    with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images, or not the packages"):
+        run(monkeypatch, "--model", str(tiny_model_dir))
+    assert not (drawn / "runs/model-start").exists()
