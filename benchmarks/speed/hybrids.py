@@ -56,10 +56,10 @@ TITLES = (
     "Layout",
     "Positions",
     "CPU seconds",
-    "Padded, by",
-    "Nats, largest",
-    "Gradient",
-    "bf16: alone, layout",
+    "Speed-up over padded",
+    "Largest difference, nats",
+    "Gradient, relative",
+    "bf16, nats: alone, layout",
 )
 
 
@@ -198,19 +198,19 @@ def page(result: dict[str, Any]) -> str:
     about = (
         f"`{result['command'].partition(' --models')[0]}`, in several calls with `--models`: "
         f"tiny random models, {result['step samples']} step samples as windows of "
-        f"two turns and as many as whole conversations, forward and backward passes of at "
+        f"two turns and the same number as whole conversations, forward and backward passes of at "
         f"most {result['max_tokens']:,} positions, medians of {result['repetitions']} on {machine['torch threads']} "
         f"thread. Written by the command, from [results.json](results.json).\n\n"
-        "`padded`: one sample a row. `chained`: a sample that begins another is scored in its row. `forked`: a common "
-        "prefix is a row of its own, and its cache starts each continuation. *Nats* and *gradient* are float32 "
-        "distances to each sample alone; *bf16* is the mean distance of bfloat16 log-probabilities to float32 ones, "
-        "of each sample alone and in the layout."
+        "`padded`: one sample per row. `chained`: a sample that begins another one is scored in the row of that one. "
+        "`forked`: a common prefix has its own row, and its cache starts each continuation. *Largest difference* (of "
+        "log-probabilities) and *gradient* are float32 distances to each sample alone; *bf16* is the mean distance of "
+        "bfloat16 log-probabilities from float32 ones, of each sample alone and in the layout."
     )
     busy = {name: of["load"] for name, of in result["models"].items() if name in forked and of.get("load", 0) >= 1}
     if busy:
         told = ", ".join(f"`{name}` {load:g}" for name, load in busy.items())
         about += f" CPU seconds were measured while other jobs ran; load averages, where recorded: {told}."
-    text = ["# Models that share without a mask", about, "\n".join(lines)]
+    text = ["# Hybrid models that share prefixes without a mask", about, "\n".join(lines)]
     return "\n\n".join([*text, *(["Not forked:\n\n" + "\n".join(others)] if others else [])]) + "\n"
 
 

@@ -216,16 +216,16 @@ def compare(batch: StepBatch, max_tokens: int) -> dict[str, Any]:
 def page(result: dict[str, Any]) -> str:
     """Return the page of a results file."""
     lines = [
-        "# Positions by arrangement\n",
+        "# Positions by layout\n",
         f"One iteration of generated ALFWorld games, played by the tiny model; written by `{result['command']}`, from "
-        "[results.json](results.json). The docstring of the program says what is counted. CPU seconds are those of "
+        "[results.json](results.json). The docstring of the program defines the counts. CPU seconds are those of "
         "forward and backward passes of the first step samples.",
     ]
     for name in SAMPLES:
         of, timed = result[name], medians(result[name]["CPU seconds"])
         about = f"{of['step samples']} step samples, {of['tokens']:,} tokens; {of['timed']} are timed"
         lines += [f"\n## {name.capitalize()}\n", f"{about}.\n"]
-        lines += ["| Arrangement | Positions | TRL's by | Pairs, millions | Kept, MB | Passes | CPU seconds |"]
+        lines += ["| Layout | Positions | TRL / layout | Pairs, millions | Kept, MB | Passes | CPU seconds |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for arrangement, row in of["counts"].items():
             fewer = of["counts"]["trl"]["positions"] / row["positions"]
