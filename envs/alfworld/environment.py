@@ -3,8 +3,8 @@
 `key` chooses the state keys of the graph:
 
 - `"released"`, the rule of the paper's released code: the observation and the list of admissible actions (which shows
-  the carried object). After "You heat/cool/clean … " or "You turn on …", the next state's key also contains this
-  sentence, so the action is remembered for one state and then forgotten.
+  the carried object). After "You heat/cool/clean … " or "You turn on …", the next state's key also contains that
+  sentence's own key, so the action is remembered for one state and then forgotten.
 - `"memory"`: the observation and the list, and the past actions that no text shows any more: which objects were heated
   or cooled (the last of the two counts), cleaned, switched on.
 

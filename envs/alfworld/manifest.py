@@ -78,8 +78,8 @@ class Manifest:
                 + (
                     f"{sum(skipped.values())} left out ({reasons})"
                     if skipped
-                    else f"no {GAME_FILE} below it. `alfworld-download` gets the official ones, "
-                    "`python -m g2po_envs.alfworld.games` makes some"
+                    else f"no {GAME_FILE} below it. `alfworld-download` downloads the official ones, "
+                    "`python -m g2po_envs.alfworld.games` generates games"
                 )
             )
         return cls(dict(sorted(games.items())), dict(skipped))
@@ -138,6 +138,6 @@ def _task_type(path: Path) -> str:
     if described:
         return described
     raise CorruptGameError(
-        f"{path}: task type unknown. Put a traj_data.json with a task_type beside it, or name a folder above it "
+        f"{path}: task type unknown. Put a traj_data.json with a task_type next to it, or name a parent folder "
         "like pick_and_place_simple-Mug-None-Desk-1"
     )

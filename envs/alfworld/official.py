@@ -64,8 +64,8 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
     folder = root / RELEASE / split
     if not folder.is_dir():
         raise G2POError(
-            f"{folder} is not there: `python -m g2po_envs.alfworld.official` gets the official games (2 GB), or set "
-            "ALFWORLD_DATA to where they are"
+            f"{folder} is not there: `python -m g2po_envs.alfworld.official` downloads the official games (2 GB), or "
+            "set ALFWORLD_DATA to their folder"
         )
     games = Manifest.scan(folder)
     number = len(games) + games.skipped.get("the same game again", 0)
@@ -73,14 +73,14 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
     if missing or number != release.numbers[split]:
         raise G2POError(
             f"{folder} holds {number} playable games, officially there are {release.numbers[split]}; of "
-            f"{len(release.known[split])} known ones {len(missing)} are missing. If a download broke off, "
-            "`python -m g2po_envs.alfworld.official` goes on with it; other games are played with the folder's path"
+            f"{len(release.known[split])} known ones {len(missing)} are missing. If a download was "
+            "interrupted, `python -m g2po_envs.alfworld.official` continues it; to play other games, pass their folder"
         )
     recorded = _read_record(root).get("manifests", {}).get(split, games.hash)
     if recorded != games.hash:
         raise G2POError(
-            f"{folder}: manifest {games.hash}, but {root / RECORD} recorded {recorded}: the games were changed. Get "
-            "them again, or delete the record if that was meant"
+            f"{folder}: manifest {games.hash}, but {root / RECORD} recorded {recorded}: the games were changed. "
+            "Download them again, or delete the record if this is intended"
         )
     return games
 
@@ -103,7 +103,7 @@ def _read_record(root: Path) -> dict:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
-        raise G2POError(f"{path} cannot be read ({error}): delete it, it is written anew") from error
+        raise G2POError(f"{path} cannot be read ({error}): delete it, and it is written again") from error
 
 
 def main() -> None:

@@ -244,7 +244,7 @@ def _how_it_ended(process: subprocess.Popen) -> str:
     status = process.poll()
     if status is None:
         return "is running"
-    return f"died by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 
 def evaluation(result: Mapping[str, Any]) -> tuple[bool, float]:
