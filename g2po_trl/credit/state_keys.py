@@ -217,7 +217,7 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
     """Return the representative of each distinct text.
 
     In sorted order, a text joins the most similar representative before it if their similarity is at least
-    `threshold`, and else becomes a representative. The result depends on the texts alone. Every text is similar to its
+    `threshold`, and else becomes a representative. The result depends only on the texts. Every text is similar to its
     representative; two texts of a node may be less similar to each other.
 
     Similarity is the fraction of common word pairs (Jaccard). Candidates come from MinHash and locality-sensitive

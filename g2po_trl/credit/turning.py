@@ -17,7 +17,7 @@ def value_falls(graph: StateGraph) -> np.ndarray:
 def turning_steps(graph: StateGraph) -> np.ndarray:
     """Return the position of each trajectory's turning point, (M,): the step with the largest fall of V.
 
-    The last step of an episode that was cut off by the turn limit falls to 0 whatever it did, and may be the largest.
+    For an episode at the turn limit, the last step always falls to 0, and this fall may be the largest.
     -1: V never falls, as in a group without success, or the trajectory is not counted.
     """
     falls, found = value_falls(graph), np.full(len(graph.lengths), -1)

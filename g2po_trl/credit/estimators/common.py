@@ -23,6 +23,12 @@ def episode_advantage(
     With `episode_statistics="trajectory"`, the penalty is subtracted from the result. With `"step"`, it is subtracted
     from R first, and mean and standard deviation are over all steps of the group, so that long episodes weigh more.
 
+    Args:
+        graph: S steps.
+        scale_by_std: divide by the standard deviation. `False`: only subtract the mean.
+        invalid_action_penalty: the penalty of a step whose completion lacks the required format.
+        episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code).
+
     Returns:
         (S,) float64.
 

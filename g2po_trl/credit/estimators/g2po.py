@@ -43,7 +43,7 @@ def g2po(
         (S,) float64.
 
     Raises:
-        ValueError: for an unknown `episode_statistics`.
+        G2POError: for an unknown `episode_statistics`.
     """
     options = scale_by_std, invalid_action_penalty, episode_statistics, node_centric, edge_centric, aggregate
     advantage, *others = g2po_terms(graph, *options).values()
@@ -76,8 +76,13 @@ def node_advantage(
 ) -> np.ndarray:
     """Return A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node.
 
-    V is R at the end of a trajectory. With `aggregate=False`, the return of the next step replaces V. The penalty is
-    subtracted from V(s_{j+1}) of a step whose completion lacks the required format.
+    V is R at the end of a trajectory.
+
+    Args:
+        graph: S steps.
+        scale_by_std: divide by the standard deviation of the node's steps. `False`: only subtract the mean.
+        invalid_action_penalty: subtracted from V(s_{j+1}) of a step whose completion lacks the required format.
+        aggregate: `False` replaces V by the return of the next step.
 
     Returns:
         (S,) float64; 0 in a node with one step, or with equal next values.
@@ -90,7 +95,12 @@ def node_advantage(
 def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
     """Return A_EC = (delta_j - mean) / (std + 1e-6), over all steps of the group.
 
-    delta_j = V(s_{j+1}) - V(s_j) is the progress of step j. With `aggregate=False`, the steps' own returns replace V.
+    delta_j = V(s_{j+1}) - V(s_j) is the progress of step j.
+
+    Args:
+        graph: S steps.
+        scale_by_std: divide by the standard deviation of the group's steps. `False`: only subtract the mean.
+        aggregate: `False` replaces V by the steps' own returns.
 
     Returns:
         (S,) float64.

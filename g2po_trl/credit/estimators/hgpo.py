@@ -5,8 +5,8 @@
     w_k ~ (k + 1)^alpha                    sums to 1 over the comparisons in which a step takes part
     G_j = gamma^(T-j) R
 
-A_0 is GiGPO's A_S. A set of one, or of equal returns, is no comparison. Standard deviations are divided by n. The
-equations follow `recipe/hgpo` of verl-agent.
+A_0 is GiGPO's A_S. A set of one, or of equal returns, does not count as a comparison. Standard deviations are divided
+by n. The equations follow `recipe/hgpo` of verl-agent.
 """
 
 from __future__ import annotations
