@@ -196,7 +196,7 @@ class Trajectory:
 
 
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task's row as it is written: plain JSON data without secrets, in about `LONGEST_ROW` characters.
+    """Return the stored form of a task's row: plain JSON data without secrets, in about `LONGEST_ROW` characters.
 
     In a longer row, texts are cut at `LONGEST_TEXT` characters, and the last columns are left out; `CUT` marks both.
     """

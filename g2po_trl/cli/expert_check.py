@@ -60,7 +60,7 @@ def expert_findings(
 ) -> list[Finding]:
     """Return the success of an expert in `EPISODES` episodes of each task; nothing for several environments.
 
-    `extra`: functions that return further findings of what it played.
+    `extra`: functions that return further findings about its episodes.
     """
     from g2po_recipes.cold_start.experts import ExpertEnvironment, agent_answer, carried_answer
 

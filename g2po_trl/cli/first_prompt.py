@@ -103,7 +103,7 @@ class FirstPrompt:
         }
         engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model))
         engine.reads_text_because = (
-            None if reads_images(processing_class) else f"{model} reads text alone: pass another"
+            None if reads_images(processing_class) else f"{model} reads only text: pass another"
         )
         encode = ChatEncoder(processing_class, self.settings.get("chat_template_kwargs"))
         actor = PromptActor(engine, encode, self.template, history=self.history, **lengths)

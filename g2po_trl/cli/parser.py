@@ -324,7 +324,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _unknown(word: str, known: Iterable[str], where: str) -> str:
-    """Return the message about a word that is no flag or key, with the nearest known one."""
+    """Return the message about an unknown flag or key, with the nearest known one."""
     word, known = word.partition("=")[0], list(known)
     if where == "a flag" and not word.startswith("-"):
         return f"{word!r} does not belong to a flag: --help lists the flags"

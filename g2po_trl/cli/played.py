@@ -33,7 +33,7 @@ def environment_and_tasks(
 
 
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
-    """Return the tasks in JSON or a file, by default tasks.jsonl beside file.py; else one without arguments."""
+    """Return the tasks in JSON or a file, by default tasks.jsonl next to file.py; else one without arguments."""
     file = beside(name, "tasks.jsonl") if file is None and not given else file
     return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
 TEXT_ONLY = (
-    "the model reads text alone: train a vision-language model, and pass its processor as processing_class if you "
+    "the model reads only text: train a vision-language model, and pass its processor as processing_class if you "
     "pass one"
 )
 
@@ -102,7 +102,7 @@ class Engine:
     is_collective = False
     takes_seeds = False
     streams = False
-    reads_text_because: str | None = "this engine is given token ids alone: set engine='transformers'"
+    reads_text_because: str | None = "this engine gets only token ids: set engine='transformers'"
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
 
-_SHARED = "ranks share a vLLM (tensor parallelism, or TRL's server), which takes text alone: colocate one per rank"
+_SHARED = "ranks share a vLLM (tensor parallelism, or TRL's server), which accepts only text: colocate one per rank"
 
 
 class VLLMEngine(RequestEngine):

@@ -115,14 +115,14 @@ def why_merged(model: PeftModel, sleeps: bool = False, has_base: bool = True) ->
 
 
 def why_not_served(config: PeftConfig, has_base: bool = False) -> str | None:
-    """Return why vLLM cannot serve an adapter beside its base, as far as its configuration tells, or `None`."""
+    """Return why vLLM cannot serve an adapter separately from its base, by its configuration, or `None`."""
     if config.peft_type != PeftType.LORA:
         return "it serves one LoRA adapter"
     for name in _NOT_SERVED:
         if getattr(config, name, None):
             return f"it does not serve LoRA with {name}"
     if getattr(config, "trainable_token_indices", None) or config.bias != "none":
-        return "it serves LoRA alone, and other weights are trained too"
+        return "it serves only LoRA, and other weights are trained too"
     if not has_base and config.init_lora_weights not in _SAME_BASE:
         return (
             f"init_lora_weights={config.init_lora_weights!r} changes the base's weights, which it has from elsewhere"

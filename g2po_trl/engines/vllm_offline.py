@@ -21,7 +21,7 @@ class OfflineVLLMEngine(RequestEngine):
 
     Attributes:
         longest: maximum tokens of prompt and completion together.
-        images_from: folders or Hub ids that may have the processor, in order; none if the model reads text alone.
+        images_from: folders or Hub ids that may have the processor, in order; none if the model reads only text.
     """
 
     def __init__(self, model: str, options: dict[str, Any] | None = None, **vllm_options: Any):

@@ -22,15 +22,15 @@ class Observation:
     """An observation of the agent.
 
     Args:
-        text: shown in the prompt.
+        text: the text shown in the prompt.
         state_key: steps with equal keys are in the same state of the graph. `None`: the text is the key.
         admissible_actions: the actions that can be executed in this state; the prompt lists them. `None`: unknown.
         task: the goal in words. Return it from `reset`; the prompt repeats it at every step.
-        request: the chat messages and tools that the model is asked with, instead of a prompt made of the fields
-            above. The action is then a `ChatResponse` as JSON. `None`: the trainer's prompt template asks.
-        images: shown before the text: PIL images, paths, uint8 arrays (height, width, 3) or data URLs. Needs a
-            vision-language model. Without a `state_key`, they and the text are the key. A request has its own images
-            in its messages.
+        request: the chat messages and tools of the prompt, instead of a prompt made of the fields above. The action is
+            then a `ChatResponse` as JSON. `None`: the trainer's prompt template makes the prompt.
+        images: images shown before the text: PIL images, paths, uint8 arrays (height, width, 3) or data URLs. Needs a
+            vision-language model. Without a `state_key`, the images and the text are the key. A request has its own
+            images in its messages.
     """
 
     text: str
@@ -48,8 +48,8 @@ class StepResult:
     Args:
         observation: the next observation; a string is an `Observation` with that text.
         reward: the reward of this step. An episode's reward is the sum over its steps.
-        terminated: the task is over.
-        truncated: the environment ended the episode early, e.g. at its own time limit.
+        terminated: whether the task is over.
+        truncated: whether the environment ended the episode early, e.g. at its own time limit.
         info: facts about the episode so far, read at its last step, also if `max_turns` ends it. `success`, read with
             `terminated`, is whether the episode succeeded (default: its reward is above 0); a truncated episode is a
             failure. `failure_reason`, `"kind"` or `"kind: detail"`, marks an episode ended by the agent's own mistake;

@@ -2,7 +2,7 @@
 
 Such a module is named by its path without the suffix, dots quoted. Pickles of its classes hold this name, and every
 process that has imported this module finds the file by it. `import helpers` in such a file, or in what it imports
-from its folder, means the `helpers` beside it; the standard library comes first.
+from its folder, means the `helpers` next to it; the standard library comes first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """Return the module of a file. The end of `sys.path` gets its folder, for what is imported by name alone."""
+    """Return the module of a file. Its folder is appended to `sys.path`, for imports by name."""
     path = Path(path).resolve()
     if (folder := str(path.parent)) not in sys.path:
         sys.path.append(folder)

@@ -159,7 +159,7 @@ def find_environments(tree: ast.Module) -> list[str]:
 
 
 def _is_environment(base: str, imported: Mapping[str, str]) -> bool:
-    """Return whether a base class is an environment, by its name and that of its module alone."""
+    """Return whether a base class is an environment, only by its name and that of its module."""
     module, dot, name = base.partition(".")
     base = imported.get(module, module) + dot + name
     bundled = base.startswith(("g2po_trl.", "g2po_envs."))

@@ -201,8 +201,8 @@ def check_is_there(name: str, what: str) -> None:
     """Raise `G2POError` if the file of a run's environment or agent does not exist any more."""
     if is_missing(name):
         raise G2POError(
-            f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, where it is now; the "
-            "run's settings and tasks stay"
+            f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, its new place; the "
+            "run's settings and tasks are kept"
         )
 
 

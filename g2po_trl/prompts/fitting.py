@@ -82,11 +82,11 @@ def cut_to_fit(
     """Return the prompt of at most `max_length` tokens that keeps most characters, up to `keep`; of 0, any.
 
     Args:
-        build: returns the prompt that keeps so many characters; with images, by their processor, which takes long.
+        build: returns the prompt that keeps a number of characters; with images, it calls the slow processor.
         size: returns its tokens, with one in place of each image.
         of_images: further tokens of the images, the same in all these prompts.
-        keep: most characters.
-        max_length: tokens.
+        keep: maximum number of characters.
+        max_length: maximum number of tokens.
     """
     room = max_length - of_images
     while True:

@@ -4,7 +4,7 @@ A line is a batch as the OTLP file exporter writes it (`resourceSpans`; also `re
 spans), or one span, as console exporters write it. The spans of a conversation (`gen_ai.conversation.id`, else of a
 trace) are an episode, its calls in the order of their beginnings.
 
-Task and result are no part of the conventions. They are attributes of any of the episode's spans or of its resource,
+Task and result are not part of the conventions. They are attributes of any of the episode's spans or of its resource,
 `task_id`, `reward` and `success`, also with `g2po.` before them, or lines of their own, with the conversation's or the
 trace's id as `episode_id`. Without a reward, it is the score of the episode's only evaluation
 (`gen_ai.evaluation.result`).
@@ -240,7 +240,7 @@ def _attributes(given: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """Return an OTLP value as plain data; any other as it is."""
+    """Return an OTLP value as plain data; any other value unchanged."""
     if not isinstance(value, Mapping) or len(value) > 1:
         return value
     if not value:  # null

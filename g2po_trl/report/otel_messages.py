@@ -186,7 +186,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def read_json(value: Any) -> Any:
-    """Return the list or object in a JSON text; any other value as it is."""
+    """Return the list or object in a JSON text; any other value unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:

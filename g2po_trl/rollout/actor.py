@@ -93,7 +93,7 @@ class PromptActor:
         if seen.images and self.engine.reads_text_because is not None:
             raise G2POError(
                 f"the observation has {len(seen.images)} images, and {self.engine.reads_text_because}; or let the "
-                "environment return text alone"
+                "environment return only text"
             )
 
     def saved_template(self) -> AbstractContextManager[None]:

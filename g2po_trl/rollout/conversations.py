@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Conversations:
-    """The conversations of running episodes. `stats` counts prompts that could continue others, and those that did."""
+    """The conversations of running episodes. `stats` counts prompts that could continue others, and that do."""
 
     encoder: ConversationEncoder
     template: PromptTemplate

@@ -71,6 +71,9 @@ class Player:
         Returns:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
             such a trajectory has outcome `"error"` or `"lost"`.
+
+        Raises:
+            G2POError: if the number of groups or seeds differs from that of the tasks.
         """
         if self.before_play:
             self.before_play()

@@ -106,7 +106,7 @@ def _not_masked(model: torch.nn.Module) -> str | None:
 
 
 def takes_packed(attention: str) -> bool:
-    """Return whether the implementation separates sequences of a row by positions alone, as flash attention does."""
+    """Return whether the implementation separates sequences of a row by positions, as flash attention does."""
     return "flash" in attention
 
 

@@ -67,7 +67,7 @@ class Pack:
 def pack_rows(
     rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], layout: str, length: RowLength
 ) -> list[Pack]:
-    """Return the packed rows of a layout, from lengths alone; see `cut_into_packs`."""
+    """Return the packed rows of a layout, derived from lengths; see `cut_into_packs`."""
     if layout == "padded":
         return [Pack([row], [0], size) for row, size in zip(rows, lengths)]
     if layout == "chained":
@@ -122,7 +122,7 @@ def _halves(pack: Pack, lengths: Sequence[int] | dict[int, int], fork_cost: int 
 def cut_into_packs(
     rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int, longest: int = 0
 ) -> list[Pack]:
-    """Return packed rows of at most `max_tokens` tokens, of sequences in the order given, from lengths alone.
+    """Return packed rows of at most `max_tokens` tokens, of sequences in the order given, derived from lengths.
 
     `overlaps` are the tokens that each sequence has in common with its predecessor. A longer sequence has its own row,
     which also holds, up to `longest` tokens, the following sequences that share most of their tokens with it.
@@ -175,7 +175,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def row_width(tokens: int, multiple: int | None) -> int:
-    """Return the length of a row for so many tokens: a multiple that is not 64 modulo 128, or `tokens` without one.
+    """Return the length of a row of `tokens` tokens: a multiple that is not 64 modulo 128, or `tokens` without one.
 
     cuDNN's attention makes NaN of a gradient under a mask at 64 modulo 128 (docs/speed.md), so such a row gets one
     multiple more.

@@ -223,7 +223,7 @@ def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) 
         quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
         if quantized and isinstance(layer, LycorisLayer):
             raise G2POError(
-                "the adapter is LoHa or LoKr, which PEFT does not compute beside quantized weights: use LoRA, or load "
+                "the adapter is LoHa or LoKr, which PEFT does not support with quantized weights: use LoRA, or load "
                 "the model without quantization_config"
             )
     is_lora = isinstance(layers[0], LoraLayer) if layers else False

@@ -304,7 +304,7 @@ def test_after_a_check_with_options_comes_a_file_that_has_them(folder, capsys):
     code, said, _ = outcome(capsys, "check", "g2po_trl:GymnasiumEnvironment", *options, "--task", '{"seed": 1}')
     assert code == 0 and said.splitlines()[-1] == (
         "Next: write game = functools.partial(GymnasiumEnvironment, **{'env_id': 'games_of_gymnasium:Letters-v0', "
-        "'any_text': True}) into game.py and tasks into tasks.jsonl beside it; then g2po train game.py:game "
+        "'any_text': True}) into game.py and tasks into tasks.jsonl next to it; then g2po train game.py:game "
         "--model MODEL"
     )
     code, said, _ = outcome(

@@ -449,7 +449,7 @@ def test_the_first_prompt_has_its_images(tmp_path, tiny_model_dir):
     wanted, _ = ChatEncoder(processor)(first.messages)
     assert ids == wanted and processor.image_token_id in ids
     assert f"[image {first.episode.observation.images[0]}]" in first.text()
-    with pytest.raises(G2POError, match="reads text alone"):
+    with pytest.raises(G2POError, match="reads only text"):
         first.tokens_for(str(tiny_model_dir))
 
 

@@ -101,7 +101,7 @@ def test_lora_checkpointing_and_resume_in_the_middle_of_an_iteration(tmp_path):
 
 
 def test_what_reads_text_alone_is_refused_before_any_work(tmp_path, tiny_model_dir):
-    with pytest.raises(G2POError, match="the observation has 1 images, and the model reads text alone"):
+    with pytest.raises(G2POError, match="the observation has 1 images, and the model reads only text"):
         make_letter_trainer(tiny_model_dir, tmp_path, DrawnLetterEnvironment)
     model, processor = vision_models.build("Qwen2.5-VL")
     processor.chat_template = processor.tokenizer.chat_template = "{{ messages[0]['content'] }}"

@@ -199,7 +199,7 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
     if options.environment_options:
         return (
             f"write game = functools.partial({name.rpartition(':')[2]}, **{options.environment_options}) into game.py "
-            "and tasks into tasks.jsonl beside it; then g2po train game.py:game --model MODEL"
+            "and tasks into tasks.jsonl next to it; then g2po train game.py:game --model MODEL"
         )
     if not options.agent and name.endswith(".py") and name != ENVIRONMENT:  # `g2po train FILE.py` is a script
         name = f"{name}:{resolve_environment_name(name).rpartition(':')[2]}"

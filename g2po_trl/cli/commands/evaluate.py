@@ -30,7 +30,7 @@ from ..recipe_files import find_config
 
 
 def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, Any]]:
-    """Return the options, and those that the model's run set; flags override `--config`, and this the run's."""
+    """Return the options, and those from the model's run. Flags override `--config`, which overrides the run."""
     of_run: dict[str, Any] = {}
 
     def settings(given: dict[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def recorded_episode(run: str, place: str, iteration: int | None, tasks: Path | 
         tasks: file that has the row, if the run did not keep it whole.
 
     Raises:
-        G2POError: if there is no such episode, or no whole row.
+        G2POError: if there is no such episode, or its row is incomplete.
     """
     if not re.fullmatch(r"\d+\.\d+", place):
         raise G2POError(f"episode is {place!r}: write GROUP.EPISODE, e.g. 3.2")

@@ -33,7 +33,7 @@ _COLOURED = re.compile(r"\x1b\[(\d[\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 class GymnasiumEnvironment(TextEnvironment):
     """A Gymnasium environment as a `TextEnvironment`.
 
-    Text spaces and numbered actions work as they are. For other spaces, override `read_observation` or `read_action`.
+    Text spaces and numbered actions work unchanged. For other spaces, override `read_observation` or `read_action`.
 
     Args:
         env_id: passed to `gymnasium.make`. `"module:Name-v0"` imports the module that registers the environment;

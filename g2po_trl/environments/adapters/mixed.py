@@ -78,7 +78,7 @@ class MixedEnvironment(TextEnvironment):
 
 
 def mixed(environment_factory: Any) -> Any:
-    """Return the factory of a `MixedEnvironment` for a dictionary of factories; any other value is returned as it is.
+    """Return the factory of a `MixedEnvironment` for a dictionary of factories; any other value is unchanged.
 
     Raises:
         G2POError: for an empty dictionary, a name that is not a string, or a value that is not callable.

@@ -82,7 +82,7 @@ def _has_text(value: Any) -> bool:
 
 
 def _in_words(value: Any) -> str:
-    """Return JSON data for a model to read: texts as they are, fields and rows in lines."""
+    """Return JSON data as readable text: strings unchanged, fields and rows in lines."""
     if isinstance(value, Mapping):
         parts = {name: _in_words(part) for name, part in _given(value).items()}
         if len(parts) == 1 and _has_text(value):

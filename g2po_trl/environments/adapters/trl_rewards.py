@@ -35,7 +35,7 @@ class TRLEnvironment:
         tools: stateless functions.
 
     Raises:
-        G2POError: if nothing gives a reward, or there is no tool.
+        G2POError: if there is no source of rewards, or no tool.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class ToolEnvironment(TextEnvironment):
             transformers and torch.
 
     Raises:
-        G2POError: if nothing gives a reward, or the environment has no tool.
+        G2POError: if there is no source of rewards, or the environment has no tool.
     """
 
     prompt_template = TOOL_PROMPT

@@ -60,8 +60,8 @@ class AgentCommand:
     Python that runs the training, unless another one comes first in `PATH`.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
-    The state of a request is the files and the new messages (`workspace_key`). `info["diff"]` has what it changed.
-    This is not a sandbox: the program can read and write whatever the user can.
+    The state of a request consists of the files and the new messages (`workspace_key`). `info["diff"]` has the
+    changes. This is not a sandbox: the program can read and write everything that the user can.
 
     Programs that it starts end with it, including daemons (`supervisor`; outside of Linux, only its process group).
     Its key is valid during the episode only; other programs of the same user can read it.
@@ -207,7 +207,7 @@ class AgentCommand:
     def _check(
         self, task: dict[str, Any], client: AgentClient, variables: dict[str, str], episode: Path, folder: Path
     ) -> dict[str, Any]:
-        """Return the reward of the command `verify`, which has no model to ask, and what it printed."""
+        """Return the reward of the command `verify`, which has no access to the model, and its output."""
         variables = {name: text for name, text in variables.items() if name not in _VARIABLES}
         own = Path(tempfile.mkdtemp(prefix="verify-", dir=episode))  # the agent's settings and caches are not its
         variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.environment}
@@ -260,7 +260,7 @@ def _reward(returncode: int, stdout: str) -> float:
 
 
 def _words(name: str, command: Any) -> list[str]:
-    """Return a command's words. Raises `G2POError` if it has none, or a placeholder that is no column's name."""
+    """Return a command's words. Raises `G2POError` if it has none, or a placeholder that is not a column's name."""
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     except ValueError as error:

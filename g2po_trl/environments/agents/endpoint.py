@@ -2,7 +2,7 @@
 
 There is one endpoint in a worker process, started when the first agent needs it. Sessions cannot be reached without
 their keys, which cannot be guessed. A client without one costs little: its key is checked before its body is read, and
-what it may send is limited in time and size. The connection is closed after each answer, since libraries share a
+its data are limited in time and size. The connection is closed after each answer, since libraries share a
 client between episodes, and an open connection fails in another event loop.
 """
 

@@ -20,13 +20,13 @@ MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
 
 class Program:
-    """A running program. At the end of the context it is killed, with all that it has started.
+    """A running program. At the end of the context it is killed, with all processes that it has started.
 
     Args:
         words: the program and its arguments.
         variables: its environment variables.
         limits: see `supervisor`.
-        folder: in which it runs. `None`: the current one.
+        folder: working folder of the program. `None`: the current one.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Program:
         self.end()
 
     def wait(self, seconds: float | None) -> int | None:
-        """Return the exit status; `None`: it still runs after so many seconds."""
+        """Return the exit status; `None` if the program still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
 
     def outputs(self) -> list[str]:
-        """Return what it wrote to stdout and to stderr."""
+        """Return its stdout and its stderr."""
         return [output.text() for output in self._outputs]
 
     def end(self) -> None:

@@ -1,15 +1,15 @@
 """The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
 
-A request waits in its session until the trainer's model has answered it. One that repeats another gets the same
-answer, and is no second step. It has the same body, and
+A request waits in its session until the trainer's model has answered it. A repeated request gets the same answer, and
+is not a second step. A request repeats another one if it has the same body, and
 
-- its client says so, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
-- the client of the other one closed its connection before the answer.
+- its client marks it, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
+- the client of the other request closed its connection before the answer.
 
-Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
-not come again, is given up (`Session.given_up`). Its client may have reached a time limit, which hides the model's
-answer; or its agent has ended without it (`Call.unread`), as one that is done ends its side requests. An agent that
-goes on after its client has gone has given it up.
+Equal requests without such a mark are separate steps. A request is given up (`Session.given_up`) if its client
+disconnects before the answer and does not repeat it. The client may have reached a time limit, which hides the model's
+answer; or the agent has ended without the answer (`Call.unread`), for example if it cancels side requests when it is
+done. If the agent continues after its client has disconnected, the request is given up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a program, and ends with it all that it started: `python -I -S supervisor.py LIMITS PROGRAM ARGUMENT…`.
+"""Run a program, and end all processes that it has started: `python -I -S supervisor.py LIMITS PROGRAM ARGUMENT…`.
 
 LIMITS is a JSON object: `processes` is how many may run at once, `disk_bytes` what the files in `folder` may take. A
 program beyond a limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why.
@@ -9,7 +9,7 @@ death of the process that started it. Its exit status is the program's.
 On Linux, processes that leave the program's process group (`setsid`, daemons) become children of this one when their
 parents end (`PR_SET_CHILD_SUBREAPER`). Elsewhere they stay: only the program's process group is ended.
 
-This file is run by itself, so it imports the standard library alone.
+This file is run by itself, so it imports only the standard library.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ LOOK_SHARE = 0.02  # of the time that looks may take
 
 
 def main(limits: dict[str, Any], words: list[str]) -> None:
-    """Run a program until it ends or this process is told to end, then end all that is left of it."""
+    """Run a program until it ends or this process is terminated, then end all its processes."""
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

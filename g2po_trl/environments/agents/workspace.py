@@ -127,7 +127,7 @@ def _be_folder(path: Path) -> None:
 
 
 def _open_folders(folder: Path) -> None:
-    """Let files in all folders below be read and changed; who may read a folder is no part of a state or a diff."""
+    """Make all folders below readable and writable; their permissions are not part of a state or a diff."""
     for root, folders, _ in os.walk(folder.parent):
         folders[:] = [folder.name] if root == str(folder.parent) else folders
         for path in (os.path.join(root, name) for name in folders):
@@ -148,7 +148,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _copy_link(source: Path, folder: Path, name: str) -> None:
-    """Make a link of the source in its copy: what it leads to is in the copy, or where the source's link leads."""
+    """Copy a link: its target is in the copy if it is in the source, and otherwise unchanged."""
     path, target = folder / name, _target(source / name, source)
     if path.is_symlink() and os.readlink(path) == target:
         return

@@ -113,7 +113,7 @@ _OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close a forked process's copies: each end must see that the other process has died, whatever that has forked."""
+    """Close a forked process's copies: each end must detect the death of the other, even if that has forked."""
     for channel in _OPEN:
         channel._connection.close()
 

@@ -114,7 +114,10 @@ class EnvironmentPool:
     def reset(
         self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
     ) -> list[Observation | EnvironmentFailure]:
-        """End all episodes, open one per task (the i-th in slot i), and return first observations or failures."""
+        """End all episodes, open one per task (the i-th in slot i), and return first observations or failures.
+
+        Raises as `begin`.
+        """
         self.end()
         return list(self.collect(self.begin(tasks, groups, retry_group="all")).values())
 

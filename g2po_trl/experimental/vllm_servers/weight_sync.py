@@ -214,8 +214,8 @@ class WeightSync:
                 await server.post("/collective_rpc", body)
             except ServerUnavailable as lost:
                 raise ServerUnavailable(
-                    f"loading {self.version} failed ({lost}). Was it started with the model that is trained? Its log "
-                    "tells; it must be started again"
+                    f"loading {self.version} failed ({lost}). Was it started with the model that is trained? See its "
+                    "log; it must be restarted"
                 ) from lost
             await self._forget_prefixes(server)
             await server.post("/update_weight_version", {"new_version": self.version.name})

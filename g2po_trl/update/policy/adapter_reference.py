@@ -76,7 +76,7 @@ def _reshard(model: torch.nn.Module) -> None:
 
 
 def _writable(parameters: Iterable[torch.nn.Parameter]) -> AbstractContextManager:
-    """Return a context in which ZeRO-3 has gathered the parameters and takes over what is written into them."""
+    """Return a context in which ZeRO-3 has gathered the parameters, and keeps changes to them."""
     parameters = list(parameters)
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()

@@ -81,7 +81,7 @@ def _tools(tools: Any) -> Any:
 
 
 def _max_tokens(data: Mapping[str, Any]) -> Any:
-    """Return the smaller of the two fields' values; one that is no number is left to `chat_request`."""
+    """Return the smaller of the two fields' values; `chat_request` checks other values."""
     given = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
     return min(given, default=None, key=lambda value: value if type(value) is int else 0)
 

@@ -1,4 +1,4 @@
-"""What all dialects share: a request and its completion, whatever protocol they are written in."""
+"""Requests and completions in a form that all dialects share."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
 
 
 def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return parts as the text that they are, if there is no image among them."""
+    """Return parts as one text if there is no image among them."""
     return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
 
 

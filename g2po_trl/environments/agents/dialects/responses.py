@@ -166,7 +166,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
 
 
 def _own(messages: list[Message]) -> Message:
-    """Return the model's message at the end, added if there is none: what it wrote at once is several items."""
+    """Return the model's message at the end, added if there is none: one completion may be several items."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
