@@ -41,7 +41,7 @@ class ScriptArguments(TeachingArguments):
     num_games: int = option("Training games to generate, as in the training recipe.", 320, within="[1, inf)")
     game_size: str = option("Size of generated games.", "tiny", choices=tuple(SIZES))
     game_seed: int = option("Seed of generated games.", 0)
-    intro: bool = option("First observation: the whole welcome (true) or the room alone (false).", False)
+    intro: bool = option("First observation: the whole introduction (true) or only the room (false).", False)
     hidden_actions: list[str] = option("First words of actions left out of the list.", ["help"])
 
 

@@ -94,7 +94,7 @@ def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: 
     if directory is None and script_args.eval_games == f"{PREFIX}valid_seen":
         directory = f"{PREFIX}valid_unseen"
     if directory is None:
-        raise G2POError("report_games is None: the best checkpoint is chosen on eval_games, name others to report on")
+        raise G2POError("report_games is None: eval_games choose the best checkpoint; name other games to report on")
     games = load_games(directory, "held-out", script_args.num_eval_games, script_args)
     if shared := len(games) - len(games.without(held_out)):
         raise G2POError(f"report_games and eval_games share {shared} games: report games that choose no checkpoint")

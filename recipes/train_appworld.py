@@ -67,7 +67,8 @@ def main() -> None:
         report_split = script_args.report_split or ("test_normal" if args.load_best_model_at_end else None)
         reported = installation.task_ids(report_split) if report_split else []
         if set(reported) & set(held_out):
-            raise G2POError(f"report_split is {report_split!r}: it shares tasks with eval_split, which chooses")
+            remedy = "it shares tasks with eval_split, which chooses the checkpoint; name another"
+            raise G2POError(f"report_split is {report_split!r}: {remedy}")
     if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:
         raise G2POError(
             f"environment_step_timeout is {args.environment_step_timeout:g}: set it above code_timeout + "

@@ -98,7 +98,7 @@ def test_reported_games_are_others_than_those_that_choose(tmp_path):
     with pytest.raises(ValueError, match="report_games and eval_games share 3 games"):
         recipe.load_report_games(script, args, held_out)
     script.eval_games, script.report_games = "official:valid_unseen", None
-    with pytest.raises(ValueError, match="name others to report on"):
+    with pytest.raises(ValueError, match="name other games to report on"):
         recipe.load_report_games(script, args, held_out)
     args.load_best_model_at_end = False
     assert recipe.load_report_games(script, args, held_out) is None
