@@ -68,10 +68,11 @@ class SokobanEnvironment(TextEnvironment):
         if self.render == "image":
             return Observation("", text, moves, IMAGE_TASK, images=[picture(text)])
         if self.positions:
-            text += f"\n{self._in_words()}"
+            text += f"\n{self.in_words()}"
         return Observation(text, admissible_actions=moves, task=TASK)
 
-    def _in_words(self) -> str:
+    def in_words(self) -> str:
+        """Return the line of `positions` for the current state."""
         (row, column), boxes = self.state
         inner = range(1, self.level.side - 1)
         walls = [(r, c) for r in inner for c in inner if (r, c) not in self.level.floor]

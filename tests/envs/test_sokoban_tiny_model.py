@@ -7,13 +7,32 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SokobanEnvironment, distance_of, level_rows, limited_expert
+from g2po_envs.sokoban import (
+    SIZES,
+    SOKOBAN_COMPACT_PROMPT,
+    SokobanEnvironment,
+    distance_of,
+    expert,
+    level_rows,
+    limited_expert,
+    make_tiny_vision_model,
+)
 from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.make_tiny_model import FIRST_LEVEL, make_tokenizer
 from g2po_envs.sokoban.panels import load_panel
-from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS, tiny_environment, tiny_model_path
+from g2po_envs.sokoban.tiny import (
+    HISTORY_LENGTH,
+    MAX_TURNS,
+    describing_expert,
+    drawn_environment,
+    tiny_environment,
+    tiny_model_path,
+)
 from g2po_envs.tiny.evaluation import play, summarize
 from g2po_trl import StateGraph, Step, Trajectory
+from g2po_trl.prompts.images import load_processor
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.utils.images import as_picture
 
 ROOM = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #\n# # # # #"
 
@@ -96,3 +115,27 @@ def test_panels():
     assert "\nyou" in load_panel(number=2, compact=True).environment_factory().reset(level=ROOM).text
     with pytest.raises(ValueError, match="size"):
         load_panel("huge")
+
+
+def test_the_model_that_sees_has_a_token_for_each_square_and_is_taught_to_say_what_it_sees(tmp_path):
+    processor = make_tiny_vision_model.make_processor()
+    model = make_tiny_vision_model.build_model(processor.tokenizer)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    processor, environment = load_processor(str(tmp_path)), drawn_environment()
+    seen = environment.reset(number=FIRST_LEVEL)
+    encode = ChatEncoder(processor)
+    picture = as_picture(seen.images[0])
+    prompt = SOKOBAN_COMPACT_PROMPT.messages("", admissible_actions=seen.admissible_actions, images=[picture])
+    ids, _ = encode(prompt)
+    assert ids.count(processor.image_token_id) == 36
+    pixels = processor(text=[processor.image_token], images=[[picture.open()]], return_tensors="pt")["pixel_values"]
+    shown = pixels[0, 0].permute(1, 2, 0) * 0.5 + 0.5
+    assert (shown * 255).round().byte().numpy().tobytes() == seen.images[0].tobytes(), "no pixel is changed"
+    completion = describing_expert(environment)
+    assert SOKOBAN_COMPACT_PROMPT.read(completion).action == expert(environment)
+    words = tiny_environment().reset(number=FIRST_LEVEL).text.splitlines()[-1]
+    things = len(words.split())
+    assert f"<think>{words}</think>" in completion and things == 6, "you, three walls, a box and a goal"
+    assert len(encode.ids([completion])[0]) == things + 5 < 20
+    assert SIZES["small"].side == make_tiny_vision_model.SIDE
