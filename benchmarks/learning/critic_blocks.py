@@ -4,8 +4,8 @@
 
 A run is a run of `learning.comparison`: the recipe as a user runs it, with its seed and 40 iterations, on one thread;
 then 576 held-out games are played, `--plays` times at temperature 1 and once at 0.4. Runs of the whole critic that the
-comparison's stage *methods* has (seeds 100 to 103) are not repeated: with seed 100 the first iterations are equal to
-all stored digits. What is complete is not run again, and what is interrupted goes on.
+comparison's stage *methods* has (seeds 100 to 103) are not repeated: with seed 100 the first three iterations are
+equal in all stored digits. What is complete is not run again, and what is interrupted goes on.
 """
 
 from __future__ import annotations
