@@ -274,9 +274,8 @@ class StateGraph:
         Returns:
             `nodes`: nodes of all groups.
             `mean_group_size`: mean number of visits of a node.
-            `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other
-            step. `value_std_within_node`: standard deviation of the returns within a node (root mean square over
-            steps), in
+            `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other.
+            `value_std_within_node`: standard deviation of the returns within a node (root mean square over steps), in
                 units of reward: the part of their variance that only a finer key could explain.
         """
         num_steps = int(self.counted.sum())
