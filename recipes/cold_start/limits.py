@@ -1,8 +1,9 @@
 """What limits a taught model: the format, words, copying or planning? Its exam again, with one of them made perfect.
 
-*copying*: each action is one of the listed ones, drawn by the model's probabilities of their completions. *planning*:
-the expert's action replaces each of the model's that has an effect, so that what is left to the model is to write one.
-The larger gain in success names the limit. `benchmarks/learning/oracles.py` measures the same in ALFWorld.
+*copying*: each action is one of the listed ones, drawn by the model's probabilities of their completions; not where
+these have thoughts. *planning*: the expert's action replaces each of the model's that has an effect, so that what is
+left to the model is to write one. The larger gain in success names the limit. `benchmarks/learning/oracles.py`
+measures the same in ALFWorld.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.tasks import task_id_of
 from g2po_trl.evaluation.findings import spelled_words
-from g2po_trl.prompts.conversation import response_action
+from g2po_trl.prompts.conversation import Message, response_action
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
@@ -92,8 +93,19 @@ class PlanningSession(PromptSession):
         has_effect = step.valid and step.admissible is not False and step.call in (None, "known", "readable")
         if has_effect and answer is not None:
             message = as_message(answer)
-            step.action = prose(message) if step.messages is None else response_action(message)
+            step.action = response_action(message) if step.messages is not None else self._read(one, message)
         return step
+
+    def _read(self, one: Asked, message: Message) -> str:
+        """Return the action of an answer, which may be a whole completion."""
+        template, about = self.actor.template, (one.prompt.text[-64:], one.episode.observation.admissible_actions)
+        return template.read(template.write(prose(message), *about), *about).action
+
+
+def has_thought(step: Step) -> bool:
+    """Return whether the completion has a thought before its action. An action alone is then not what was taught."""
+    thought, closed, _ = (step.completion or "").partition("</think>")
+    return bool(closed and thought.replace("<think>", "").strip())
 
 
 def completion_scores(
@@ -165,7 +177,7 @@ def describe_limits(
     found = [f"success {success:.0%} as it is, with {valid:.0%} of the completions in the required format"]
     reached: dict[str, tuple[float, str]] = {}
     lists_actions = all(step.admissible_actions and step.messages is None for one in shown for step in one.steps)
-    if lists_actions:
+    if lists_actions and not any(has_thought(step) for one in shown for step in one.steps):
         with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
             summary, _ = exam.evaluate(model, processing_class, pool, seed, partial(CopyingActor, model=model))
         reached["Copying"] = summary["success_rate"], "if each action is one of the listed ones"

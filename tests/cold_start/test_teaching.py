@@ -267,6 +267,10 @@ def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, o
         load_base_model(TeachingArguments(), args, model_args)
 
 
+def bare_or_tagged(completion, prompt_end=""):
+    return parse_plain(completion.partition("<action>")[2].removesuffix("</action>") or completion)
+
+
 def test_what_limits_a_model(tiny_model_dir):
     """An untrained model copies badly and plans badly: each alone is made perfect, and its gain is named."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
@@ -313,6 +317,16 @@ def test_what_limits_a_model(tiny_model_dir):
     about_it = {**about, "shown": [Trajectory("t", [Step("hall", "a")], 10.0, "success")]}
     said = describe_limits(unlisted, model, tokenizer, 0, last, **about_it)
     assert "Writing actions that exist, or planning, is the limit: list the actions" in said and "Copying" not in said
+
+    thinking = Step("hall", "a", completion="<think>it opens</think><action>a</action>", admissible_actions=["a", "z"])
+    about_it = {**about, "shown": [Trajectory("t", [thinking], 10.0, "success")]}
+    about_it["expert"] = lambda door: thinking.completion
+    template = replace(template, parse_completion=bare_or_tagged)
+    said = describe_limits(replace(unlisted, template=template), model, tokenizer, 0, last, **about_it)
+    assert "one of the listed" not in said, "no empty thought was taught"
+    planned = re.search(r"(\d+)% if the expert's action", said)[1]
+    assert int(planned) > 50, "of a whole completion, the action is played"
+
     call = response_action(as_message({"name": "go", "arguments": {}}))
     about_it["shown"] = [Trajectory("t", [Step("hall", call, messages=[])], 10.0, "success")]
     said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
