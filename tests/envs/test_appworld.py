@@ -157,7 +157,7 @@ def test_no_answer_is_ever_anothers(stand_in):
     impostor = HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
     threading.Thread(target=impostor.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(AppworldServerError, match=r"task_completed lost the server \(died by SIGKILL\)"):
+        with pytest.raises(AppworldServerError, match=r"task_completed lost the server \(was killed by SIGKILL\)"):
             server.call("task_completed")
     finally:
         impostor.shutdown()
@@ -317,7 +317,7 @@ class TestRealWorlds:
             os.kill(hung.pid, signal.SIGSTOP)
             last = pool.step(dict.fromkeys(range(4), "print(7)"))
             failures = [r for r in last.values() if isinstance(r, EnvironmentFailure)]
-            assert len(failures) == 1 and "died by SIGKILL" in failures[0].message
+            assert len(failures) == 1 and "was killed by SIGKILL" in failures[0].message
             assert sum(isinstance(r, StepResult) and r.terminated for r in last.values()) == 1, "no answer: given up"
             assert sum(isinstance(r, StepResult) and r.observation.text == "7" for r in last.values()) == 2
             assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"

@@ -56,7 +56,7 @@ class Desk:
 
     def edit(self, line, old, new):
         text = self.file.read_text() if self.file else ""
-        lines = text.splitlines(keepends=True)
+        lines, line = text.splitlines(keepends=True), int(line)  # some parsers of calls leave numbers as text
         if line < 1 or old not in lines[line - 1]:
             raise ValueError(f"line {line} has no {old}")
         lines[line - 1] = lines[line - 1].replace(old, new, 1)
