@@ -4,9 +4,9 @@ A line of a log is a JSON object in one of these formats (`FORMATS`), distinguis
 
 | Format | Fields |
 | --- | --- |
-| an episode | `task_id`, `reward`, `messages`. Each message of the assistant is a call, its request the messages
-before it | | an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and
-responses | | a call | `task_id`, `episode_id`, its request and response |
+| an episode | `task_id`, `reward`, `messages`: each message of the assistant is a call, all before it the request |
+| an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and responses |
+| a call | `task_id`, `episode_id`, its request and response |
 | a result | `task_id`, `episode_id`, `reward`, of an episode whose calls are on other lines |
 | spans of OpenTelemetry | those of the OTLP file exporter, or one span (`otel`) |
 
