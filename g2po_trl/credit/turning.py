@@ -17,8 +17,8 @@ def value_falls(graph: StateGraph) -> np.ndarray:
 def turning_steps(graph: StateGraph) -> np.ndarray:
     """Return the position of each trajectory's turning point, (M,): the step with the largest fall of V.
 
-    For an episode at the turn limit, the last step always falls to 0, and this fall may be the largest.
-    -1: V never falls, as in a group without success, or the trajectory is not counted.
+    The last step of an episode that the turn limit ended leads to its reward, mostly 0: this fall may be the largest.
+    -1: V never falls, as in a group in which all rewards are 0, or the trajectory is not counted.
     """
     falls, found = value_falls(graph), np.full(len(graph.lengths), -1)
     for m, (end, length) in enumerate(zip(np.cumsum(graph.lengths), graph.lengths)):

@@ -214,8 +214,8 @@ def lay_out(
         `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row with
         several sequences is not a chain; `scored_from` (M,), the place in the flattened rows of the hidden state that
         predicts each scored token, and `scored_ids` (M,), the token: over packs, their rows, completion tokens. If no
-        token is scored, they have one entry (-100). Forked: `packed_ids` (1, N) of all forward passes, and `forks`,
-        their shapes and parents, see `forks.hidden_states`.
+        token is scored, both have one entry (0 and -100). Forked: `packed_ids` (1, N) of all forward passes, and
+        `forks`, their shapes and parents, see `forks.hidden_states`.
     """
     if packs and packs[0].calls is not None:
         return _lay_out_forked(packs, sequences, completion_lengths, pad_token_id)
