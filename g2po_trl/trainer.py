@@ -137,7 +137,7 @@ class G2POTrainer(GRPOTrainer):
         card_facts: additional rows of the model card, e.g. the version of the data.
         agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
             protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
-            For several agents, pass a dictionary.
+            For several agents, pass a dictionary, as for environments.
         reward_funcs: for tool-based classes, as in `GRPOTrainer`, but called in the worker with lists of one episode.
             Their sum, weighted by `reward_weights`, is added to `get_reward()`.
         tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` these are

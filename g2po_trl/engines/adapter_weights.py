@@ -131,7 +131,7 @@ def _why_not_merged(layer: BaseTunerLayer) -> str | None:
 
 
 def _why_untied(model: PeftModel) -> str | None:
-    """Return which of the tied embeddings and LM head is trained separately, or `None`."""
+    """Return why tied embeddings and LM head no longer have the same weights, or `None`."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return None
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

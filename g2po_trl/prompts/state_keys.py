@@ -74,9 +74,9 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
 
 
 def _known(messages: Sequence[Message], begins: int, until: int = 0) -> list[Message]:
-    """Return the new messages, preceded by those they answer if they are short, at most back to number `until`.
+    """Return the new messages, preceded by those they answer if they are short.
 
-    The task begins after `begins` messages.
+    At most, it goes back to the new messages at the end of the first `until`. The task begins after `begins` messages.
     """
     known: list[Message] = []
     end = len(messages)

@@ -282,7 +282,7 @@ class AgentEnvironment(TextEnvironment):
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
 
     def _lost(self) -> list[Call]:
-        """Return the requests given up by their clients, except after the last turn."""
+        """Return the requests given up by their clients, without those given up after the last turn."""
         lost = self._session.given_up()
         return lost if self._turns < self.max_turns else [call for call in lost if call in self._lost_before]
 

@@ -132,7 +132,7 @@ class EnvironmentPool:
         groups: Sequence[Hashable] | None = None,
         retry_group: Hashable | None = None,
     ) -> list[int]:
-        """Open an episode per task in addition to running ones, without waiting; return their slots.
+        """Open an episode per task in addition to running ones, without waiting; return their slots, the lowest free.
 
         `receive` returns their first observations. A slot is free once its episode's last answer was received.
 
