@@ -58,7 +58,7 @@ def expert_findings(
     pool_limits: PoolLimits,
     extra: Extra = (),
 ) -> list[Finding]:
-    """Return the success of an expert in `EPISODES` episodes of each task; nothing for several environments.
+    """Return an expert's success within the turns of `EPISODES` episodes per task; nothing for several environments.
 
     `extra`: functions that return further findings about its episodes.
     """

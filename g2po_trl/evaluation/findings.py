@@ -89,7 +89,7 @@ def tool_limit(played: Played, limits: EpisodeLimits) -> list[Finding]:
 
 
 def length(played: Played) -> list[Finding]:
-    """Return a warning about texts that are too long for prompts."""
+    """Return findings about images, and a warning about texts that are too long for prompts."""
     if played.longest <= LONG_TEXT:
         return images(played)
     text = f"an observation or a request has {played.longest} characters, about {played.longest // 4} tokens"
@@ -127,7 +127,7 @@ def hints(played: Played) -> list[Finding]:
 
 
 def constant(played: Played) -> list[Finding]:
-    """Return a warning if all observations of a task are one state, although actions were played."""
+    """Return a warning if each task has one state only, although actions were played."""
     if len(played.steps) == len(played.episodes) or any(
         len({step.key for t in group for step in t.steps}) > 1 for group in played.groups
     ):

@@ -188,7 +188,7 @@ class RunFolder:
     def write_run(
         self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     ) -> None:
-        """Write run.json without values that look like secrets, rows of evaluation sets, and evaluations so far."""
+        """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
         written = set(read_description(self.path).get("written", [])) if self.is_ours else set()
         written |= {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
         written |= {"trajectories"} if self.save_trajectories else set()
@@ -203,7 +203,7 @@ class RunFolder:
         self._write_kept_back()
 
     def take_for_evaluation(self) -> bool:
-        """Return whether an evaluation before `train` may write run.json, since no other run uses the folder."""
+        """Return whether an evaluation before `train` may write run.json: no other run uses the folder."""
         if self.is_ours or kept_in(self.path):
             return False
         try:
