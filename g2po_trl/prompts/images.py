@@ -194,7 +194,7 @@ class ImageInputs:
     def of(cls, processing_class, model) -> ImageInputs | None:
         """Return the inputs of a model; `None` for one that reads text alone, or whose tokenizer is given alone."""
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        accepted = inspect.signature(model.forward).parameters
+        accepted = frozenset(inspect.signature(model.forward).parameters)
         return (
             cls(processing_class, accepted) if reads_images(processing_class) and "pixel_values" in accepted else None
         )

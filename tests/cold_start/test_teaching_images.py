@@ -9,6 +9,7 @@ import torch
 import vision_models
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT
+from programs import run as run_program
 from trl import SFTConfig, SFTTrainer
 
 from g2po_recipes.cold_start import limits, sft
@@ -143,3 +144,25 @@ def test_a_model_that_reads_text_alone_is_refused_before_it_is_taught(drawn, tin
     with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images, or not the packages"):
         run(monkeypatch, "--model", str(tiny_model_dir))
     assert not (drawn / "runs/model-start").exists()
+
+
+@pytest.mark.slow
+def test_from_random_weights_to_training(tmp_path):
+    """The commands of the two recipes, with few steps: Sokoban drawn, taught, trained, evaluated and viewed."""
+
+    def g2po(*words):
+        done = run_program("-m", "g2po_trl", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    maker = "g2po_envs.sokoban.make_tiny_vision_model"
+    assert run_program("-m", maker, "--output", "start", "--levels", "20", cwd=tmp_path).returncode == 0
+    teaching = ("--config", "sokoban-images", "--model", "start", "--tasks", "start/tasks.jsonl", "--max_steps", "3")
+    said = g2po("teach", "g2po_envs.sokoban.tiny:drawn_environment", *teaching, "--num_exam_tasks", "4")
+    assert "12 of 12 expert episodes succeed" in said
+    few = ("--max_steps", "2", "--num_levels", "8", "--num_eval_levels", "3", "--per_device_train_batch_size", "16")
+    said = g2po("train", "sokoban", "--config", "tiny-images", *few)
+    assert "iteration   2/2" in said and "refused" not in said
+    assert "sokoban-direct-sokoban-images" in g2po("evaluate", "--model", "runs/sokoban-images", "--limit", "3")
+    g2po("view", "runs/sokoban-images", "--no-open")
+    assert (tmp_path / "runs/sokoban-images/view.html").is_file()
