@@ -258,7 +258,7 @@ class ReferenceState:
 
 
 def without_tied(model: torch.nn.Module, names: Sequence[str]) -> list[str]:
-    """Return `names` without other names of the same parameter, such as that of a tied LM head."""
+    """Return `names` without those of parameters that also have another name, such as a tied LM head's."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     others = {id(one) for name, one in parameters.items() if name not in names}
     return [name for name in names if id(parameters.get(name)) not in others]
