@@ -1,4 +1,4 @@
-"""Images in fine-tuning: pixels beside the token ids of TRL's batches."""
+"""Images in fine-tuning: TRL's batches get the model's inputs for images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from g2po_trl.prompts.images import ImageInputs
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.images import Picture
 
-COLUMN = "shown_images"  # of hashes; TRL makes prompts anew from a column "images"
+COLUMN = "shown_images"  # hashes; from a column named "images", TRL would render the prompts again
 
 
 def pictures_in(trajectories: Iterable[Trajectory]) -> dict[str, Picture]:
@@ -20,7 +20,7 @@ def pictures_in(trajectories: Iterable[Trajectory]) -> dict[str, Picture]:
 
 @dataclass
 class ImageCollator:
-    """Makes batches of samples as another collator does, with what the model reads beside their token ids.
+    """Make batches of samples with another collator, and add the model's inputs for their images.
 
     Args:
         collate: the other collator.

@@ -116,7 +116,11 @@ def completion_scores(
 ) -> torch.Tensor:
     """Return (C,) log-probabilities of completions of a prompt.
 
-    `more` gives rows of token ids the model's further inputs, of images.
+    Args:
+        model: the model.
+        prompt: token ids.
+        completions: token ids of each.
+        more: rows of token ids -> the model's inputs for the prompt's images. `None`: it has none.
     """
     scores = []
     for start in range(0, len(completions), BATCH):
