@@ -242,8 +242,8 @@ def run_teaching(
         base_model: see `load_base_model`.
         samples: of `teach`.
         exam: the evaluation.
-        describe_limits: returns what limits a model that missed the target, from the model, its tokenizer or processor, the seed
-            and the last evaluation.
+        describe_limits: returns what limits a model that missed the target, from the model, its tokenizer or
+            processor, the seed and the last evaluation.
         pictures: of `teach`.
 
     Raises:
