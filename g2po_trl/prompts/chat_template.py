@@ -71,7 +71,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
-        messages, tools = self._as_text(list(messages)), self._as_text(tools)
+        messages, tools = self.as_text(list(messages)), self.as_text(tools)
         late = 1 if any(message["role"] == "user" for message in messages) else 0
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
             rest = [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[late:]]
@@ -128,15 +128,15 @@ class ChatTemplate:
                 continue
         return ""
 
-    def _as_text(self, value: Any) -> Any:
-        """Return a message, or a part of it, with marks in the reserved tokens of its texts."""
+    def as_text(self, value: Any) -> Any:
+        """Return a message, a part of it, or a completion, with marks in the reserved tokens of its texts."""
         if isinstance(value, str):
             for token in self.reserved:
                 value = value.replace(token, f"{token[:1]}{MARK}{token[1:]}") if token in value else value
         elif isinstance(value, Mapping):
-            return {name: self._as_text(part) for name, part in value.items()}
+            return {name: self.as_text(part) for name, part in value.items()}
         elif isinstance(value, list):
-            return [self._as_text(part) for part in value]
+            return [self.as_text(part) for part in value]
         return value
 
     def _shows(self, messages: list[Message]) -> bool:

@@ -89,8 +89,8 @@ class ExpertSession(PromptSession):
     def _text_ids(self, one: Asked, message: Message) -> list[int]:
         """Return the ids of an action in the format that the prompt template reads, with the end of the message."""
         action, listed = prose(message), one.episode.observation.admissible_actions
-        text = self.actor.template.write(action, one.prompt.text[-64:], listed)
-        return [*self.actor.encode.ids([text])[0], *self.end]
+        encode, text = self.actor.encode, self.actor.template.write(action, one.prompt.text[-64:], listed)
+        return [*encode.ids([encode.text.as_text(text)])[0], *self.end]
 
     @cached_property
     def end(self) -> list[int]:
@@ -163,22 +163,24 @@ def until_stop(ids: Sequence[int], stops: Collection[int], tokenizer: PreTrained
 def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
     """Return the samples of demonstrations: `input_ids`, `labels`, which are -100 on prompts, and number of `actions`.
 
-    A step whose prompt continues the last step's prompt and completion is in the same row, so that a conversation is
-    one row, and each prompt of a window another. If any prompt has images, rows have their hashes in a further column.
+    A step whose prompt continues the last step's prompt and completion, with the same images, is in the same row, so
+    that a conversation is one row, and each prompt of a window another. If any prompt has images, rows have their
+    hashes in a further column.
     """
     rows: list[dict[str, Any]] = []
     for trajectory in trajectories:
         row: dict[str, Any] | None = None
         for step in trajectory.steps:
             prompt, known = list(step.prompt_ids), 0 if row is None else len(row["input_ids"])
-            if row is None or prompt[:known] != row["input_ids"]:
-                row, known = {"input_ids": [], "labels": [], "actions": 0}, 0
+            images = list(map(str, step.shown_images))  # of the whole prompt, with those of earlier turns
+            if row is None or prompt[:known] != row["input_ids"] or images[: len(row[COLUMN])] != row[COLUMN]:
+                row, known = {"input_ids": [], "labels": [], "actions": 0, COLUMN: []}, 0
                 rows.append(row)
             added = len(prompt) - known
             row["input_ids"] += [*prompt[known:], *step.completion_ids]
             row["labels"] += [*[-100] * added, *step.completion_ids]
             row["actions"] += 1
-            row[COLUMN] = list(map(str, step.shown_images))  # of the whole prompt, with those of earlier turns
+            row[COLUMN] = images
     if not any(row[COLUMN] for row in rows):
         for row in rows:
             del row[COLUMN]

@@ -125,6 +125,10 @@ class SuccessEvalCallback(TrainerCallback):
             self.results = [result for result in json.loads(known.read_text()) if result["step"] <= state.global_step]
             self.started -= self.results[-1]["seconds"] if self.results else 0.0
 
+    def on_save(self, args, state, control, **kwargs):
+        """Save the processor, of which the trainer has only the tokenizer."""
+        self.processing_class.save_pretrained(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+
     def on_step_end(self, args, state, control, model=None, **kwargs):
         last = state.global_step >= state.max_steps
         if state.global_step % self.exam.every and not last:

@@ -14,9 +14,9 @@ from trl import SFTConfig, SFTTrainer
 
 from g2po_recipes.cold_start import limits, sft
 from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
-from g2po_recipes.cold_start.exam import SuccessEvaluation
+from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
 from g2po_recipes.cold_start.images import COLUMN, pictures_in
-from g2po_trl import EnvironmentPool, Player, PoolLimits, Sampling, read_jsonl
+from g2po_trl import EnvironmentPool, Player, PoolLimits, Sampling, Step, Trajectory, read_jsonl
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
 from g2po_trl.cli.recipe_files import recipes_folder
@@ -24,23 +24,23 @@ from g2po_trl.engines.base import Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.prompts.images import load_processing_class, reads_images
+from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.trajectory import image_file
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.images import as_picture
 
 RECIPE = recipes_folder() / "teach_environment.py"
 
 TASKS = [{"seed": seed} for seed in range(5)]
 
 
-def play(processor, history):
+def play(processor, history, expert=lambda *_: {"content": "b"}, tasks=TASKS, template=LETTER_PROMPT):
     engine = Engine(processor.tokenizer, [processor.tokenizer.eos_token_id])
     engine.reads_text_because = None
-    actor = ExpertActor(
-        engine, ChatEncoder(processor), LETTER_PROMPT, history=history, expert=lambda *_: {"content": "b"}
-    )
+    actor = ExpertActor(engine, ChatEncoder(processor), template, history=history, expert=expert)
     with EnvironmentPool(vision_models.DrawnLetterEnvironment, PoolLimits(1)) as pool:
-        return Player(pool, actor, EpisodeLimits(3)).play(TASKS)[0]
+        return Player(pool, actor, EpisodeLimits(3)).play(tasks)[0]
 
 
 FAST = {("Qwen2.5-VL", "conversation"), ("Idefics3", "window")}
@@ -144,6 +144,35 @@ def test_a_model_that_reads_text_alone_is_refused_before_it_is_taught(drawn, tin
     with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images, or not the packages"):
         run(monkeypatch, "--model", str(tiny_model_dir))
     assert not (drawn / "runs/model-start").exists()
+
+
+def test_a_checkpoint_of_teaching_reads_images(tmp_path):
+    callback = SuccessEvalCallback(None, vision_models.build("Idefics3")[1], None, 1, None)
+    callback.on_save(SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=4), None)
+    assert reads_images(load_processing_class(str(tmp_path / "checkpoint-4")))
+
+
+def test_a_screenshot_that_replaces_an_earlier_one_begins_a_row():
+    """By their token ids, prompts with other images of the same size are the same."""
+    first, other = (as_picture(vision_models.drawing(seed)) for seed in (1, 2))
+    steps = [
+        Step("a", "b", prompt_ids=[5, 9], completion_ids=[1], prompt_images=[first]),
+        Step("a", "b", prompt_ids=[5, 9, 1, 6], completion_ids=[2], prompt_images=[first]),
+        Step("a", "b", prompt_ids=[5, 9, 1, 6, 2, 9], completion_ids=[3], prompt_images=[other, first]),
+    ]
+    rows = build_rows([Trajectory("t", steps, 10.0, "success")])
+    assert [(row["input_ids"], row[COLUMN]) for row in rows] == [
+        ([5, 9, 1, 6, 2], [str(first)]),
+        ([5, 9, 1, 6, 2, 9, 3], [str(other), str(first)]),
+    ]
+
+
+def test_an_expert_that_names_the_token_of_an_image_writes_text():
+    processor = vision_models.build("Idefics3")[1]
+    said = f"<think>an {processor.image_token} here</think><action>b</action>"
+    (one,) = play(processor, "window", lambda *_: {"content": said}, TASKS[:1], DEFAULT_PROMPT)
+    step = one.steps[0]
+    assert processor.image_token_id not in step.completion_ids and step.completion == said
 
 
 @pytest.mark.slow
