@@ -251,8 +251,8 @@ def demonstrate(
         engine.reads_text_because = None
     else:
         engine.reads_text_because = (
-            f"{name} has no processor of images, or not the packages that it needs, such as torchvision: pass a "
-            "vision-language model, or install them"
+            f"{name} has no processor of images that can be loaded here (a file, or a package such as torchvision, "
+            "may be missing): pass a vision-language model, or add what is missing"
         )
     actor = ExpertActor(
         engine,

@@ -81,9 +81,12 @@ def call_expert(expert: Callable[..., Answer], *shown: Any, rng: random.Random) 
 
 
 def recorded_answer(recorded: Sequence[Trajectory], episode: Episode, rng: random.Random) -> Answer:
-    """Return the action that was recorded at the same turn; `recorded` are by the episode's number."""
+    """Return the action that was recorded at the same turn; `recorded` are by the episode's number.
+
+    `None` ends an episode whose record ends, or has a completion that is not well-formed, which is not to be taught.
+    """
     steps = recorded[episode.number].steps
-    if len(episode.steps) >= len(steps):
+    if len(episode.steps) >= len(steps) or not steps[len(episode.steps)].valid:
         return None
     step = steps[len(episode.steps)]
     return step.action if step.response is None else step.response

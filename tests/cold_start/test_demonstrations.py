@@ -167,6 +167,9 @@ def test_recorded_episodes_are_played_again():
     assert [[step.action for step in t.steps] for t in again] == [["go right"] * 2, ["go left"]]
     (longer,) = play(Corridor, [{"length": 3}], partial(recorded_answer, [right]))
     assert longer.outcome == "failure" and len(longer.steps) == 2
+    right.steps[1].valid = False
+    (stopped,) = play(Corridor, [{"length": 2}], partial(recorded_answer, [right]))
+    assert stopped.outcome == "failure" and len(stopped.steps) == 1, "no completion without the format is taught"
 
 
 def test_recorded_messages_of_an_agent_are_played_again():

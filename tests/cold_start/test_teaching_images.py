@@ -122,9 +122,17 @@ def drawn(tmp_path, monkeypatch):
 def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatch, capsys):
     """An adapter is on the language part, as in training; images reach the search for what limits a model."""
     monkeypatch.setattr(limits, "FORMAT", -1.0)  # else an untaught format is the limit
+    scored, scores = [], limits.completion_scores
+
+    def recorded(model, prompt, completions, more):
+        scored.append("pixel_values" in more(torch.tensor([prompt])))
+        return scores(model, prompt, completions, more)
+
+    monkeypatch.setattr(limits, "completion_scores", recorded)
     run(monkeypatch, *(["--use_peft", "true", "--lora_target_modules", "all-linear"] if adapter else []))
     said = " ".join(capsys.readouterr().out.split())
     assert "4 of 4 expert episodes succeed" in said and "if each action is one of the listed ones" in said
+    assert scored and all(scored), "listed actions are compared with the picture in sight"
     before, after = (load_model(str(drawn / name)).state_dict() for name in ("start", "runs/model-start"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("text_model" in name for name in moved)
@@ -141,7 +149,7 @@ def test_rows_with_images_are_padded(drawn, monkeypatch):
 
 
 def test_a_model_that_reads_text_alone_is_refused_before_it_is_taught(drawn, tiny_model_dir, monkeypatch):
-    with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images, or not the packages"):
+    with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images that can be loaded here"):
         run(monkeypatch, "--model", str(tiny_model_dir))
     assert not (drawn / "runs/model-start").exists()
 
