@@ -32,9 +32,14 @@ MARKDOWN = (
 )
 
 
+def download(found):
+    text = found[1].replace("`", "")  # code inside of a role is not read
+    return f"{{download}}`{text} <{found[2]}>`"
+
+
 def link_files(app, name, source):
     text = source[0].replace("](../benchmarks/results)", "](../benchmarks/results/README.md)")  # a folder, on GitHub
-    source[0] = BESIDE_RAW_VALUES.sub(r"{download}`\1 <\2>`", text)
+    source[0] = BESIDE_RAW_VALUES.sub(download, text)
 
 
 def block(code):

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 
 import programs
@@ -139,3 +140,10 @@ def test_what_is_called_the_same_as_in_trl_has_the_same_default():
     options = {name for name in same if name in theirs}
     assert len(options) == len(same) - 4, "all but four arguments of the trainer"
     assert not [name for name in options if name in REFUSED or theirs[name].default != ours[name].default]
+
+
+def test_a_link_of_code_to_a_page_beside_raw_values_is_a_download():
+    source = ["[`forked`](../benchmarks/results/hybrids/README.md#table) and [words](../CONTRIBUTING.md)"]
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["link_files"](None, "page", source)
+    download = "{download}`forked <../benchmarks/results/hybrids/README.md>`"
+    assert source == [f"{download} and {{download}}`words <../CONTRIBUTING.md>`"]
