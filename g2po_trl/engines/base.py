@@ -95,7 +95,7 @@ class Engine:
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         is_the_model: it uses the trainer's model, not a copy in another precision.
         reads_text_because: why it accepts no images, and what to do. `None`: `generate` and `submit` have an argument
-        `images`.
+            `images`.
     """
 
     is_the_model = False

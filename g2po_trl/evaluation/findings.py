@@ -30,7 +30,6 @@ MANY = 0.2  # of a model's completions
 SHOWN_FAILURES = 3
 SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
 SHOWN_WORDS = 8
-IMAGES = "observations have images"
 _WORD = re.compile(r"[^\W\d_]+")
 _FAILED = ("before step 1,", "exception: ", "invalid: ", "timeout: ", "crash: ")  # differences that are errors
 IMPROVE_KEYS = (
@@ -104,7 +103,7 @@ def images(played: Played) -> list[Finding]:
         return []
     most = max(len(step.images or ()) for step in played.steps)
     width, height = max((image.size for image in shown), key=lambda size: size[0] * size[1])
-    text = f"{IMAGES}: at most {most}, the largest of {width} x {height} pixels"
+    text = f"observations have images: at most {most}, the largest of {width} x {height} pixels"
     return [Finding("ok", f"{text}. A vision-language model must read them")]
 
 

@@ -41,7 +41,7 @@ from ...environments.loading import (
 from ...environments.pool.limits import PoolLimits
 from ...evaluation.contract import LEVELS, Finding
 from ...evaluation.examine import examine, try_model
-from ...evaluation.findings import IMAGES, spelled_words
+from ...evaluation.findings import spelled_words
 from ...evaluation.random_episodes import TEXTS, Played
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
@@ -207,8 +207,7 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
     words += ["--tasks", str(options.tasks)] if options.tasks else []
     all_won = any(one.is_final and "nothing to learn" in one.text for one in findings)
     expert_fails = any(one.is_final and one.text.startswith("the expert") for one in findings)
-    is_text = not any(IMAGES in one.text for one in findings)  # what g2po teach takes
-    learns_nothing, has_expert = any(one.is_final for one in findings), is_text and _has_expert(path)
+    learns_nothing, has_expert = any(one.is_final for one in findings), _has_expert(path)
     model = options.model or config.get("model_name_or_path") or "MODEL"
     if all_won:
         return f"harder tasks, then {shlex.join(['g2po', 'check', *words])} again"
@@ -218,8 +217,8 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
         taught = ["--model", options.model] if options.model and not options.base_url else []
         return shlex.join(["g2po", "teach", *words, *taught])
     if learns_nothing and options.model:
-        taught = f"write an expert into {path.name} for g2po teach, or " * is_text
-        return f"a model that sometimes succeeds: {taught}try a larger model"
+        taught = f"write an expert into {path.name} for g2po teach"
+        return f"a model that sometimes succeeds: {taught}, or try a larger model"
     if learns_nothing:
         return (
             shlex.join(["g2po", "check", *words, "--model", model]) + ", which shows whether the model ever succeeds"
