@@ -1,4 +1,4 @@
-"""Write what a tiny model that sees is taught from.
+"""Write what a tiny model that sees is taught from. It needs Pillow.
 
     python -m g2po_envs.sokoban.make_tiny_vision_model --output START
 
