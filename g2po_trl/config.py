@@ -29,7 +29,7 @@ from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .experimental.strategies import STRATEGIES
 from .update.importance import MODES
-from .update.packing import LAYOUTS
+from .update.tree import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
 from .utils.options import as_mapping, is_of_kind, option, require, without_numpy
@@ -169,18 +169,10 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     )
     token_layout: str = option(
         'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
-        'that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`: end to end, '
-        'without padding. `"padded"`: one sample per row. What the model does not support is replaced, with a '
-        "message.",
+        'that samples have in common are processed once, see `g2po_trl.update.tree`. `"padded"`: one sample per '
+        "row. What the model does not support is replaced, with a message.",
         "shared",
         choices=LAYOUTS,
-    )
-    packed_row_tokens: int | None = option(
-        "Maximum number of tokens per packed row. Longer rows repeat fewer tokens, and cost more attention. "
-        "`None` picks what costs least for the model and the mini-batch.",
-        None,
-        within="[1, inf)",
-        needs="token_layout=shared|token_layout=packed",
     )
     generation_batch_tokens: int = option(
         "Maximum number of padded tokens in one generate call of a process. Not used with vLLM.",

@@ -396,7 +396,7 @@ class G2POTrainer(GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return TRL's loss of a micro-batch, scaled so that the losses of a mini-batch can be summed."""
-        with self.update.loss_context(inputs):
+        with self.update.log_probs.updating(inputs):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
@@ -405,7 +405,7 @@ class G2POTrainer(GRPOTrainer):
     ):
         """Return log-probabilities and entropies of a micro-batch, computed in its layout.
 
-        The layout has the tokens from `Update.loss_context` or `Update.score`; `input_ids` are the same ones, padded.
+        `Layout.of` has the tokens as the model reads them; `input_ids` are the same ones, padded.
         """
         computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
         if computed is not None:

@@ -198,8 +198,6 @@ def make_update(trainer: GRPOTrainer) -> Update:
         args.token_layout,
         trainer.model,
         trainer.accelerator,
-        args.max_tokens_per_micro_batch,
-        args.packed_row_tokens,
         args.pad_to_multiple_of,
         others=[] if trainer.ref_model is None else [trainer.ref_model],
         temperature=trainer.temperature,

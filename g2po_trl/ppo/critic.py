@@ -17,7 +17,6 @@ from transformers import AutoModel
 
 from ..update.balance import deal_rows, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
-from ..update.packing import row_width
 from ..utils.forward_pass import without_cudnn_attention
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
@@ -172,7 +171,7 @@ class Critic:
             return self.model(ids.to(device), mask.to(device))
 
     def _width(self, tokens: int) -> int:
-        return row_width(tokens, 16 if self.accelerator.device.type == "cuda" else None)
+        return -(-tokens // 16) * 16 if self.accelerator.device.type == "cuda" else tokens
 
     def _autocast(self) -> AbstractContextManager:
         return self.accelerator.autocast() if self.accelerator.mixed_precision != "no" else nullcontext()

@@ -60,7 +60,7 @@ MAY_CHANGE = (
     *("hub_*", "push_to_hub", "eval_*", "do_eval", "other_eval_temperatures", "num_generations_eval"),
     *("min_valid_action_ratio", "max_error_rate", "task_error_patience"),
     *(one.name for one in fields(PoolLimits)),
-    *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout", "packed_row_tokens"),
+    *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout"),
     *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),
     *("gradient_checkpointing*", "activation_*", "torch_compile*", "use_cpu", "average_tokens_across_devices"),
     *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "engine_kwargs"),

@@ -1,138 +1,183 @@
-"""Masks of packed rows, from the reach of attention that a model's configuration declares.
+"""Attention of a tree's branches, by the model's own attention function.
 
-In most models, a token sees all tokens before it. In others, some or all layers see only a window (Mistral, Gemma,
-GPT-OSS), or back to the beginning of a chunk (Llama 4). Both count *positions*, not places in a row, so a packed row
-needs separate masks for each kind of layer; transformers takes them as `attention_mask`, a dict by layer type if the
-configuration has `layer_types`. Layers that are not attention (convolutions, recurrent states), or that derive
-positions from the place in the row (ALiBi), support only one sequence per row.
+The queries of a branch attend to the keys of its path, causal from the end (see `tree`). For the model's function this
+is a text that continues a cache, so windows, soft caps, sinks and grouped heads remain its own affair. No mask of the
+row exists.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import AttentionInterface
 
 from ..utils.trl_compat import attention_of, is_stateful
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-MASKED = ("sdpa", "eager", "flex_attention")  # attention implementations that take any mask
+_NAME = "g2po_branches"
+_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far back a token sees: `window` positions with its own, or back to the start of its `chunk`; else all."""
+class Branches:
+    """Branches of one row.
 
-    window: int | None = None
-    chunk: int | None = None
-
-
-def reaches(config) -> dict[str, Reach] | Reach:
-    """Return the reach of a text model's layers: one for all, or by layer type if it takes a dict of masks.
-
-    Raises `ValueError` for layers that are not attention.
+    Args:
+        own: attention implementation that the model is configured with.
+        queries, keys: number of each, by branch.
+        paths: (K,) places of all branches' keys in the row.
     """
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-    kinds = {
-        "full_attention": Reach(),
-        "sliding_attention": Reach(window=window),
-        "chunked_attention": Reach(chunk=chunk),
-    }
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        return Reach(window, None if window else chunk)
-    others = sorted(set(layer_types) - set(kinds))
-    if others:
-        raise ValueError(f"layers of type {', '.join(map(repr, others))} do not attend through a mask")
-    return {kind: kinds[kind] for kind in dict.fromkeys(layer_types)}
+
+    own: str
+    queries: list[int]
+    keys: list[int]
+    paths: torch.Tensor
+
+    def starts(self, device: torch.device) -> dict[str, Any]:
+        """Return where branches begin, under the names that transformers' flash attention takes."""
+        sizes = [torch.tensor([0, *of]).cumsum(0).int().to(device) for of in (self.queries, self.keys)]
+        names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+        return dict(zip(names, (*sizes, max(self.queries), max(self.keys))))
+
+
+# Not an argument: some models pass none on, and checkpointing recomputes layers in the backward pass.
+_branches: Branches | None = None
+
+
+@contextmanager
+def attention_by_branches(model: torch.nn.Module, sizes: Sequence[Sequence[int]] | None, paths: Any) -> Iterator[None]:
+    """Let a model's forward and backward passes inside attend by branches.
+
+    Args:
+        model: the causal language model, without wrappers.
+        sizes: numbers of queries and keys of each branch; `None`: the row has one branch, and nothing changes.
+        paths: (K,) places of all branches' keys.
+    """
+    global _branches
+    if sizes is None:
+        yield
+        return
+    text = model.config.get_text_config()
+    own, configs = attention_of(text), {id(text): text}
+    for module in model.modules():  # a part of the model may have a copy
+        if getattr(getattr(module, "config", None), "model_type", None) == text.model_type:
+            configs[id(module.config)] = module.config
+    before, (queries, keys) = _branches, map(list, zip(*sizes))
+    _branches = Branches(own, queries, keys, paths.to(model.device))
+    try:
+        for config in configs.values():
+            config._attn_implementation = _NAME
+        yield
+    finally:
+        _branches = before
+        for config in configs.values():
+            config._attn_implementation = own
+
+
+@torch.compiler.disable  # branches differ from row to row, and each would be compiled
+def branch_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return the attention of a row (1, N, heads, D), given queries (1, heads, N, D), keys and values."""
+    of, file = _branches, sys.modules[type(module).__module__]
+    own = file.ALL_ATTENTION_FUNCTIONS.get_interface(of.own, getattr(file, "eager_attention_forward", None))
+    # One gather and splits: the backward pass of a slice would allocate a gradient of the whole row, once a branch.
+    paths, window = of.paths.to(key.device), options.get("sliding_window")
+    key, value = key.index_select(2, paths), value.index_select(2, paths)
+    if "flash" in of.own:
+        return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
+    if of.own == "sdpa" and query.is_cuda and query.dtype in _HALF and key.shape == value.shape:
+        return _in_one_call(of, query, key, value, options.get("scaling"), window), None
+    parts = query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2)
+    found = [_of_branch(own, of.own == "sdpa", module, *part, **options) for part in zip(*parts)]
+    return torch.cat(found, 1), None
+
+
+AttentionInterface.register(_NAME, branch_attention)
+
+
+def _in_one_call(of: Branches, query, key, value, scale: float | None, window: int | None) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows = [part[0].transpose(0, 1) for part in (query, key, value)]
+    sizes = (window - 1 if window else -1, 0)  # causal, from the end
+    found = varlen_attn(*rows, *of.starts(query.device).values(), scale=scale, window_size=sizes, enable_gqa=True)
+    return found[None]
+
+
+def _of_branch(own, is_sdpa: bool, module, query, key, value, **options: Any) -> torch.Tensor:
+    """Return the attention of one branch (1, n, heads, D)."""
+    (n, m), window = (query.shape[2], key.shape[2]), options.get("sliding_window")
+    if (is_sdpa and n == m or n == 1) and (window is None or m <= window):
+        return own(module, query, key, value, None, **options)[0]
+    # With the last query first, what a query sees depends on the sum of its place and the key's: a mask of n x m is a
+    # view of n + m numbers, and it has the dtype of the arithmetic, so that no function makes a copy of it.
+    line = query.new_zeros(n + m - 1)
+    line[m:] = line[: max(m - (window or m), 0)] = torch.finfo(query.dtype).min
+    mask = line.as_strided((1, 1, n, m), (0, 0, 1, 1))
+    if query.device.type != "cpu":  # kernels there need aligned rows
+        mask = mask.contiguous()
+    return own(module, query.flip(2), key, value, mask, **options)[0].flip(1)
+
+
+# -- what the configuration tells -------------------------------------------------------------------------------------
+
+
+def why_not_by_branches(model: torch.nn.Module) -> str | None:
+    """Return why a causal language model cannot attend by branches, by its configuration; `None` if it may."""
+    config = model.config.get_text_config()
+    if is_stateful(model):
+        return "the model carries a recurrent state from token to token"
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - {*_LAYERS}):
+        return f"layers of type {', '.join(map(repr, others))} are not attention"
+    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        return "the model takes no position ids: positions follow from the place in the row"
+    return None
 
 
 def limits(config) -> list[int]:
     """Return the sequence lengths beyond which the model computes differently, by its configuration."""
-    names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
-    rope = getattr(config, "rope_parameters", None) or {}
+    names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings", "floor_scale")
     found = [getattr(config, name, None) for name in names]
-    found += [part.get(names[-1]) for part in (rope, *rope.values()) if isinstance(part, dict)]
-    found.append(_indexed(config))
+    found += [part.get("original_max_position_embeddings") for part in _ropes(config)]
+    # An indexer lets a query see all until there are more entries than it chooses, each of some tokens.
+    entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
+    rates = getattr(config, "compress_rates", None) or {}
+    each = getattr(config, "index_block_size", None) or min(rates.values(), default=1)
+    found.append(max(filter(None, entries), default=0) * each)
     return sorted({int(limit) for limit in found if limit})
 
 
-def _indexed(config) -> int:
-    """Return the number of tokens up to which an indexer lets a query see all; 0 without an indexer."""
-    entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
-    rates = getattr(config, "compress_rates", None) or {}  # tokens of an entry
-    each = getattr(config, "index_block_size", None) or min(rates.values(), default=1)
-    return max(filter(None, entries), default=0) * each
+def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each sequence length the rotary scale, as a number for each kind of layers that has several.
+
+    The model chooses the scale of a pass by its longest row: `longrope` one of two, at a limit, and `dynamic` another
+    for each length beyond one.
+    """
+    limit, scales = getattr(config, "max_position_embeddings", 0), []
+    for part in _ropes(config):
+        if part.get("rope_type") == "longrope":
+            short = part.get("original_max_position_embeddings") or limit
+            scales.append([int(length > short) for length in lengths])
+        elif part.get("rope_type") == "dynamic":
+            scales.append([max(length, limit) for length in lengths])
+    return list(zip(*scales)) if scales else [()] * len(lengths)
 
 
-def most_places(config) -> int | None:
-    """Return the row length up to which the place in the row does not matter (Llama 4 scales attention by it)."""
-    return config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
-
-
-def why_padded(model: torch.nn.Module) -> str | None:
-    """Return why the causal language model supports only one sequence per row; `None` if it supports packed rows."""
-    config = model.config.get_text_config()
-    attention = attention_of(model.config)
-    reason = _not_masked(model)
-    if reason is not None:
-        return reason
-    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        return "the model takes no position ids: positions follow from the place in the row"
-    if takes_packed(attention) and most_places(config):
-        return "the model scales attention by the place in the row, and flash attention takes a long one"
-    if attention not in MASKED and not takes_packed(attention):
-        return f"attn_implementation is {attention!r}, and only {', '.join(MASKED)} take any mask"
-    return None
-
-
-def attends_by_masks(model: torch.nn.Module) -> bool:
-    """Return whether masks keep sequences apart in all layers, which are then attention."""
-    return _not_masked(model) is None
-
-
-def _not_masked(model: torch.nn.Module) -> str | None:
-    if is_stateful(model):
-        return "the model carries a recurrent state from token to token"
-    try:
-        reaches(model.config.get_text_config())
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def takes_packed(attention: str) -> bool:
-    """Return whether the implementation separates sequences of a row by positions, as flash attention does."""
-    return "flash" in attention
-
-
-def boundaries(positions: torch.Tensor) -> dict[str, Any]:
-    """Return where the sequences of one row (1, N) begin, by their positions, under the names that layers take."""
-    begins = positions[0] == 0
-    starts = torch.cat([begins.nonzero().flatten(), begins.new_tensor([len(begins)], dtype=torch.long)]).int()
-    longest = int(starts.diff().max())
-    return {
-        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), starts),
-        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
-        "seq_idx": (begins.cumsum(0) - 1).int()[None],
-    }
-
-
-def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Reach | None = None) -> torch.Tensor:
-    """Return (R, 1, L, L) bool, which token (row) sees which (column), from ends and positions (R, L)."""
-    place = torch.arange(ends.shape[1], device=ends.device)
-    sees = (place <= place[:, None]) & (place[:, None] < ends[:, None, :])
-    reach = reach or Reach()
-    if reach.window:
-        sees &= positions[:, :, None] - positions[:, None, :] < reach.window
-    if reach.chunk:
-        chunks = positions // reach.chunk
-        sees &= chunks[:, :, None] == chunks[:, None, :]
-    return sees.unsqueeze(1)
+def _ropes(config) -> list[dict[str, Any]]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [part for part in (rope, *rope.values()) if isinstance(part, dict)]
 
 
 def arithmetic(body: torch.nn.Module) -> torch.dtype:
@@ -158,43 +203,3 @@ def arithmetic(body: torch.nn.Module) -> torch.dtype:
 
 def _is_quantized(parameter: torch.nn.Parameter) -> bool:
     return parameter.dtype.itemsize == 1 or hasattr(parameter, "quant_state")
-
-
-def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask that SDPA and eager attention add to scores: 0 where a token sees another, else the minimum.
-
-    It has the dtype of the arithmetic, so that all layers keep this one tensor for their backward pass instead of
-    converted copies; on CUDA, another dtype is not supported (cuDNN reads a float32 mask as if it were bfloat16,
-    pytorch#191612).
-    """
-    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
-
-
-def block_mask(ends: torch.Tensor, positions: torch.Tensor, reach: Reach) -> BlockMask:
-    """Return the mask of `visible` for flex attention, which skips blocks of 128 x 128 tokens without any True."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(row, head, token, other):
-        seen = (other <= token) & (token < ends[row, other])
-        if reach.window:
-            seen = seen & (positions[row, token] - positions[row, other] < reach.window)
-        if reach.chunk:
-            seen = seen & (positions[row, token] // reach.chunk == positions[row, other] // reach.chunk)
-        return seen
-
-    rows, length = ends.shape
-    return create_block_mask(sees, rows, None, length, length, device=ends.device)
-
-
-def masks(body: torch.nn.Module, ends: torch.Tensor, positions: torch.Tensor) -> Any:
-    """Return `attention_mask` of packed rows for the model: a mask, or one by layer type."""
-
-    def mask(reach: Reach) -> torch.Tensor | BlockMask:
-        if attention_of(body.config) == "flex_attention":
-            return block_mask(ends, positions, reach)
-        kind = ends.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else arithmetic(body)
-        return added_mask(visible(ends, positions, reach), dtype)
-
-    kinds = reaches(body.config.get_text_config())
-    return {kind: mask(reach) for kind, reach in kinds.items()} if isinstance(kinds, dict) else mask(kinds)

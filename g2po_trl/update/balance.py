@@ -3,22 +3,21 @@
 Every rank gets the same number of micro-batches with the same number of rows in each (TRL gathers a metric per row,
 and a sharded model must run the same number of forward passes everywhere); rows of mask 0 fill the gaps. No row is
 dropped; rows without a gradient can be left out, and still count in every denominator.
-
-The *unit* of a plan is a row or a packed row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from .packing import SHARING, Pack, RowLength, most_tokens, pack_rows, row_width, split_packs
 from .prefix_order import Ordering
+from .tree import Tree, grow, one_each
 
-_PACKS_A_RANK = (8, 4, 2, 1)  # numbers to try: more balance better, fewer share more
-_NEIGHBOURS = 8  # rows that go to a mini-batch together: more share little more, and make mini-batches differ more
+_BLOCKS = 8  # at least so many blocks of rows in a mini-batch, so that it has many tasks
+_EVEN = 0.03  # of a tree's limit, to which it is sought
 
 
 @dataclass
@@ -77,14 +76,14 @@ class RowSummary:
 
 @dataclass
 class MicroBatchPlan:
-    """One micro-batch on all ranks: `packs[rank]`."""
+    """One micro-batch on all ranks: `trees[rank]`, one of several rows or several of one row each."""
 
-    packs: list[list[Pack]]
+    trees: list[list[Tree]]
 
     @property
     def rows(self) -> list[list[int]]:
         """`rows[rank]`, in the order of the layout."""
-        return [[row for pack in packs for row in pack.rows] for packs in self.packs]
+        return [[row for tree in trees for row in tree.rows] for trees in self.trees]
 
     @property
     def num_rows(self) -> int:
@@ -98,12 +97,13 @@ class BatchingConfig:
 
     Args:
         num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
-        max_tokens: maximum number of padded tokens of a micro-batch on a rank; a longer row is a micro-batch of its
-            own.
+        max_tokens: maximum number of tokens of a micro-batch on a rank, padding included; a longer row is a
+            micro-batch of its own.
         loss_type: TRL's `loss_type`, see `loss_scale`.
-        pad_to_multiple_of: multiple of row lengths, see `row_width`.
+        pad_to_multiple_of: multiple of the length of padded rows.
         layout: see `g2po_trl.update.layout`.
-        row_length: length of packed rows.
+        fork_cost: of forked rows, see `forks.fork_cost`.
+        scale_of: returns for each of some row lengths what rows of a forward pass must have in common.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
         mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
             trains all mini-batches.
@@ -115,9 +115,15 @@ class BatchingConfig:
     pad_token_id: int
     pad_to_multiple_of: int | None = None
     layout: str = "padded"
-    row_length: RowLength | None = None
+    fork_cost: int | None = None
+    scale_of: Callable[[Sequence[int]], list] | None = None
     kl: bool = True
     mini_batch_size: int | None = None
+
+    @property
+    def row_multiple(self) -> int | None:
+        """Multiple of the length of the model's rows; `None` for trees, which have no padding."""
+        return (self.pad_to_multiple_of or 1) if self.layout == "padded" else None
 
     def plan(
         self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
@@ -133,94 +139,85 @@ class BatchingConfig:
             [mini-batch][micro-batch]; and metrics: numbers of rows and tokens, number of tokens that the model
             processes, and the imbalance of ranks before and after.
         """
-        num_ranks, multiple, row_length = len(rows.counts), self.pad_to_multiple_of, self.row_length
         kept, lengths = rows.with_gradient(self.kl), rows.prompts.astype(np.int64) + rows.completions
-        if row_length is not None:
-            fits = most_tokens(self.max_tokens, multiple)
-            most, longest = min(row_length.most, fits), min(row_length.longest, fits)
-            row_length = replace(row_length, most=most, longest=longest)
-        number, mini_batches = self.num_mini_batches, []
+        number = self.num_mini_batches
         if self.mini_batch_size is not None:
             number = count_mini_batches(len(rows), self.mini_batch_size)
-        # Neighbours go to a mini-batch together: they share far more tokens, whatever the number of mini-batches.
         order = ordering.sort(range(len(rows)))
-        for part in split_into_mini_batches(order, number, rng, _NEIGHBOURS, _continues(order, lengths, ordering)):
+        mini_batches = []
+        for part in split_into_mini_batches(order, ordering.neighbours(order, lengths), number, rng):
             part = part[kept[part]]
-            packs = _plan_packs(part, lengths, ordering, self.layout, row_length, num_ranks)
-            tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
-            ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
-            widths = [[row_width(packs[pack].num_tokens, multiple) for pack in dealt] for dealt in ranks]
-            mini_batches.append(
-                [
-                    MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
-                    for start, stop in plan_micro_batches(widths, self.max_tokens)
-                ]
-            )
-        flat = self.layout == "forked"
-        return mini_batches, _metrics(rows, lengths, kept, mini_batches, multiple, flat)
+            planned = []
+            for of_scale in self._by_scale(part, lengths):
+                planned += self._micro_batches(of_scale, lengths, ordering, len(rows.counts))
+            mini_batches.append(planned or [MicroBatchPlan([[] for _ in rows.counts])])
+        return mini_batches, self._metrics(rows, lengths, kept, mini_batches)
 
+    def _by_scale(self, part: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        """Return the rows in parts whose forward passes may have several of them."""
+        parts = defaultdict(list)
+        for row, scale in zip(part, [()] * len(part) if self.scale_of is None else self.scale_of(lengths[part])):
+            parts[scale].append(row)
+        return [np.array(rows) for rows in parts.values()]
 
-def _metrics(
-    rows: RowSummary,
-    lengths: np.ndarray,
-    kept: np.ndarray,
-    mini_batches: Sequence[Sequence[MicroBatchPlan]],
-    row_multiple: int | None,
-    flat: bool,
-) -> dict[str, float]:
-    """Return the `update/*` metrics of a plan, whose rows are padded as `row_width` says, or `flat` as they are."""
-    tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
-    for planned in (planned for part in mini_batches for planned in part):
-        widths = [[pack.num_tokens for pack in own] for own in planned.packs]
-        tokens += [sum(own) for own in widths]
-        if flat:
-            forwarded += sum(sum(own) or 1 for own in widths)
-        else:
-            forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
-    first, kept_tokens = rows.first, int(lengths[kept].sum())
-    return {
-        "update/step_samples": len(rows),
-        "update/left_out_fraction": int((~kept).sum()) / max(len(rows), 1),
-        "update/micro_batches": sum(map(len, mini_batches)),
-        "update/token_imbalance": imbalance(tokens),
-        "rollout/token_imbalance": imbalance([int(lengths[a:b].sum()) for a, b in zip(first, first[1:])]),
-        "update/forwarded_tokens": forwarded,
-        "update/repeated_token_fraction": 1 - tokens.sum() / kept_tokens if kept_tokens else 0.0,
-        "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
-    }
-
-
-def _plan_packs(
-    part: np.ndarray,
-    lengths: np.ndarray,
-    ordering: Ordering,
-    layout: str,
-    row_length: RowLength | None,
-    num_ranks: int,
-) -> list[Pack]:
-    """Return the packed rows of a mini-batch."""
-    if layout in SHARING:
+    def _micro_batches(
+        self, part: np.ndarray, lengths: np.ndarray, ordering: Ordering, num_ranks: int
+    ) -> list[MicroBatchPlan]:
+        if self.layout == "padded":
+            ranks = _deal(part, lengths, num_ranks)
+            widths = [[self._width(lengths[row]) for row in own] for own in ranks]
+            return [
+                MicroBatchPlan([one_each(own[start:stop], lengths[own[start:stop]].tolist()) for own in ranks])
+                for start, stop in plan_micro_batches(widths, self.max_tokens)
+            ]
         order = ordering.sort(part)
-        overlaps = ordering.neighbours(order, lengths)
-    else:
-        order = part if layout == "padded" else part[np.argsort(-lengths[part], kind="stable")]
-        overlaps = np.zeros(len(order), dtype=np.int64)
-    order, sizes, overlaps = order.tolist(), lengths[order].tolist(), overlaps.tolist()
-    packs = pack_rows(order, sizes, overlaps, layout, row_length)
-    if num_ranks == 1 or layout == "padded":
-        return packs
-    largest = max((pack.num_tokens for pack in packs), default=0)
-    evens = (sum(pack.num_tokens for pack in packs) // (number * num_ranks) for number in _PACKS_A_RANK)
-    tried = [RowLength(max(1, even), fork_cost=row_length.fork_cost) for even in evens if even < largest]
-    finer = [pack_rows(order, sizes, overlaps, layout, length) for length in tried]
+        of = order.tolist(), lengths[order], ordering.neighbours(order, lengths)
+        trees = grow(*of, self.max_tokens, self.fork_cost)
+        if num_ranks > 1:
+            trees = self._even(trees, of, num_ranks)
+        ranks = _deal(np.arange(len(trees)), np.array([tree.num_tokens for tree in trees]), num_ranks)
+        return [
+            MicroBatchPlan([[trees[tree] for tree in own[place : place + 1]] for own in ranks])
+            for place in range(max(map(len, ranks)))
+        ]
 
-    def busiest(packs: list[Pack]) -> float:
-        tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
-        ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
-        return max(sum(row_length.work(int(tokens[pack])) for pack in dealt) for dealt in ranks)
+    def _even(self, trees: list[Tree], of: tuple, num_ranks: int) -> list[Tree]:
+        """Return as many trees for each rank, as equal as the sharing of tokens allows."""
+        number = -(-len(trees) // num_ranks) * num_ranks
+        low, high = sum(tree.num_tokens for tree in trees) // max(number, 1), self.max_tokens
+        while high - low > _EVEN * high:  # the smallest limit of which there are no more
+            middle = (low + high) // 2
+            smaller = grow(*of, middle, self.fork_cost, longer=1.0)
+            if len(smaller) > number:
+                low = middle
+            else:
+                high, trees = middle, smaller
+        return trees
 
-    # The slowest rank sets the pace. Without equal numbers of packs a rank would have nothing to do.
-    return min((split_packs(some, lengths, num_ranks, row_length.fork_cost) for some in [packs, *finer]), key=busiest)
+    def _width(self, tokens: int) -> int:
+        return -(-int(tokens) // self.row_multiple) * self.row_multiple
+
+    def _metrics(
+        self, rows: RowSummary, lengths: np.ndarray, kept: np.ndarray, mini_batches: list[list[MicroBatchPlan]]
+    ) -> dict[str, float]:
+        tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
+        for planned in (planned for part in mini_batches for planned in part):
+            for rank, trees in enumerate(planned.trees):
+                own = [tree.num_tokens for tree in trees]
+                tokens[rank] += sum(own)
+                padded = self.layout == "padded"
+                forwarded += max(len(own), 1) * self._width(max(own, default=1)) if padded else sum(own) or 1
+        first, kept_tokens = rows.first, int(lengths[kept].sum())
+        return {
+            "update/step_samples": len(rows),
+            "update/left_out_fraction": int((~kept).sum()) / max(len(rows), 1),
+            "update/micro_batches": sum(map(len, mini_batches)),
+            "update/token_imbalance": imbalance(tokens),
+            "rollout/token_imbalance": imbalance([int(lengths[a:b].sum()) for a, b in zip(first, first[1:])]),
+            "update/forwarded_tokens": forwarded,
+            "update/repeated_token_fraction": 1 - tokens.sum() / kept_tokens if kept_tokens else 0.0,
+            "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
+        }
 
 
 def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
@@ -247,37 +244,38 @@ def deal_rows(
         [mini-batch][rank] -> row numbers, longest first.
     """
     total = np.asarray(tokens, dtype=np.int64)
-    return [
-        _deal(part, total, num_ranks) for part in split_into_mini_batches(range(len(total)), num_mini_batches, rng)
-    ]
+    return [_deal(part, total, num_ranks) for part in np.array_split(rng.permutation(len(total)), num_mini_batches)]
 
 
 def split_into_mini_batches(
-    order: Sequence[int],
-    num_mini_batches: int,
-    rng: np.random.Generator,
-    neighbours: int = 1,
-    continues: np.ndarray | None = None,
+    order: np.ndarray, overlaps: np.ndarray, num_mini_batches: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return the rows of random mini-batches of equal size, give or take one, in blocks of `neighbours` rows.
+    """Return the rows of random mini-batches of equal size, give or take one, that keep subtrees together.
 
-    Neighbours are next to each other in `order`. A row that `continues` stays in the block of the row before it,
-    so that blocks are longer. `rng` is in the same state on every rank.
+    Rows in lexicographic order are cut where neighbours have the fewest tokens in common, until no part has more than
+    an eighth of a mini-batch. Parts are shuffled, and the result is cut into mini-batches.
+
+    Args:
+        order: rows in lexicographic order.
+        overlaps: tokens that each has in common with the one before.
+        num_mini_batches: number of mini-batches.
+        rng: in the same state on every rank.
     """
-    order = np.asarray(order, dtype=np.int64)
-    blocks = np.array_split(order, max(1, -(-len(order) // neighbours)))
-    if continues is not None and continues.any():
-        firsts = np.append(np.flatnonzero(~continues), len(order))
-        ends = np.cumsum([len(block) for block in blocks])
-        blocks = np.split(order, np.unique(firsts[np.searchsorted(firsts, ends)])[:-1])
+    if num_mini_batches == 1:
+        return [order]
+    most = max(1, len(order) // (num_mini_batches * _BLOCKS))
+    blocks, left = [], [(0, len(order))]
+    while left:
+        start, stop = left.pop()
+        if stop - start <= most:
+            blocks.append(order[start:stop])
+            continue
+        inside = overlaps[start + 1 : stop]
+        cuts = start + 1 + np.flatnonzero(inside == inside.min())
+        cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])
+        left += [(start, cut), (cut, stop)]
     shuffled = [blocks[block] for block in rng.permutation(len(blocks))]
-    return np.array_split(np.concatenate(shuffled), num_mini_batches)
-
-
-def _continues(order: np.ndarray, lengths: np.ndarray, ordering: Ordering) -> np.ndarray:
-    """Return for each row in order whether it begins with the whole row before it, as in a conversation."""
-    before = np.append(-1, lengths[order][:-1])[: len(order)]
-    return (ordering.neighbours(order, lengths) == before) & (before < lengths[order])
+    return np.array_split(np.concatenate([order[:0], *shuffled]), num_mini_batches)
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:

@@ -10,9 +10,8 @@ mini-batch is split into micro-batches by *tokens*. Two numbers keep the gradien
 All ranks make the same plan from lengths (`balance`), rows move to the ranks that train them (`redistribute`), and
 each rank makes its own tensors.
 
-A micro-batch contains its rows twice: padded, for TRL's loss, and as packed rows, for the model. Depending on the
-token layout (`packing`), a packed row has one sequence (`padded`), several end to end (`packed`), or several with
-common tokens only once (`shared`).
+A micro-batch contains its rows twice: padded, for TRL's loss, and as the model reads them, in which tokens that rows
+have in common stand once (`tree`).
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ import torch
 from ..trajectory import Trajectory
 from ..utils.images import Picture
 from .balance import BatchingConfig, MicroBatchPlan, RowSummary
-from .packing import lay_out
 from .prefix_order import Ordering
+from .tree import lay_out
 
 # How a TRL loss averages, and so how its micro-batches add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -208,11 +207,10 @@ def collate_plan(
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         local_rows = [place_of[row] for row in planned.rows[rank]]
-        padding = config.pad_token_id, config.pad_to_multiple_of
-        micro_batch = batch.collate(local_rows, planned.num_rows, *padding)
-        packs = [replace(pack, rows=[place_of[row] for row in pack.rows]) for pack in planned.packs[rank]]
-        micro_batch |= lay_out(packs, sequences, scored_lengths, *padding)
-        if rows.with_images:  # of the packed rows, which have one sequence each
+        micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        trees = [replace(tree, rows=[place_of[row] for row in tree.rows]) for tree in planned.trees[rank]]
+        micro_batch |= lay_out(trees, sequences, scored_lengths, config.pad_token_id, config.row_multiple)
+        if rows.with_images:
             micro_batch["images"] = [list(batch.images_of_rows[row]) for row in local_rows]
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(

@@ -1,9 +1,8 @@
-"""Prefixes that are processed once without a mask: their cache starts each continuation.
+"""Prefixes that pass through the model once, where its cache starts each continuation.
 
-A mask separates sequences only for attention. A recurrent state or a convolution reads all tokens before it in the
-row. Such layers share a prefix in another way: the prefix is a row of its own, and each continuation begins with the
-model's cache after it (keys and values, recurrent and convolution states), as in generation. Gradients flow back
-through the cache. A packed row of `packing`, seen as a tree, is processed in calls of the model:
+A recurrent state or a convolution reads all tokens before it in the row, so a tree's branches cannot stand in one row.
+There the prefix is a row of its own, and each continuation begins with the model's cache after it (keys and values,
+recurrent and convolution states), as in generation. Gradients flow back through the cache:
 
     sequences   A B c d     A B c e f     A g         call 0   A         the root
                                                       call 1   B c       continues call 0: two sequences fork after it

@@ -14,9 +14,25 @@ import numpy as np
 import torch
 
 from ..utils.ranks import all_to_all
-from .packing import common_prefix, lexicographic, sort_key
 
 _SAMPLES = 8  # sequences of each rank from which the ranges are chosen
+
+
+def sort_key(sequence: np.ndarray) -> bytes:
+    """Return bytes that compare as the token ids do."""
+    return sequence.astype(">u4").tobytes()
+
+
+def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
+    """Return indices in lexicographic order: no earlier sequence shares a longer prefix than the predecessor."""
+    return sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Return the length of the common prefix."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass

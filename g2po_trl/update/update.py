@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
-from .packing import common_prefix, lay_out, pack_rows
+from .prefix_order import common_prefix
 from .redistribute import make_mini_batches_over_ranks
+from .tree import grow, lay_out, one_each
 
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
@@ -31,7 +32,7 @@ class Update:
         layout: layout of micro-batches in the model.
         per_token: TRL's log-probabilities of token ids, in the current layout:
             (model, ids, mask, length of completions) -> (log-probabilities, …).
-        config: how samples are batched; layout and row lengths are those of `layout`.
+        config: how samples are batched, but for what `layout` decides.
         seed: seed of the order in which samples are trained.
         beta, correction, checkpointing: see `LogProbs`.
         needs_old_log_probs: see `LogProbs`; a function of the rollout's number of mini-batches.
@@ -67,8 +68,8 @@ class Update:
         return mini_batches, metrics
 
     def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches) -> bool:
-        """Return whether the layout gives the log-probabilities of padded rows; change it if not."""
-        return self.layout.verify(model, mini_batches, self.score, self.config.pad_token_id)
+        """Return whether the layout gives the log-probabilities of samples alone; change it if not."""
+        return self.layout.verify(model, mini_batches, self.score)
 
     def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, the same at each call, and `update/*` metrics."""
@@ -86,12 +87,14 @@ class Update:
     def micro_batch(self, batch: StepBatch) -> dict[str, torch.Tensor]:
         """Return all rows of a batch, in order, as one micro-batch in the current layout, to be scored."""
         config, rows, sequences = self.batching_config(), range(len(batch)), batch.sequences()
-        overlaps = [0, *map(common_prefix, sequences, sequences[1:])]
-        packs = pack_rows(rows, list(map(len, sequences)), overlaps, config.layout, config.row_length)
-        padding, completions = (config.pad_token_id, config.pad_to_multiple_of), list(map(len, batch.completion_ids))
-        micro_batch = batch.collate(rows, len(batch), *padding)
+        lengths, overlaps = list(map(len, sequences)), [0, *map(common_prefix, sequences, sequences[1:])]
+        trees = one_each(rows, lengths)
+        if config.layout != "padded":
+            trees = grow(rows, lengths, overlaps, sum(lengths), config.fork_cost)
+        micro_batch = batch.collate(rows, len(batch), config.pad_token_id, config.pad_to_multiple_of)
         micro_batch |= {} if batch.images is None else {"images": batch.images}
-        return micro_batch | lay_out(packs, sequences, completions, *padding)
+        completions = list(map(len, batch.completion_ids))
+        return micro_batch | lay_out(trees, sequences, completions, config.pad_token_id, config.row_multiple)
 
     def batching_config(self) -> BatchingConfig:
         """Return the options of batching for the current layout."""
@@ -100,7 +103,8 @@ class Update:
             self.config,
             pad_to_multiple_of=layout.row_multiple,
             layout=layout.kind,
-            row_length=layout.pack_length,
+            fork_cost=layout.fork_cost if layout.kind == "forked" else None,
+            scale_of=layout.scale_of,
             kl=self.log_probs.beta != 0.0,
         )
 
@@ -119,17 +123,11 @@ class Update:
         """Return the `sampling/*` metrics that the update itself computes. All ranks call it together."""
         return {} if self.log_probs.needs_old_log_probs else self.log_probs.metrics()
 
-    @contextmanager
-    def loss_context(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """Compute the loss of this micro-batch inside, in its layout."""
-        with self.layout.of(micro_batch), self.log_probs.updating(micro_batch):
-            yield
-
     @without_cudnn_attention()
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
         """Return log-probabilities of the completion tokens, (rows, C)."""
         batch = send_to_device(micro_batch, self.accelerator.device)
-        with self.layout.of(batch):
+        with self.layout.of(model, batch):
             return self.per_token(
                 model,
                 torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
@@ -163,6 +161,7 @@ class Update:
             with (
                 nullcontext() if last or fsdp else accelerator.no_sync(model),
                 self.guard.watch_backward(model, ends_step and last),
+                self.layout.of(model, micro_batch),
             ):
                 loss += train(micro_batch)
         if ends_step:

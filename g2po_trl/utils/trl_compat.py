@@ -229,6 +229,16 @@ def is_stateful(model: torch.nn.Module) -> bool:
     return getattr(model, "_is_stateful", False)
 
 
+def forget_rotary_lengths(model: torch.nn.Module) -> None:
+    """Let the next pass choose its `dynamic` rotary scale; transformers keeps the longest one so far.
+
+    Depends on the rotary embeddings' `max_seq_len_cached`, or one by kind of layer.
+    """
+    for module in model.modules():
+        for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+            setattr(module, name, 0)
+
+
 def name_or_path_of(config: PretrainedConfig) -> str:
     """Return the id or path that a model was loaded from, "" if it was not (`_name_or_path`)."""
     return config._name_or_path

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer.utils import add_fused_lm_head
 
-from benchmarks.packs import make_packs
-from g2po_trl.update.packing import SHARING, Pack, lay_out, packed_log_probs
+from benchmarks.trees import make_trees
+from g2po_trl.update.layout import Layout
+from g2po_trl.update.tree import lay_out, one_each
 
 WINDOW = 16
 VOCABULARY = 384
@@ -61,7 +62,7 @@ _VISION = {
 _QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 
 
-LAYOUTS = {"shared": ("padded", "packed", "shared"), "forked": ("padded", "chained", "forked")}  # to be compared
+LAYOUTS = {"shared": ("padded", "shared"), "forked": ("padded", "forked")}  # to be compared
 
 
 @dataclass(frozen=True)
@@ -293,16 +294,19 @@ def alone(model, sequences: list[np.ndarray], scored: list[int]) -> torch.Tensor
 
 def in_layout(model, sequences: list[np.ndarray], scored: list[int], layout: str) -> torch.Tensor:
     """The same, in a layout of ours; the model has TRL's fused LM head."""
-    packs = [Pack([row], [0], len(sequence)) for row, sequence in enumerate(sequences)]
-    if layout in SHARING:
+    layout_of = Layout("padded", model, Accelerator(cpu=True))
+    trees = [one_each(range(len(sequences)), list(map(len, sequences)))]
+    if layout != "padded":
         cost = 8 if layout == "forked" else None  # so that short texts fork, several times one after the other
-        packs = make_packs(sequences, 1 if layout == "chained" else ROW_TOKENS, layout=layout, fork_cost=cost)
-    elif layout == "packed":
-        packs = make_packs(sequences, ROW_TOKENS, share=False)
-    order = torch.tensor([row for pack in packs for row in pack.rows])
-    mask = torch.arange(max(scored)) < torch.tensor(scored)[order, None]
-    laid_out = send_to_device(lay_out(packs, sequences, scored, pad_token_id=0), model.device)
-    return packed_log_probs(model, model.base_model, laid_out, mask.to(model.device))[0][order.argsort()]
+        trees = [[tree] for tree in make_trees(sequences, ROW_TOKENS, cost)]
+    order = torch.tensor([row for of_row in trees for tree in of_row for row in tree.rows])
+    found = []
+    for of_row in trees:
+        rows = [row for tree in of_row for row in tree.rows]
+        mask = torch.arange(max(scored)) < torch.tensor(scored)[rows, None]
+        with layout_of.of(model, lay_out(of_row, sequences, scored, pad_token_id=0)):
+            found.append(layout_of.log_probs(model, mask.to(model.device), False)[0])
+    return torch.cat(found)[order.argsort()]
 
 
 def gradient(model, log_probs: torch.Tensor) -> torch.Tensor:
