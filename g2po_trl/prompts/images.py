@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..utils.errors import G2POError
 from ..utils.images import PLACE, Picture
 
@@ -203,6 +205,16 @@ class ImageInputs:
     def token_ids(self) -> list[int]:
         """Tokens of features, which must not be sampled."""
         return self.encoder.token_ids
+
+    def owners(self, ids: np.ndarray, images: Sequence[Picture]) -> np.ndarray:
+        """Return (L,) for each token the number of the image it is a feature of, -1 for text."""
+        found = np.full(len(ids), -1)
+        if images:
+            written = [self.encoder._written(image.size, image)[1] for image in images]
+            found[np.isin(ids, self.token_ids)] = np.repeat(
+                np.arange(len(images)), [int(np.isin(of, self.token_ids).sum()) for of in written]
+            )
+        return found
 
     @cached_property
     def _names(self) -> tuple[list[str], list[str]]:

@@ -103,6 +103,7 @@ class BatchingConfig:
         pad_to_multiple_of: multiple of the length of padded rows.
         layout: see `g2po_trl.update.layout`.
         fork_cost: of forked rows, see `forks.fork_cost`.
+        owners_of: for rows with images, see `images.OwnersOf`.
         scale_of: returns for each of some row lengths what rows of a forward pass must have in common.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
         mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
@@ -116,6 +117,7 @@ class BatchingConfig:
     pad_to_multiple_of: int | None = None
     layout: str = "padded"
     fork_cost: int | None = None
+    owners_of: Callable[..., np.ndarray] | None = None
     scale_of: Callable[[Sequence[int]], list] | None = None
     kl: bool = True
     mini_batch_size: int | None = None

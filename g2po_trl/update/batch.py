@@ -26,6 +26,7 @@ import torch
 from ..trajectory import Trajectory
 from ..utils.images import Picture
 from .balance import BatchingConfig, MicroBatchPlan, RowSummary
+from .images import OwnersOf, images_of, keyed
 from .prefix_order import Ordering
 from .tree import lay_out
 
@@ -129,9 +130,12 @@ class StepBatch:
             with_images=self.images is not None,
         )
 
-    def sequences(self) -> list[np.ndarray]:
-        """Return the token ids of each row, prompt and completion."""
-        return [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
+    def sequences(self, owners_of: OwnersOf | None = None) -> list[np.ndarray]:
+        """Return the token ids of each row, prompt and completion; with `owners_of`, see `images.keyed`."""
+        sequences = [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
+        if owners_of is None or self.images is None:
+            return sequences
+        return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images)]
 
     def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Return (prompt tokens, completion tokens) of the rows."""
@@ -181,7 +185,7 @@ def make_mini_batches(
     """Return one rank's mini-batches of the step samples that each rank played, and metrics."""
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
-    plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
+    plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences(config.owners_of)), rng)
     place_of = {row: row for row in range(len(batch))}  # `batch` has the rows of all ranks
     return collate_plan(plan, batch, place_of, rows, rank, config), metrics
 
@@ -211,7 +215,7 @@ def collate_plan(
         trees = [replace(tree, rows=[place_of[row] for row in tree.rows]) for tree in planned.trees[rank]]
         micro_batch |= lay_out(trees, sequences, scored_lengths, config.pad_token_id, config.row_multiple)
         if rows.with_images:
-            micro_batch["images"] = [list(batch.images_of_rows[row]) for row in local_rows]
+            micro_batch |= images_of(trees, sequences, batch.images_of_rows, config.owners_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(
             config.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan)

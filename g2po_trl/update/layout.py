@@ -18,6 +18,7 @@ from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import attention_of, expose_body, forget_rotary_lengths, fused_log_probs, own_log_probs
 from .attention import arithmetic, attention_by_branches, limits, rotary_scales, why_not_by_branches
 from .forks import fork_cost, forked_passes
+from .images import image_inputs_of
 from .policy.probe import why_not_forked
 from .tree import lay_out, one_each
 
@@ -69,6 +70,7 @@ class Layout:
         self.fused, self.temperature = True, temperature
         self.kind, self.accelerator, self.pad_to_multiple_of = kind, accelerator, pad_to_multiple_of
         self.checked_length = 0  # the longest sequence at which the layout was found to be exact
+        self.has_images = False  # rows had any; without, the check says nothing of them
         self.fork_cost: int | None = None
         self._micro_batch: dict[str, Any] | None = None
         for other in others:
@@ -106,20 +108,24 @@ class Layout:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the verified layout and the arithmetic it was verified for, as plain data for a checkpoint."""
-        return {"kind": self.kind, "checked_length": self.checked_length, "found_for": self._found_for}
+        names = ("kind", "checked_length", "has_images")
+        return {"found_for": self._found_for, **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the verified layout if model, dtype and library versions are unchanged."""
         if state["found_for"] == self._found_for:
             self.kind, self.checked_length = state["kind"], state["checked_length"]
+            self.has_images = state["has_images"]
 
-    def pad_images(self, has_images: bool) -> None:
-        """Use `padded` from now on if any rank's rows have images. All ranks of a model that reads images call it."""
-        if self.kind == "padded":
+    def notice_images(self, has_images: bool) -> None:
+        """Compare the layout again with the first images. All ranks of a model that reads images call it."""
+        if self.has_images or self.kind == "padded":
             return
         flag = torch.tensor(int(has_images), device=self.accelerator.device)
         if self.accelerator.reduce(flag, reduction="sum"):
-            self._fall_back("rows have images, whose tokens see each other and have positions of their own")
+            self.has_images, self.checked_length = True, 0
+            if self.kind == "forked":
+                self._fall_back("rows have images, which a cache does not fork")
 
     def _fall_back(self, reason: str) -> None:
         logger.warning(f"token_layout is 'shared' and 'padded' is used: {reason}.")
@@ -163,9 +169,8 @@ class Layout:
         # model needs no mask. This also holds for recurrent states, which padding before the row would shift.
         inputs = {"input_ids": ids, "attention_mask": None}
         inputs |= {} if positions is None else {"position_ids": positions}
-        if (images := self._micro_batch.get("images")) is not None:
-            # Made here and not with the micro-batch: pixels take many times the memory of the files.
-            inputs |= self.image_inputs(ids, images)
+        if "images" in self._micro_batch:
+            inputs |= image_inputs_of(self._micro_batch, body, ids, self.image_inputs)
         with self.accelerator.autocast(), forked_passes(body, self._micro_batch.get("forks")):
             if self.fused:
                 found = fused_log_probs(model, body, inputs, places, scored)
@@ -261,9 +266,11 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:
-    """Return (rows,) tokens of scored rows, 0 of others."""
+    """Return (rows,) tokens of scored rows, 0 of others; of those with images, if there are any."""
     prompts, completions = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
-    return (prompts + completions) * (completions > 0)
+    found = (prompts + completions) * (completions > 0)
+    shown = torch.tensor([bool(images) for images in micro_batch.get("images", ())])
+    return found * torch.nn.functional.pad(shown, (0, len(found) - len(shown))) if shown.any() else found
 
 
 def _some_rows(lengths: torch.Tensor) -> list[int]:
@@ -280,6 +287,8 @@ def _alone(micro_batch: dict[str, Any], row: int) -> dict[str, Any]:
     one = {name: micro_batch[name][row : row + 1] for name in names}
     prompt, completion = (one[f"{name}_ids"][one[f"{name}_mask"].bool()].numpy() for name in ("prompt", "completion"))
     sequence = np.concatenate([prompt, completion])
+    if "images" in micro_batch:
+        one |= {"images": micro_batch["images"][row : row + 1] or [[]], "images_before": [0]}
     return one | lay_out(one_each([0], [len(sequence)]), [sequence], [len(completion)], 0)
 
 

@@ -32,7 +32,7 @@ def make_mini_batches_over_ranks(
     `gather` returns the objects of all ranks, by rank; `device` is that of the tensors that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
-    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather, device), rng)
+    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(config.owners_of), rank, gather, device), rng)
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]

@@ -16,6 +16,7 @@ from ..utils.forward_pass import without_cudnn_attention
 from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
+from .images import images_of
 from .layout import Layout
 from .log_probs import Correction, LogProbs
 from .prefix_order import common_prefix
@@ -61,7 +62,7 @@ class Update:
     ) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, in a verified layout, and `update/*` metrics."""
         if self.layout.image_inputs is not None:
-            self.layout.pad_images(local.images is not None)
+            self.layout.notice_images(local.images is not None)
         mini_batches, metrics = self.split(local, step)
         while not self.verify_layout(model, mini_batches):
             mini_batches, metrics = self.split(local, step)
@@ -84,26 +85,29 @@ class Update:
         self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
         return mini_batches, metrics
 
-    def micro_batch(self, batch: StepBatch) -> dict[str, torch.Tensor]:
-        """Return all rows of a batch, in order, as one micro-batch in the current layout, to be scored."""
-        config, rows, sequences = self.batching_config(), range(len(batch)), batch.sequences()
-        lengths, overlaps = list(map(len, sequences)), [0, *map(common_prefix, sequences, sequences[1:])]
+    def micro_batch(self, batch: StepBatch, layout: str | None = None) -> dict[str, Any]:
+        """Return all rows of a batch, in order, as one micro-batch in a layout, to be scored; default: the current."""
+        config, rows, sequences = self.batching_config(layout), range(len(batch)), batch.sequences()
+        inputs = batch.sequences(config.owners_of)
+        lengths, overlaps = list(map(len, sequences)), [0, *map(common_prefix, inputs, inputs[1:])]
         trees = one_each(rows, lengths)
         if config.layout != "padded":
             trees = grow(rows, lengths, overlaps, sum(lengths), config.fork_cost)
         micro_batch = batch.collate(rows, len(batch), config.pad_token_id, config.pad_to_multiple_of)
-        micro_batch |= {} if batch.images is None else {"images": batch.images}
+        if batch.images is not None:
+            micro_batch |= images_of(trees, sequences, batch.images, config.owners_of)
         completions = list(map(len, batch.completion_ids))
         return micro_batch | lay_out(trees, sequences, completions, config.pad_token_id, config.row_multiple)
 
-    def batching_config(self) -> BatchingConfig:
-        """Return the options of batching for the current layout."""
-        layout = self.layout
+    def batching_config(self, kind: str | None = None) -> BatchingConfig:
+        """Return the options of batching for a layout; default: the current."""
+        layout, kind = self.layout, kind or self.layout.kind
         return replace(
             self.config,
             pad_to_multiple_of=layout.row_multiple,
-            layout=layout.kind,
-            fork_cost=layout.fork_cost if layout.kind == "forked" else None,
+            layout=kind,
+            fork_cost=layout.fork_cost if kind == "forked" else None,
+            owners_of=None if layout.image_inputs is None else layout.image_inputs.owners,
             scale_of=layout.scale_of,
             kl=self.log_probs.beta != 0.0,
         )

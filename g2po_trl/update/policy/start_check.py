@@ -174,11 +174,12 @@ class StartCheck(TrainerCallback):
             reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
             samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
-        batch = _some_samples(samples, self.layout.max_tokens) if samples and self.comparable else None
+        batch = _some_samples(samples, self.update.config.max_tokens) if samples and self.comparable else None
         if self.layout.image_inputs is not None:  # the first ones of the run, if first observations have none
-            self.layout.pad_images(batch is not None and batch.images is not None)
+            self.layout.notice_images(batch is not None and batch.images is not None)
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
-            scored = self._score(model, batch or self.sample)
+            # Padded: the layout is compared with samples alone later, with the whole rollout.
+            scored = self.update.score(model, self.update.micro_batch(batch or self.sample, "padded"))
         sampled = torch.full_like(scored, torch.nan)
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)
