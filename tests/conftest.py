@@ -117,6 +117,21 @@ def make_trainer(tmp_path, tiny_model_dir):
 
 
 @pytest.fixture
+def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
+    """`make_trainer` with a small model of a family, see `families`, and the tests' tokenizer."""
+    from families import FAMILIES
+    from letter_environment import LongLetterEnvironment
+    from transformers import AutoTokenizer
+
+    def make(name, **options):
+        FAMILIES[name].build().save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(tmp_path / name)
+        return make_trainer(LongLetterEnvironment, model=tmp_path / name, max_completion_length=4, **options)
+
+    return make
+
+
+@pytest.fixture
 def make_ppo(tmp_path, tiny_model_dir):
     """Function that makes a PPO trainer with the tiny model and output in tmp_path/out; closes what it made."""
     from letter_environment import LETTER_PROMPT, LetterEnvironment

@@ -85,7 +85,7 @@ def test_layouts_are_exact(sequences, dtype):
     length = gradient(model, wanted)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     found = {}
-    for layout in ("padded", "packed", "shared"):
+    for layout in ("padded", "shared"):
         log_probs = in_layout(model, *sequences, layout)
         nats = (log_probs - wanted)[wanted != 0].abs()
         by_gradient = ((gradient(model, log_probs) - length).norm() / length.norm()).item()

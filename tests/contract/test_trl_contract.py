@@ -192,7 +192,7 @@ def test_log_probabilities_come_first():
 
 
 def test_the_fused_lm_head_scores_what_the_body_hands_on():
-    """`packing` lets the body hand on chosen hidden states only, and passes their labels already shifted."""
+    """`fused_log_probs` lets the body hand on chosen hidden states only, and passes their labels already shifted."""
     source = inspect.getsource(add_fused_lm_head)
     for used in ('backbone_attr = "base_model"', "backbone_outputs.last_hidden_state", "labels = shift_labels"):
         assert used in source

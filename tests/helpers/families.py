@@ -62,7 +62,7 @@ _VISION = {
 _QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 
 
-LAYOUTS = {"shared": ("padded", "shared"), "forked": ("padded", "forked")}  # to be compared
+LAYOUTS = {"shared": ("padded", "shared"), "forked": ("padded", "forked"), "padded": ("padded",)}  # to be compared
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Family:
     """Args:
     model_type: transformers' name. options: of the configuration, beside those that all share.
     text: options of the text part, for a model that reads images too.
-    layout: the one that is taken where `shared` is asked for.
+    layout: the one that is taken where `shared` is asked for; `padded`: a run finds out by number.
     """
 
     model_type: str
@@ -144,6 +144,7 @@ FAMILIES = {
             "no_rope_layers": [1, 0, 1],
             "floor_scale": 256,
         },
+        layout="padded",  # chunks are a matter of masks alone
     ),
     "Mistral": Family("mistral", {"sliding_window": None}),
     "Mistral with a window": Family("mistral", _WINDOW),
@@ -246,7 +247,9 @@ FAMILIES = {
     "OPT": Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "Bloom": Family("bloom", {"n_layer": 3, "n_head": 4}, layout="forked"),
     "Falcon": Family(
-        "falcon", {"head_dim": _OMITTED, "new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}
+        "falcon",
+        {"head_dim": _OMITTED, "new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
+        layout="padded",  # its attention is not in the registry
     ),
     "Falcon with ALiBi": Family("falcon", {"head_dim": _OMITTED, "alibi": True}, layout="forked"),
 }

@@ -26,7 +26,7 @@ def main(model, output, kind):
 
     def is_spoiled(ids):
         part = trainer.iteration.mini_batches[1]
-        return rank == 1 and trainer.state.global_step == 1 and torch.equal(ids, part[0]["packed_ids"])
+        return rank == 1 and trainer.state.global_step == 1 and torch.equal(ids, part[0]["row_ids"])
 
     spoil(trainer.model, is_spoiled)
     weights = Weights(trainer, kind)

@@ -70,7 +70,8 @@ def flat_gradient(trainer, micro_batches):
     trainer.model.zero_grad()
     trainer.model.train()
     for micro_batch in micro_batches:
-        trainer.compute_loss(trainer.model, micro_batch).backward()
+        with trainer.update.layout.of(trainer.model, micro_batch):
+            trainer.compute_loss(trainer.model, micro_batch).backward()
     return gradient_of(trainer)
 
 

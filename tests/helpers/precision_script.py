@@ -97,7 +97,6 @@ def train(model, origin, output, precision, kind, **options):
         "logging_steps": 1,
         "bf16": autocast,
         "max_tokens_per_micro_batch": 200,
-        "packed_row_tokens": 150,
         "save_trajectories": False,
         "overwrite": True,  # several runs follow each other in one folder
         "weight_decay": 0.0,

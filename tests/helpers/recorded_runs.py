@@ -196,14 +196,10 @@ class Recorded:
     def _forward(self, module, arguments, named):
         if self._batch is None or not torch.is_grad_enabled():
             return
-        texts = [(*row["prompt"], *row["completion"]) for row in rows_of(self._batch)]
-        if len(self._batch["packed_ids"]) < len(texts):  # a text that begins another is in its row
-            texts = {text for text in texts if not any(text != of and text == of[: len(text)] for of in texts)}
+        texts = [torch.cat([row["prompt"], row["completion"]]).tolist() for row in rows_of(self._batch)]
         tokens = sum(map(len, texts))
-        if "packed_ends" in self._batch:
-            ends, places = self._batch["packed_ends"], self._batch["packed_positions"]
-            padding = (places == 0) & (ends == torch.arange(1, ends.shape[1] + 1))
-            tokens = int((~padding).sum())
+        if self.trainer.update.layout.kind == "shared":  # those that texts begin with in common are laid out once
+            tokens = len({tuple(text[:stop]) for text in texts for stop in range(1, len(text) + 1)})
         step = len(self.weights) - 1
         self.passes[self.number].append({"step": step, "positions": named["input_ids"].numel(), "tokens": tokens})
 

@@ -7,26 +7,21 @@ writes what is found.
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-import transformers
-from families import FAMILIES, LAYOUTS, WINDOW, alone, errors, in_layout, samples
-from letter_environment import LongLetterEnvironment
-from packaging.version import Version
+from families import FAMILIES, LAYOUTS, WINDOW, errors
 from peft import LoraConfig
-from transformers import AutoTokenizer
-from trl.trainer.utils import add_fused_lm_head
 
-from g2po_trl.update import attention, packing
-from g2po_trl.update.attention import why_padded
+from g2po_trl.update import attention
+from g2po_trl.update.attention import why_not_by_branches
+from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.policy.probe import why_not_forked
 
-# Between them: a mask for all layers, by layer, chunks, absolute positions, no positions, convolutions, a recurrence.
-FAST = ("Mistral with a window", "Gemma-3", "Llama 4", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
+# Between them: a window of all layers, of some, sinks, absolute positions, no positions, convolutions, a recurrence.
+FAST = ("Mistral with a window", "Gemma-3", "GPT-OSS", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
 WITHOUT_LORA = dict.fromkeys(("Granite 4, hybrid", "Falcon-H1", "Nemotron-H", "Mamba-2"), ["out_proj"])
 WITHOUT_LORA |= dict.fromkeys(("Llama 4", "Phi-3.5 MoE"), ["router"])
-NOT_BY_POSITIONS = ["Qwen2.5-VL", "Llama 4", "GPT-OSS", "OPT"]  # with SDPA or eager attention
-NOT_BY_POSITIONS += ["Falcon"] if Version(transformers.__version__) < Version("5.24") else []
 EXACT = 1e-4  # nats, and of the gradient's length
 MARK = "<!-- families -->\n"
 
@@ -46,54 +41,18 @@ def test_layouts_are_exact_below_at_and_beyond_the_window(name):
 @by_family()
 def test_the_configuration_tells_the_layout(name):
     family, model = FAMILIES[name], FAMILIES[name].build()
-    assert (why_padded(model) is None) == (family.layout == "shared")
-    assert family.layout == "shared" or why_not_forked(model) is None
-
-
-@by_family([name for name, family in FAMILIES.items() if family.layout == "shared"], FAST[:2])
-def test_sequences_of_one_row_are_told_apart_by_positions(name, monkeypatch):
-    """As flash attention does with the same inputs, which needs a GPU; here transformers makes masks from them.
-
-    Where it does not, a run finds out by number, and pads.
-    """
-    monkeypatch.setattr(packing, "takes_packed", lambda implementation: True)
-    model, (sequences, scored) = FAMILIES[name].build(), samples()
-    with torch.no_grad():
-        wanted = alone(model, sequences, scored)
-        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-        shapes = []
-        model.base_model.register_forward_pre_hook(
-            lambda module, arguments, named: shapes.append((named["input_ids"].shape[0], named["attention_mask"])),
-            with_kwargs=True,
-        )
-        found = in_layout(model, sequences, scored, "packed")
-    assert shapes == [(1, None)]
-    assert ((found - wanted).abs().max() < EXACT) == (name not in NOT_BY_POSITIONS)
+    assert (why_not_by_branches(model) is None) == (family.layout != "forked")
+    assert family.layout != "forked" or why_not_forked(model) is None
 
 
 def test_a_window_left_out_would_be_seen_here(monkeypatch):
-    """The samples are long enough to tell: with the mask of a model without windows they are nats off."""
-    monkeypatch.setattr(attention, "reaches", lambda config: attention.Reach())
+    """The samples are long enough to tell: without windows they are nats off."""
+    attend = attention._of_branch
+    monkeypatch.setattr(
+        attention, "_of_branch", lambda *parts, **options: attend(*parts, **{**options, "sliding_window": None})
+    )
     (nats, _) = errors(FAMILIES["Mistral with a window"], ("shared",))["shared"]
     assert nats > 0.1
-
-
-@pytest.fixture
-def tokenizer(tiny_model_dir):
-    return AutoTokenizer.from_pretrained(tiny_model_dir)
-
-
-@pytest.fixture
-def family_folder(tmp_path, tokenizer):
-    """Writes a family's model, with the tests' tokenizer, and gives its folder."""
-
-    def write(name):
-        folder = tmp_path / "model"
-        FAMILIES[name].build().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return write
 
 
 def trained(trainer):
@@ -106,15 +65,8 @@ def moved(trainer, before):
 
 @pytest.mark.slow
 @by_family(fast=())
-def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, tokenizer, caplog):
-    trainer = make_trainer(
-        LongLetterEnvironment,
-        model=family_folder(name),
-        processing_class=tokenizer,
-        max_completion_length=4,
-        max_steps=1,
-        router_aux_loss_coef=0.0,
-    )
+def test_a_training_step_moves_the_weights(name, make_family_trainer, caplog):
+    trainer = make_family_trainer(name, max_steps=1, router_aux_loss_coef=0.0)
     before = trained(trainer)
     with caplog.at_level(logging.WARNING):
         trainer.train()
@@ -123,22 +75,32 @@ def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, to
     assert all(torch.isfinite(weight).all() for weight in trained(trainer).values())
 
 
+def test_llama_4_is_padded_beyond_a_chunk(make_family_trainer, caplog):
+    trainer = make_family_trainer("Llama 4", router_aux_loss_coef=0.0)
+    ones = np.ones(4, np.float32)
+    for tokens, layout in ((WINDOW - 4, "shared"), (2 * WINDOW, "padded")):
+        prompts = [np.array([5] * 8 + [n] * (tokens - 8), dtype=np.int32) for n in range(9, 13)]
+        batch = StepBatch(prompts, [prompt[:4] for prompt in prompts], ones, ones.astype(bool))
+        with caplog.at_level(logging.WARNING):
+            trainer.update.make_mini_batches(trainer.model, batch)
+        assert trainer.update.layout.kind == layout
+    assert "'padded' is used: on sequences of up to 36 tokens" in caplog.text
+
+
+def test_falcons_attention_is_not_in_the_registry_and_the_start_finds_it(make_family_trainer):
+    trainer = make_family_trainer("Falcon")
+    trainer.start_check.compare(trainer.model)
+    assert trainer.update.layout.kind == "padded" and trainer.update.layout.fused
+
+
 @pytest.mark.slow
 @by_family(fast=())
-def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_folder, tokenizer):
+def test_lora_on_all_linear_layers_trains_and_merges(name, make_family_trainer):
     # PEFT refuses dropout for experts, and the last projection of Mamba layers; it cannot wrap a linear layer that
     # gives a tuple.
     peft_config = LoraConfig(r=4, target_modules="all-linear", exclude_modules=WITHOUT_LORA.get(name))
-    trainer = make_trainer(
-        LongLetterEnvironment,
-        model=family_folder(name),
-        processing_class=tokenizer,
-        peft_config=peft_config,
-        router_aux_loss_coef=0.0,
-        max_completion_length=4,
-        max_steps=1,
-        learning_rate=1e-2,
-    )
+    options = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 1e-2}
+    trainer = make_family_trainer(name, peft_config=peft_config, **options)
     before = trained(trainer)
     trainer.train()
     assert trainer.update.layout.kind == FAMILIES[name].layout
@@ -153,16 +115,16 @@ def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_
 
 def families() -> str:
     """Markdown: families by layout taken, why, and how exact layouts are."""
-    shared, forked, largest = [], {}, (0.0, 0.0)
+    groups, largest = {"**`shared`**": []}, (0.0, 0.0)
     for name, family in FAMILIES.items():
         found = errors(family, LAYOUTS[family.layout])
         largest = [max(values) for values in zip(largest, *found.values())]
-        of = shared if family.layout == "shared" else forked.setdefault(why_padded(family.build()), [])
-        of.append(entry(name))
+        reason = {"shared": "", "forked": f", because {why_not_by_branches(family.build())}"}
+        reason["padded"] = ", because branches are not exact, which a run finds by number"
+        groups.setdefault(f"**`{family.layout}`**{reason[family.layout]}", []).append(entry(name))
     nats, of_gradient = largest
     exact = f"Largest differences between layouts: {nats:.0e} nats, and {of_gradient:.0e} of the gradient's norm."
-    because = [f"- **`forked`**, because {reason}: {', '.join(names)}." for reason, names in forked.items()]
-    return "\n".join([f"- **`shared`**: {', '.join(shared)}.", *because, "", exact])
+    return "\n".join([*(f"- {group}: {', '.join(names)}." for group, names in groups.items()), "", exact])
 
 
 def entry(name: str) -> str:

@@ -74,8 +74,7 @@ BAD = [  # options, and the field that the message is about
         "max_completion_length": [0],
         "max_tokens_per_micro_batch": [0],
         "scale_rewards": ["batch"],
-        "token_layout": ["tree"],
-        "packed_row_tokens": [0],
+        "token_layout": ["packed"],
         "top_p": [2.0],
         "eval_top_p": [0.0],
         "min_p": [1.5],
@@ -132,7 +131,6 @@ BAD = [  # options, and the field that the message is about
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2}, "steps_per_generation"),
     ({"mini_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_generation": 1}, "mini_batch_size"),
     ({"log_trajectories_every": 2}, "log_trajectories_every"),  # no tracker has tables
-    ({"packed_row_tokens": 64, "token_layout": "padded"}, "packed_row_tokens"),
     ({"state_key": "similar:1.5"}, "state_key"),
     ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key"),
     ({"state_key_ignores": ["colour"]}, "state_key_ignores"),

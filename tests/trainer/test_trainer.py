@@ -28,18 +28,18 @@ from g2po_trl import G2POError, G2POTrainer, StateGraph, crbc, g2po, gigpo, grap
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
-from g2po_trl.update.balance import deal_rows
 from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.utils.json import read_json_lines
 
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
-    trainer.update.config.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
+    trainer.update.config.max_tokens = max_tokens or 10**9
     ((part,), _) = trainer.update.make_mini_batches(trainer.model, batch)
     if extra_rows:
-        (((rows,)),) = deal_rows(list(map(sum, batch.lengths(range(len(batch))))), 1, 1, np.random.default_rng(0))
-        micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
+        rows = range(len(batch))
+        micro_batch = trainer.update.micro_batch(batch)
+        micro_batch |= batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
         tokens = batch.summary.num_trained_tokens()
         micro_batch["num_items_in_batch"] = torch.tensor(tokens)
         micro_batch["loss_scale"] = loss_scale(

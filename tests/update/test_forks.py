@@ -8,25 +8,13 @@ import torch
 from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letter_environment import LongLetterEnvironment
 from letter_trainer import flat_gradient, move_weights, play_batch
-from transformers import AutoTokenizer, DynamicCache
-from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers import DynamicCache
 
-from benchmarks.packs import make_packs
+from benchmarks.trees import make_trees
 from g2po_trl.update.forks import ForkedCache, calls, lay_out_calls
-from g2po_trl.update.packing import lay_out
 from g2po_trl.update.policy.probe import why_not_forked
-
-
-@pytest.fixture
-def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
-    def make(name, **options):
-        FAMILIES[name].build().save_pretrained(tmp_path / name)
-        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(tmp_path / name)
-        return make_trainer(LongLetterEnvironment, model=tmp_path / name, max_completion_length=4, **options)
-
-    return make
+from g2po_trl.update.tree import lay_out
 
 
 def arrays(*sequences):
@@ -37,11 +25,11 @@ def test_the_example_of_the_module():
     """Letters are pairs of tokens here: single tokens are not forked."""
     words = {letter: [2 * number + 3, 2 * number + 4] for number, letter in enumerate("ABcdefg")}
     sequences = arrays(*(sum(map(words.get, text), []) for text in ("ABcd", "ABcef", "Ag")))
-    (pack,) = make_packs(sequences, 100, layout="forked", fork_cost=1)
-    layout = lay_out([pack], sequences, [2, 2, 2], pad_token_id=0)
-    assert pack.num_tokens == layout["packed_ids"].numel() == 2 + 2 + 4 + 2 + 4
+    (tree,) = make_trees(sequences, 100, fork_cost=1)
+    layout = lay_out([tree], sequences, [2, 2, 2], pad_token_id=0)
+    assert tree.num_tokens == layout["row_ids"].numel() == 2 + 2 + 4 + 2 + 4
     assert layout["forks"] == [(1, 2, None), (1, 2, 0), (1, 4, 0), (1, 4, 2), (1, 2, 2)]
-    flat = layout["packed_ids"][0].tolist()
+    flat = layout["row_ids"][0].tolist()
     assert flat == sum(map(words.get, "AgBcefd"), [])
     scored = [(words["c"][1], words["d"][0]), (words["e"][1], words["f"][0]), (words["A"][1], words["g"][0])]
     assert [flat[place] for place in layout["scored_from"]] == [token for pair in scored for token in pair]
@@ -55,26 +43,21 @@ def test_the_example_of_the_module():
 )
 def test_every_sequence_is_read_from_its_beginning(sequences, cost, max_tokens):
     sequences = arrays(*sequences)
-    packs = make_packs(sequences, max_tokens, layout="forked", fork_cost=cost)
-    layouts = [lay_out([pack], sequences, [1] * len(sequences), 9) for pack in packs]
-    assert [pack.num_tokens for pack in packs] == [layout["packed_ids"].numel() for layout in layouts]
-    together = lay_out(packs, sequences, [1] * len(sequences), 9)
-    assert torch.equal(together["packed_ids"][0], torch.cat([layout["packed_ids"][0] for layout in layouts]))
-    assert together["packed_ids"][0, together["scored_from"]].tolist() == [
-        int(sequences[row][-2]) for pack in packs for row in pack.rows
-    ]
-    assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
-    for pack, layout in zip(packs, layouts):
-        assert pack.num_tokens <= max_tokens or len(pack.rows) == 1
+    trees = make_trees(sequences, max_tokens, cost)
+    assert sorted(row for tree in trees for row in tree.rows) == list(range(len(sequences)))
+    for tree in trees:
+        layout = lay_out([tree], sequences, [1] * len(sequences), 9)
+        assert tree.num_tokens == layout["row_ids"].numel()
+        assert tree.num_tokens <= max_tokens or len(tree.rows) == 1
         read, places, first = [], {}, 0  # what each pass knows at its end; each place's text so far
         for number, (rows, length, parent) in enumerate(layout["forks"]):
             assert parent is None or (parent < number and layout["forks"][parent][0] == 1 and length > 1)
             before = [] if parent is None else read[parent]
-            for row in layout["packed_ids"][0, first : first + rows * length].view(rows, length).tolist():
+            for row in layout["row_ids"][0, first : first + rows * length].view(rows, length).tolist():
                 places |= {first + i: before + row[: i + 1] for i in range(length)}
                 first += length
             read.append(before + row)
-        for row, place in zip(pack.rows, layout["scored_from"].tolist()):
+        for row, place in zip(tree.rows, layout["scored_from"].tolist()):
             assert places[place] == sequences[row][:-1].tolist()
 
 
@@ -127,39 +110,35 @@ def test_a_cache_that_loses_the_gradient_is_found(name, how, monkeypatch):
 def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, options):
     trainer = make_family_trainer(name, beta=0.1, router_aux_loss_coef=0.0, **options)
     assert trainer.update.layout.kind == "forked"
-    trainer.update.layout._fork_cost = 16
+    trainer.update.layout.fork_cost = 16
     batch = play_batch(trainer)
     move_weights(trainer)
     gradients, forwarded, shared = {}, {}, {}
-    for kind in ("padded", "chained", "forked"):
+    for kind in ("padded", "forked"):
         trainer.update.layout.kind = kind
         mini_batches, metrics = trainer.update.split(batch)
         part = [micro_batch for part in mini_batches for micro_batch in part]
-        assert sum(m["packed_ids"].numel() for m in part) == metrics["update/forwarded_tokens"]
+        assert sum(m["row_ids"].numel() for m in part) == metrics["update/forwarded_tokens"]
         trainer._add_log_probs([part])
         gradients[kind], forwarded[kind] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
         shared[kind] = max(len(m.get("forks", [])) for m in part)
     limit = 0.05 if options.get("bf16") else 2e-5
-    for kind in ("chained", "forked"):
-        assert 0 < (gradients[kind] - gradients["padded"]).norm() < limit * gradients["padded"].norm(), kind
-    assert forwarded["forked"] < forwarded["chained"] <= forwarded["padded"] and shared["forked"] > 1
-    assert (forwarded["chained"] < 0.7 * forwarded["padded"]) == ("history" in options)
+    assert 0 < (gradients["forked"] - gradients["padded"]).norm() < limit * gradients["padded"].norm()
+    assert forwarded["forked"] < forwarded["padded"] and shared["forked"] > 1
 
 
-def test_without_a_cache_rows_are_chained(make_family_trainer, caplog):
+def test_without_a_cache_rows_are_padded(make_family_trainer, caplog):
     with caplog.at_level(logging.WARNING):
-        trainer = make_family_trainer("LFM2", gradient_checkpointing=True, history="conversation", max_steps=1)
-    assert trainer.update.layout.kind == "chained"
-    assert "'chained' is used" in caplog.text and "gradient checkpointing keeps no cache" in caplog.text
+        trainer = make_family_trainer("LFM2", gradient_checkpointing=True, max_steps=1)
+    assert trainer.update.layout.kind == "padded"
+    assert "'padded' is used: layers of type 'conv' are not attention, and gradient checkpointing" in caplog.text
     trainer.train()
-    (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
-    assert trainer.update.layout.kind == "chained" and log["update/repeated_token_fraction"] > 0.3
 
 
 def test_a_fork_that_is_not_exact_is_left_out_of_training(make_family_trainer, caplog, monkeypatch):
     """As one that only longer texts show: its state is that of another sequence."""
     trainer = make_family_trainer("LFM2", history="conversation")
-    trainer.update.layout._fork_cost = 16
+    trainer.update.layout.fork_cost = 16
     batch, fork = play_batch(trainer), ForkedCache.fork
 
     def wrong(self, rows):
@@ -171,39 +150,6 @@ def test_a_fork_that_is_not_exact_is_left_out_of_training(make_family_trainer, c
     monkeypatch.setattr(ForkedCache, "fork", wrong)
     with caplog.at_level(logging.WARNING):
         mini_batches, _ = trainer.update.make_mini_batches(trainer.model, batch)
-    assert trainer.update.layout.kind == "chained" and trainer.update.layout.checked_length > 0
-    assert "'chained' is used: on sequences of up to" in caplog.text
+    assert trainer.update.layout.kind == "padded"
+    assert "'padded' is used: on sequences of up to" in caplog.text
     assert not any("forks" in micro_batch for part in mini_batches for micro_batch in part)
-
-
-def test_boundaries_are_used_where_layers_keep_to_them(make_family_trainer, monkeypatch, caplog):
-    """As kernels of GPUs do. Here a loop over the sequences of a row takes their place, told the same."""
-    chunked, convolved = modeling_qwen3_5.torch_chunk_gated_delta_rule, modeling_qwen3_5.causal_conv1d_fn
-
-    def delta_rule(*tensors, g, beta, cu_seqlens=None, **options):
-        options = {name: options[name] for name in ("output_final_state", "use_qk_l2norm_in_kernel")}
-        if cu_seqlens is None:
-            return chunked(*tensors, g=g, beta=beta, **options)
-        parts = zip(*(part.tensor_split(cu_seqlens[1:-1].tolist(), 1) for part in (*tensors, g, beta)))
-        return torch.cat([chunked(q, k, v, g=g, beta=beta, **options)[0] for q, k, v, g, beta in parts], 1), None
-
-    def convolution(hidden, *weights, activation, seq_idx=None, **options):
-        numbers = [len(hidden[0, 0])] if seq_idx is None else seq_idx[0].bincount().tolist()
-        return torch.cat([convolved(part, *weights, activation=activation) for part in hidden.split(numbers, -1)], -1)
-
-    with caplog.at_level(logging.WARNING):
-        assert make_family_trainer("Qwen3.5", token_layout="packed").update.layout.kind == "padded"
-    assert "in one row, told where they begin, it raises ValueError" in caplog.text
-    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", delta_rule)
-    monkeypatch.setattr(modeling_qwen3_5, "causal_conv1d_fn", convolution)
-    trainer = make_family_trainer("Qwen3.5", token_layout="packed", beta=0.0)
-    assert trainer.update.layout.kind == "packed"
-    batch = play_batch(trainer)
-    packed, padded = (split_gradient(trainer, batch, kind) for kind in ("packed", "padded"))
-    assert 0 < (packed - padded).norm() < 2e-5 * padded.norm()
-
-
-def split_gradient(trainer, batch, kind):
-    trainer.update.layout.kind = kind
-    (part,), _ = trainer.update.split(batch)
-    return flat_gradient(trainer, part)

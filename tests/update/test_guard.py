@@ -27,7 +27,6 @@ def test_a_run_stops_before_the_step(make_trainer, mini_batches):
         LongLetterEnvironment,
         max_completion_length=4,
         max_tokens_per_micro_batch=200,
-        packed_row_tokens=100,
         steps_per_generation=2,
         gradient_accumulation_steps=mini_batches,
         gradient_checkpointing=True,
@@ -38,7 +37,7 @@ def test_a_run_stops_before_the_step(make_trainer, mini_batches):
 
     def is_spoiled(ids):  # the second micro-batch of the second optimizer step
         part = trainer.iteration.mini_batches[2 - mini_batches]
-        return trainer.state.global_step == 1 and torch.equal(ids, part[1]["packed_ids"])
+        return trainer.state.global_step == 1 and torch.equal(ids, part[1]["row_ids"])
 
     spoil(trainer.model, is_spoiled)
     with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:

@@ -1,41 +1,24 @@
 """Which layout a run takes, when it is looked at again, and what that look costs."""
 
-import itertools
 import logging
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, WINDOW
 from letter_environment import LongLetterEnvironment
 from letter_trainer import play_batch
-from model_sizes import LargeModel, SmallModel
 from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
-from benchmarks.gpu.work import synthetic_trajectories
-from benchmarks.packs import make_packs
 from g2po_trl.trainer_build import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out
+from g2po_trl.update.tree import LAYOUTS
 from g2po_trl.utils.trl_compat import fused_log_probs
-
-
-@pytest.fixture
-def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
-    """A trainer of a small model of a family."""
-
-    def make(name, **options):
-        folder = tmp_path / "family"
-        FAMILIES[name].build().save_pretrained(folder)
-        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(folder)
-        return make_trainer(LongLetterEnvironment, model=folder, max_completion_length=4, **options)
-
-    return make
 
 
 def batch_of(lengths, seed=0):
@@ -54,9 +37,12 @@ def verify(trainer, lengths):
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
 def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, caplog, known):
-    """Masks without the window are right for short sequences, as many as there are, and wrong for longer ones."""
+    """Without its window, attention is right for short sequences, as many as there are, and wrong for longer ones."""
     trainer = make_family_trainer("Mistral with a window")
-    monkeypatch.setattr(attention, "reaches", lambda config: attention.Reach())
+    attend = attention._of_branch
+    monkeypatch.setattr(
+        attention, "_of_branch", lambda *parts, **options: attend(*parts, **{**options, "sliding_window": None})
+    )
     if not known:
         monkeypatch.setattr("g2po_trl.update.layout.limits", lambda config: [])
     with caplog.at_level(logging.WARNING):
@@ -64,7 +50,6 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
         assert not verify(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])
     assert trainer.update.layout.kind == "padded"
     assert "token_layout is 'shared' and 'padded' is used: on sequences of up to 2" in caplog.text
-    assert "tokens see other tokens than the configuration says" in caplog.text
 
 
 def test_a_window_keeps_the_shared_layout(make_family_trainer):
@@ -78,16 +63,20 @@ def test_a_window_keeps_the_shared_layout(make_family_trainer):
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
-def test_one_token_that_does_not_see_all_is_found(make_family_trainer, bf16):
-    """By the largest difference: the mean over all tokens hides it. (One token of each packed row.)"""
+@pytest.mark.parametrize("wrong", ["another token", "none"])
+def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
+    """Of twelve: among 60, one does less than bfloat16's rounding."""
     trainer = make_family_trainer("Qwen2", bf16=bf16)
-    mini_batches, _ = trainer.update.split(batch_of([20] * 100))
+    mini_batches, _ = trainer.update.split(batch_of([8] * 10))
     assert trainer.update.verify_layout(trainer.model, mini_batches)
     ((micro_batch,),) = mini_batches
-    length = micro_batch["packed_ids"].shape[1]
-    for row, place in {spot // length: spot % length for spot in micro_batch["scored_from"].tolist()}.items():
-        ends = micro_batch["packed_ends"][row]
-        ends[:place][ends[:place] > place] = place  # the last scored token of each packed row sees itself alone
+    queries, keys = micro_batch["branches"][-1]  # of the last sequence, which is one of those compared
+    first = len(micro_batch["paths"]) - keys
+    if wrong == "none":  # the path lacks its first token
+        micro_batch["paths"] = micro_batch["paths"][torch.arange(first + keys) != first]
+        micro_batch["branches"][-1] = (queries, keys - 1)
+    else:  # the one before its own is that before the branch in the row, of another sequence
+        micro_batch["paths"][-queries - 1] = micro_batch["row_ids"].shape[1] - queries - 1
     trainer.update.layout.checked_length = 0
     assert not trainer.update.verify_layout(trainer.model, mini_batches)
 
@@ -102,19 +91,20 @@ def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatc
         tried.append(attempt)
         return flipped(embeddings, dtype, attempt) if attempt >= 3 else nullcontext()
 
+    def rounded(model, micro_batch):
+        return trainer.update.score(model, micro_batch) + 1e-3 * ("branches" in micro_batch)
+
     monkeypatch.setattr(layout, "_last_bits_flipped", seldom)
-    assert trainer.update.verify_layout(trainer.model, mini_batches) and tried == [0, 1, 2, 3]
+    assert trainer.update.layout.verify(trainer.model, mini_batches, rounded) and tried == [0, 1, 2, 3]
 
 
-def test_a_float32_head_leaves_layers_in_half_precision(make_trainer, monkeypatch):
-    """Tied to it, the embeddings are float32 too, and the layers are not: what rounds and what is masked are these."""
+def test_a_float32_head_leaves_layers_in_half_precision(make_trainer):
+    """Tied to it, the embeddings are float32 too, and the layers are not: what rounds are these."""
     options = {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "learning_rate": 0.0}
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, **options)
     assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
-    made, added_mask = [], attention.added_mask
-    monkeypatch.setattr(attention, "added_mask", lambda *args: made.append(added_mask(*args)) or made[-1])
     assert verify(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
-    assert {mask.dtype for mask in made} == {torch.bfloat16}
+    assert trainer.update.layout.arithmetic(trainer.model) == torch.bfloat16
 
 
 def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
@@ -128,9 +118,9 @@ def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
         resumed = make_family_trainer("Qwen2")
         resumed.resumption.restore(tmp_path / folder, resumed.run_identity())
         assert (resumed.update.layout.kind, resumed.update.layout.checked_length) == (kind, 16)
-    other = make_family_trainer("Qwen2", token_layout="packed")
-    other.resumption.restore(tmp_path / "not", other.run_identity())
-    assert (other.update.layout.kind, other.update.layout.checked_length) == ("packed", 0)
+    other = make_family_trainer("Qwen2", token_layout="padded")
+    other.resumption.restore(tmp_path / "exact", other.run_identity())
+    assert (other.update.layout.kind, other.update.layout.checked_length) == ("padded", 0)
 
 
 def test_dropout_is_no_difference(make_trainer):
@@ -157,7 +147,7 @@ class Tensors(TorchDispatchMode):
 
 
 def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
-    """Its padded rows are as many as fit `max_tokens_per_micro_batch`; MPS has no float64."""
+    """Four sequences, each alone; MPS has no float64."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
     mini_batches, _ = trainer.update.split(batch_of([20, 40, 60, 80, 100] * 6))
     forwarded = []
@@ -166,17 +156,8 @@ def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
     )
     with Tensors() as seen:
         assert trainer.update.verify_layout(trainer.model, mini_batches)
-    assert len(forwarded) == 3 and max(forwarded) <= 520
+    assert len(forwarded) == 3 * 4 - 3 and max(forwarded) <= 500 and sum(of > 104 for of in forwarded) == 1
     assert torch.float64 not in seen.dtypes and torch.float32 in seen.dtypes
-
-
-def test_what_the_configuration_tells_is_not_tried(make_family_trainer, caplog):
-    with caplog.at_level(logging.WARNING):
-        trainer = make_family_trainer("Bloom", max_steps=1, token_layout="packed")
-        assert trainer.update.layout.kind == "padded"
-    reason = attention.why_padded(trainer.model)
-    assert f"token_layout is 'packed' and 'padded' is used: {reason}." in caplog.text
-    trainer.train()
 
 
 def test_padding_moves_no_position(make_family_trainer):
@@ -192,76 +173,23 @@ def test_padding_moves_no_position(make_family_trainer):
             assert torch.allclose(found[row], wanted.gather(1, ids[0, prompt:, None])[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize(("attention", "kind"), [("flash_attention_2", "chained"), ("paged|mine", "chained")])
-def test_attention_without_masks_has_another_layout(make_trainer, caplog, monkeypatch, attention, kind):
-    """Flash attention: in one row; `tests/invariants/test_architectures.py` looks at the numbers. Not run on a GPU."""
-    trainer = make_trainer(LongLetterEnvironment)
-    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", attention)
-    with caplog.at_level(logging.WARNING):
-        trainer.update = make_update(trainer)
-    assert trainer.update.layout.kind == kind
-    assert f"'{kind}' is used: attn_implementation is '{attention}'" in caplog.text
-
-
-def test_rows_of_one_sequence_need_no_mask():
-    """However long: a mask of 32k tokens squared is 2 GiB."""
-    sequences = [np.arange(n, dtype=np.int32) for n in (50, 30, 20)]
-    layout = lay_out(make_packs(sequences, 40, share=False), sequences, [2, 2, 2], pad_token_id=0)
-    assert set(layout) == {"packed_ids", "scored_from", "scored_ids"}
-
-
-def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
+def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
     assert trainer.update.layout.row_multiple is None
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
     trainer.update = make_update(trainer)
-    assert trainer.update.layout.row_multiple == 128
-    trainer.update.config.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
-    ((micro_batches,), _) = trainer.update.split(batch_of([90] * 40))
-    sizes = {micro_batch["packed_ids"].numel() for micro_batch in micro_batches}
-    assert max(sizes) == 896, "a row of 1,000 tokens would be padded beyond what a micro-batch may hold"
-    trainer.update.layout.kind = "padded"
-    assert trainer.update.layout.row_multiple == 16, "a row of one sequence needs no mask"
-
-
-def episodes(turns, lengths, groups=8):
-    made = synthetic_trajectories(groups, turns, 300, lengths)
-    return StepBatch.from_trajectories(made, np.random.default_rng(0).normal(size=sum(len(t.steps) for t in made)))
-
-
-# Rollouts as long as those of the default recipe, and of the 1.5B recipe (prompts of up to 2,048 tokens).
-SHAPES = {
-    "tiny": (RowLength.from_config(SmallModel, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
-    "1.5b": (RowLength.from_config(LargeModel, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_rows_on_cuda(make_trainer, monkeypatch, name):
-    """None is 64 modulo 128 long, where cuDNN's attention makes NaN of a gradient; padding counts in every sum."""
-    row_length, max_tokens, steps, batch = SHAPES[name]
-    trainer = make_trainer(LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=steps)
-    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
-    update = make_update(trainer)
-    update.layout.row_length = row_length
-    for update.layout.kind, update.layout.pad_to_multiple_of in itertools.product(LAYOUTS, (None, 32, 64)):
-        parts, metrics = update.split(batch)
-        rows = [micro_batch["packed_ids"] for part in parts for micro_batch in part]
-        assert all(ids.shape[1] % 128 != 64 and ids.shape[1] % update.layout.row_multiple == 0 for ids in rows)
-        assert all(ids.numel() <= max_tokens or len(ids) == 1 for ids in rows) and len(rows) > steps
-        forwarded = sum(ids.numel() for ids in rows)
-        assert metrics["update/forwarded_tokens"] == forwarded
-        tokens = (1 - metrics["update/repeated_token_fraction"]) * sum(map(sum, batch.lengths(range(len(batch)))))
-        assert metrics["update/padding_fraction"] == pytest.approx(1 - tokens / forwarded)
-
-
-def test_eager_attention_gets_shorter_rows():
-    class Config:
-        hidden_size, intermediate_size, num_attention_heads = 4096, 14336, 64
-
-    assert RowLength.from_config(Config, "sdpa", 16384).most == 4096
-    row = RowLength.from_config(Config, "eager", 16384).most
-    assert row == 256 and row * 16384 * Config.num_attention_heads <= 2**28
+    assert trainer.update.layout.row_multiple == 16
+    trainer.update.config.max_tokens, batch = 1000, batch_of([90, 50] * 40)
+    for trainer.update.layout.kind in LAYOUTS:
+        (micro_batches,), metrics = trainer.update.split(batch)
+        sizes = [micro_batch["row_ids"].shape for micro_batch in micro_batches]
+        forwarded = sum(map(math.prod, sizes))
+        assert metrics["update/forwarded_tokens"] == forwarded and max(map(math.prod, sizes)) <= 1000
+        if trainer.update.layout.kind == "shared":
+            assert metrics["update/padding_fraction"] == 0
+        else:
+            assert all(width % 16 == 0 for _, width in sizes)
+            assert metrics["update/padding_fraction"] == pytest.approx(1 - 40 * (94 + 54) / forwarded)
 
 
 def test_a_model_on_several_devices():
@@ -313,12 +241,6 @@ class Moved(list):
     def to(self, device):
         self.moved_to = device
         return torch.zeros(len(self), dtype=torch.long, device=device)
-
-
-def test_llama_4_scales_attention_by_the_place(make_family_trainer):
-    trainer = make_family_trainer("Llama 4", packed_row_tokens=4096, router_aux_loss_coef=0.0)
-    assert trainer.update.layout.row_length == RowLength(256), "its floor_scale"
-    assert attention.limits(trainer.model.config) == [WINDOW]
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v4", "minimax_m3_vl_text"])

@@ -182,7 +182,8 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counte
     trainer.update.config.num_mini_batches = 1
     ((micro_batch,),), _ = make_mini_batches(ranks, 0, trainer.update.batching_config(), np.random.default_rng(0))
     assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
-    trainer.compute_loss(trainer.model.train(), micro_batch)
+    with trainer.update.layout.of(trainer.model, micro_batch):
+        trainer.compute_loss(trainer.model.train(), micro_batch)
     logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)
     (entropy,) = trainer._metrics["train"]["entropy"]
     assert entropy == pytest.approx(-(logps.exp() * logps).sum().item(), rel=1e-5)

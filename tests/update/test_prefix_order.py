@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.packing import RowLength, common_prefix
-from g2po_trl.update.prefix_order import Ordering, order_over_ranks
+from g2po_trl.update.prefix_order import Ordering, common_prefix, order_over_ranks
 from g2po_trl.update.redistribute import make_mini_batches_over_ranks
 
 
@@ -119,14 +118,14 @@ def ragged(counts, rng):
     return batches
 
 
-@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("layout", ["shared", "padded"])
 @pytest.mark.parametrize("counts", [(30, 25), (40, 0, 7), (0, 0)])
 def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_makes(counts, layout):
     def cut(batch, rank, gather):
         return make_mini_batches_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
 
     batches = ragged(counts, np.random.default_rng(0))
-    options = BatchingConfig(3, 200, "grpo", 0, None, layout, RowLength(90), kl=False)
+    options = BatchingConfig(3, 200, "grpo", 0, None, layout, kl=False)
     for rank, (mini_batches, metrics) in enumerate(on_ranks(batches, cut)[0]):
         wanted, wanted_metrics = make_mini_batches(batches, rank, options, np.random.default_rng(1))
         assert metrics == wanted_metrics
@@ -145,7 +144,7 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
 @pytest.mark.parametrize("layout", ["shared", "padded"])
 def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
     batches = ragged((30, 25, 0, 9), np.random.default_rng(0))
-    cut = BatchingConfig(3, 200, "grpo", 0, None, layout, RowLength(90))
+    cut = BatchingConfig(3, 200, "grpo", 0, None, layout)
     rows = RowSummary.concatenate([batch.summary for batch in batches])
     wanted = Ordering.from_sequences([sequence for batch in batches for sequence in batch.sequences()])
     found = []

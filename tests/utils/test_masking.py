@@ -55,7 +55,7 @@ def test_masked_hides_secrets(data, expected):
         {"url": "http://there:8000/a@b", "environment_variables": ["HF_TOKEN"], "author": "me", "pattern": "x"},
         {"key": "released", "keys": ["red", "blue"], "url": "http://there:8000, a mail: me@there"},
         {"pins": "red", "opinion": "a", "shopping": "b", "tokens": 512, "spinning": "c", "pinned": "d", "pin": 4711},
-        {"text": "the task-force sk-8 and hf_small", "token_layout": "packed", "nested": [[1, 2.5, None]]},
+        {"text": "the task-force sk-8 and hf_small", "token_layout": "padded", "nested": [[1, 2.5, None]]},
     ],
 )
 def test_masked_keeps_what_is_no_secret(data):
