@@ -12,10 +12,9 @@ repetition:
     trl       every row padded to the longest prompt and the longest completion of the rollout, in random order, as
               many rows a micro-batch as come nearest to `--max_tokens`: TRL's batch
     padded    sorted by length, padded to the longest of the micro-batch (`token_layout="padded"`)
-    packed    end to end (`token_layout="packed"`)
     shared    what rows have in common once (`token_layout="shared"`)
     floor     the model's body forward and backward over as many tokens as are different, in rows of the mean length:
-              no LM head, no loss, no padding, no mask
+              no LM head, no loss, no padding
 
 Prompts are built too, as their texts came turn by turn: by the tokenizer, and by looking up words it has seen.
 
@@ -30,10 +29,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -47,19 +46,19 @@ from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from benchmarks.common import facts, interleaved, medians, write_results
-from benchmarks.packs import make_packs
+from benchmarks.trees import make_trees
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
-from g2po_trl.update.attention import MASKED
 from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.utils.trl_compat import replaced
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),
     "1.5b": (1536, 8960, 28, 12, 2, 151936),
     "7b": (3584, 18944, 28, 28, 4, 152064),
 }
-LAYOUTS = ("trl", "padded", "packed", "shared")
+LAYOUTS = ("trl", "padded", "shared")
 PROMPTS = {"compact": ALFWORLD_COMPACT_PROMPT, "full": ALFWORLD_PROMPT}
 
 
@@ -95,7 +94,6 @@ def make_trainer(
     folder: Path,
     episodes: int,
     max_tokens: int = 2048,
-    row_tokens: int | None = None,
     prompt: str = "compact",
     model: Path | None = None,
     shape: str | None = None,
@@ -118,7 +116,6 @@ def make_trainer(
         max_prompt_length=1024,
         max_completion_length=24,
         max_tokens_per_micro_batch=max_tokens,
-        packed_row_tokens=row_tokens,
         model_init_kwargs={"attn_implementation": attention},
         bf16=on_gpu,
         use_cpu=not on_gpu,
@@ -159,17 +156,21 @@ def trl_micro_batches(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -
 
 def count(micro_batches: list[dict[str, Any]], model: Qwen2ForCausalLM) -> dict[str, float]:
     """Positions through the model, and FLOPs of one forward pass: 2 a weight and position, 4 H T a position attending
-    over T (the mask does not save work in these kernels); the LM head for scored positions."""
+    over T (all of its row, in a tree those of its branch's path); the LM head for scored positions."""
     config, head = model.config, model.get_output_embeddings().weight.numel()
     weights = sum(p.numel() for name, p in model.named_parameters() if "layers." in name)
     shapes = [
-        tuple(m["packed_ids"].shape)
-        if "packed_ids" in m
+        tuple(m["row_ids"].shape)
+        if "row_ids" in m
         else (len(m["prompt_ids"]), m["prompt_ids"].shape[1] + m["completion_ids"].shape[1])
         for m in micro_batches
     ]
     positions = sum(rows * length for rows, length in shapes)
-    attention = sum(rows * length**2 for rows, length in shapes) * 4 * config.hidden_size * config.num_hidden_layers
+    pairs = sum(
+        sum(queries * keys for queries, keys in m.get("branches", [(rows * length, length)]))
+        for m, (rows, length) in zip(micro_batches, shapes)
+    )
+    attention = pairs * 4 * config.hidden_size * config.num_hidden_layers
     scored = sum(int(m["completion_mask"].sum()) for m in micro_batches)
     return {
         "micro_batches": len(micro_batches),
@@ -207,7 +208,8 @@ def peak_memory(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> fl
             return tensor.detach()  # with its graph, it would be a cycle, which nothing frees
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch))
+            with layout_of(trainer, [micro_batch]), trainer.update.layout.of(trainer.model, micro_batch):
+                loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch))
         peak = max(peak, sum(kept.values()))
         del loss
     return peak / 2**20
@@ -229,8 +231,8 @@ def variants(
 def by_kind(batch: StepBatch, tokens: int, positions: int) -> dict[str, int]:
     """Positions that pass through the model: tokens that are different (each node of the samples' prefix tree once),
     tokens that another sample's beginning holds already, padding."""
-    sequences = [np.concatenate(pair) for pair in zip(batch.prompt_ids, batch.completion_ids)]
-    different = sum(pack.num_tokens for pack in make_packs(sequences, sys.maxsize))
+    sequences = batch.sequences()
+    different = sum(tree.num_tokens for tree in make_trees(sequences, 2**40))
     return {"different": different, "repeated": tokens - different, "padding": positions - tokens}
 
 
@@ -252,8 +254,31 @@ def update(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
     """Forward and backward of all micro-batches, by the trainer's own loss."""
     trainer.model.train()
     trainer.model.zero_grad()
-    for micro_batch in micro_batches:
-        trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch)).backward()
+    backward(trainer, micro_batches)
+
+
+def backward(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
+    """The same, added to the gradient that is there."""
+
+    def train(micro_batch: dict[str, Any]) -> torch.Tensor:
+        loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch))
+        loss.backward()
+        return loss.detach()
+
+    with layout_of(trainer, micro_batches):
+        trainer.update.backward(trainer.model, micro_batches, train)
+
+
+def add_log_probs(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
+    with layout_of(trainer, micro_batches):
+        trainer._add_log_probs([micro_batches])
+
+
+def layout_of(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> AbstractContextManager:
+    """A context in which micro-batches are in the trainer's layout, or TRL's, if they are TRL's batch."""
+    if "row_ids" in micro_batches[0]:
+        return nullcontext()
+    return replaced(trainer.update.layout, "of", lambda *given: nullcontext())
 
 
 def floor(trainer: G2POTrainer, rows: int, length: int, tokens: int) -> None:
@@ -320,10 +345,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint instead of the tiny model")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this size instead of the tiny model")
     parser.add_argument("--prompt", choices=list(PROMPTS), default="compact")
-    parser.add_argument("--attention", choices=MASKED, default="sdpa")
+    parser.add_argument("--attention", choices=("sdpa", "eager", "flex_attention"), default="sdpa")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--max_tokens", type=int, default=2048)
-    parser.add_argument("--row_tokens", type=int)
     parser.add_argument("--gradient_checkpointing", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -335,7 +359,6 @@ def main() -> None:
             Path(folder),
             options.episodes,
             options.max_tokens,
-            options.row_tokens,
             options.prompt,
             options.model,
             options.shape,
@@ -367,7 +390,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     mean_length = round(tokens["trl"] / len(batch))
     runs: dict[str, Callable[[], None]] = {}
     for name, micro_batches in made.items():
-        runs[f"logps {name}"] = partial(trainer._add_log_probs, [micro_batches])
+        runs[f"logps {name}"] = partial(add_log_probs, trainer, micro_batches)
         runs[f"update {name}"] = partial(update, trainer, micro_batches)
     rows = max(1, options.max_tokens // mean_length)
     runs["update floor"] = partial(floor, trainer, rows, mean_length, kinds["trl"]["different"])
@@ -390,7 +413,6 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step samples": len(batch),
         "tokens": tokens["trl"],
-        "tokens of a packed row": trainer.update.layout.row_length.most,
         "counts": counts,
         "positions by kind": kinds,
         "positions, trl's by": {

@@ -1,23 +1,23 @@
-"""Positions and attention pairs of an update, by arrangement of the same recorded step samples.
+"""The update by token layout on the same recorded step samples: CPU seconds, positions, memory and planning.
 
-    python -m benchmarks.speed.positions --output benchmarks/results/positions [--episodes 64] [--max_tokens 2048]
-        [--timed 32] [--repetitions 1]
+    python -m benchmarks.speed.positions --output benchmarks/results/positions [--before CHECKOUT] [--samples 96]
+        [--budget 2048] [--threads 1] [--repetitions 5] [--model tiny|135m] [--layers 30] [--episodes 64]
 
 The tiny model plays one iteration of generated ALFWorld games twice: prompts are windows of two turns, or whole
-conversations (kept in OUTPUT as `windows.jsonl.gz` and `conversations.jsonl.gz`: token ids of each step sample).
-Arrangements are counted, and those that the tiny model takes are timed with the first `--timed` step samples: forward
-and backward passes, in CPU seconds of one thread, so that other jobs matter little. Arrangements:
+conversations (kept in OUTPUT as `windows.jsonl.gz` and `conversations.jsonl.gz`: token ids of each step sample). The
+first `--samples` of them are trained, by the tiny model or by a Llama of SmolLM2-135M's shape with random weights.
+Each checkout has a process of its own (`updates.py`), and arms take turns in each repetition:
 
-    trl          GRPOTrainer's batch: every row padded to the longest prompt and the longest completion
-    trie         AsyncGRPO's rows (`TreeRow`), fed in lexicographic order, with budgets of 2,048 and 32,768 tokens
-    masked       common tokens once, under a mask: `shared` without plain rows
-    padded, packed, shared, chained, forked
-                 g2po-trl's layouts, as a mini-batch is planned for micro-batches of `--max_tokens`
+    tree      common tokens once (`token_layout="shared"`)
+    before    the same, by the code of another checkout, with `--before`
+    padded    a sample a row (`token_layout="padded"`)
+    trl       GRPOTrainer's batch: every row padded to the longest prompt and the longest completion
+    floor     the model's body over as many tokens as are different, in rows of the mean length: no LM head, no loss
 
-A position is a token that passes through the model, with padding. *Pairs* are those of a position and a place that
-its attention scores, per head and layer: all of a row under a mask, those before it in a plain row (SDPA skips the
-others), and its path in the trie and in forked rows. *Kept* are bytes that a layer of the tiny model keeps of keys,
-values and masks for its backward pass, in the largest micro-batch.
+CPU seconds are those of forward and backward passes. Memory is what they add to the peak of a new process, gradients
+included. Positions are tokens that pass through the model, with padding, in a plan of all recorded
+step samples; `async` are the rows of TRL's AsyncGRPO (`TreeRow`), fed in lexicographic order. Planning has copies of
+the samples with other tokens.
 """
 
 from __future__ import annotations
@@ -25,31 +25,25 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from trl.experimental.async_grpo.packing import TreeRow
-from trl.trainer.utils import add_fused_lm_head
 
-from benchmarks.common import facts, interleaved, medians, write_results
-from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl.update.balance import BatchingConfig, RowSummary, plan_micro_batches
+from benchmarks.common import ROOT, facts, interleaved, medians, write_results
+from benchmarks.trees import make_trees
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import Pack, RowLength, best_packs, lay_out, lexicographic, packed_log_probs
-from g2po_trl.update.prefix_order import Ordering
-from g2po_trl.utils.trl_compat import fused_log_probs
+from g2po_trl.update.prefix_order import lexicographic
 
-LAYOUTS = ("padded", "packed", "masked", "shared", "chained", "forked")
-TIMED = ("trl", "padded", "masked", "shared", "forked")
-FORK_COST = 16  # tokens; of a model with 256,000 weights a layer, on a CPU
 SAMPLES = {"windows": {}, "conversations": {"history": "conversation"}}
+BUDGETS, MINI_BATCHES = (2048, 4096, 16384, 32768), (1, 2, 4, 8)
+PLANNED, RANKS = (960, 10_000), (1, 8)
 
 
 def play(folder: Path, episodes: int, **options: Any) -> StepBatch:
@@ -86,172 +80,172 @@ def part_of(batch: StepBatch, rows: Sequence[int]) -> StepBatch:
     )
 
 
-def plan(
-    batch: StepBatch, layout: str, row_length: RowLength, max_tokens: int, fork_cost: int = FORK_COST
-) -> list[list[Pack]]:
-    """Return the packed rows of each micro-batch."""
-    if layout == "masked":
-        ordering, lengths = Ordering.from_sequences(batch.sequences()), np.array(list(map(len, batch.sequences())))
-        order = ordering.sort(range(len(batch)))
-        overlaps = ordering.neighbours(order, lengths).tolist()
-        packs = best_packs(order.tolist(), lengths[order].tolist(), overlaps, row_length)
-        packs.sort(key=lambda pack: -pack.num_tokens)
-        return [packs[a:b] for a, b in plan_micro_batches([[pack.num_tokens for pack in packs]], max_tokens)]
-    if layout == "chained":
-        row_length = RowLength(1)
-    elif layout == "forked":
-        row_length = RowLength(max_tokens, fork_cost=fork_cost)
-    config = BatchingConfig(1, max_tokens, "dapo", 0, layout=layout, row_length=row_length)
-    rows = RowSummary.concatenate([batch.summary])
-    ((mini_batch,), _) = config.plan(rows, Ordering.from_sequences(batch.sequences()), np.random.default_rng(0))
-    return [planned.packs[0] for planned in mini_batch]
+class Worker:
+    """A checkout's updates, in a process of its own.
+
+    Args:
+        checkout: a folder of the repository.
+        settings: of `updates.py`.
+    """
+
+    def __init__(self, checkout: Path, settings: dict[str, Any]):
+        command = [sys.executable, "-P", str(ROOT / "benchmarks/speed/updates.py"), json.dumps(settings)]
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_WAIT_POLICY": "passive"}
+        environment["OMP_NUM_THREADS"] = str(settings["threads"])
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, cwd=checkout, env=environment, **pipes)
+
+    def ask(self, function: str, **arguments: Any) -> Any:
+        """Return what a method of `Updates` returns."""
+        self.process.stdin.write(json.dumps([function, arguments]) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"updates.py ended with code {self.process.wait()}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.stdin.close()
+        self.process.wait()
 
 
-def count(packs: Sequence[Pack], layout: str, lengths: Sequence[int], cell: int) -> dict[str, int]:
-    """Return positions, pairs and bytes kept of a micro-batch; `cell` is the bytes of a token's key and value."""
-    if layout == "forked":
-        positions = pairs = kept = passes = 0
-        for pack in packs:
-            passes += len(pack.calls)
-            for call in pack.calls:
-                rows, length = call.shape
-                past = call.segments[0].start if call.parent is not None else 0
-                positions += rows * length
-                pairs += rows * (length * (past + length) if past else length * (length + 1) // 2)
-                kept += rows * (past + length) * cell
-        return {"positions": positions, "pairs": pairs, "kept": kept, "passes": passes}
-    rows, length = len(packs), max(pack.num_tokens for pack in packs)
-    plain = all(common == lengths[before] for pack in packs for before, common in zip(pack.rows, pack.shared[1:]))
-    pairs = rows * (length * (length + 1) // 2 if plain else length**2)
-    kept = rows * length * cell + (0 if plain else 4 * rows * length**2)
-    return {"positions": rows * length, "pairs": pairs, "kept": kept, "passes": 1}
+def async_positions(sequences: Sequence[np.ndarray], completions: Sequence[int], budget: int) -> int:
+    """Return the positions of AsyncGRPO's rows."""
+    from trl.experimental.async_grpo.packing import TreeRow
 
-
-def trie(sequences: Sequence[np.ndarray], completions: Sequence[int], budget: int, cell: int) -> dict[str, int]:
-    """Return what `count` does, of AsyncGRPO's rows."""
-    rows, found = [TreeRow()], []
+    rows = [TreeRow()]
     for index in lexicographic(sequences):
         ids = sequences[index]
         mask = np.arange(len(ids)) >= len(ids) - completions[index]
         sample = {"input_ids": ids, "completion_mask": mask, "group_id": 0, "advantage": 1.0}
-        sample["old_log_probs"] = np.zeros(len(ids))
         if rows[-1].samples and not rows[-1].fits(sample, budget):
             rows.append(TreeRow())
         rows[-1].add(sample)
-    for row in rows:
-        keys = len(row.pack()["tree_kv_index"])
-        found.append({"positions": len(row.tokens), "pairs": row.load, "kept": keys * cell, "passes": 1})
-    return total(found)
+    return sum(len(row.tokens) for row in rows)
 
 
-def trl_batches(batch: StepBatch, max_tokens: int) -> list[dict[str, torch.Tensor]]:
-    """Return GRPOTrainer's micro-batches of about as many positions."""
-    whole = batch.collate(range(len(batch)), len(batch), 0)
-    rows = max(1, round(max_tokens / (whole["prompt_ids"].shape[1] + whole["completion_ids"].shape[1])))
-    return [{name: of[i : i + rows] for name, of in whole.items()} for i in range(0, len(batch), rows)]
-
-
-def seconds(batch: StepBatch, max_tokens: int, repetitions: int) -> dict[str, list[float]]:
-    """Return CPU seconds of an update of the tiny model, by arrangement."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path())
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    row_length = RowLength.from_config(model.config, "sdpa", max_tokens)
-    completions = list(map(len, batch.completion_ids))
-
-    def trl(part: dict[str, torch.Tensor]) -> torch.Tensor:
-        ids, mask = (torch.cat([part[f"prompt_{of}"], part[f"completion_{of}"]], 1) for of in ("ids", "mask"))
-        first = part["prompt_ids"].shape[1]
-        scored = part["completion_mask"].flatten().nonzero().flatten()
-        width, long = part["completion_ids"].shape[1], ids.shape[1]
-        places = scored // width * long + first + scored % width - 1
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        return fused_log_probs(model, model.base_model, inputs, places, part["completion_ids"].flatten()[scored])[0]
-
-    def ours(packs: list[Pack]) -> torch.Tensor:
-        mask = torch.arange(max(completions)) < torch.tensor([completions[r] for p in packs for r in p.rows])[:, None]
-        return packed_log_probs(model, model.base_model, lay_out(packs, batch.sequences(), completions, 0), mask)[0]
-
-    parts = {"trl": trl_batches(batch, max_tokens)}
-    parts |= {layout: plan(batch, layout, row_length, max_tokens) for layout in TIMED[1:]}
+def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return all that is measured with the step samples of a file."""
+    names = ("samples", "budget", "threads", "model", "layers")
+    settings = {"file": str(file.resolve()), **{name: getattr(options, name) for name in names}}
+    checkouts = {"tree": ROOT} | ({"before": options.before.resolve()} if options.before else {})
+    batch = recorded(file, options.episodes)
+    sequences, completions = batch.sequences(), list(map(len, batch.completion_ids))
+    of_file = {
+        "step samples": len(batch),
+        "tokens": sum(map(len, sequences)),
+        "timed": options.samples,
+    }
+    workers = {name: Worker(checkout, settings) for name, checkout in checkouts.items()}
+    arms = {name: (worker, "shared") for name, worker in workers.items()}
+    arms |= {name: (workers["tree"], name) for name in ("padded", "trl", "floor")}
 
     def update(name: str, repetition: int) -> float:
-        started = time.process_time()
-        for part in parts[name][: 1 if repetition < 0 else None]:
-            (trl if name == "trl" else ours)(part).sum().backward()
-        return round(time.process_time() - started, 3)
+        worker, layout = arms[name]
+        return worker.ask("update", layout=layout, warm_up=repetition < 0)
 
-    return interleaved({name: partial(update, name) for name in parts}, repetitions)
-
-
-def total(counted: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Return sums over micro-batches, and the largest of what is kept."""
-    summed = {name: sum(of[name] for of in counted) for name in ("positions", "pairs", "passes")}
-    return {**summed, "kept": max(of["kept"] for of in counted)}
-
-
-def compare(batch: StepBatch, max_tokens: int) -> dict[str, Any]:
-    """Return counts by arrangement."""
-    config, sequences = AutoConfig.from_pretrained(tiny_model_path()), batch.sequences()
-    cell = 2 * 4 * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
-    lengths, completions = list(map(len, sequences)), list(map(len, batch.completion_ids))
-    row_length = RowLength.from_config(config, "sdpa", max_tokens)
-    width = max(map(len, batch.prompt_ids)) + max(completions)
-    rows = max(1, round(max_tokens / width))
-    found = {
-        "trl": {
-            "positions": len(batch) * width,
-            "pairs": len(batch) * width**2,
-            "kept": rows * width * (cell + 4 * width),
-            "passes": -(-len(batch) // rows),
+    if options.repetitions:
+        of_file["CPU seconds"] = interleaved({name: partial(update, name) for name in arms}, options.repetitions)
+        distances = {name: workers["tree"].ask("distance", layout=arms[name][1]) for name in ("tree", "trl")}
+        of_file["gradient, relative distance to padded"] = distances
+    of_file["positions by budget"], of_file["positions by mini-batches"] = {}, {}
+    for budget in BUDGETS:
+        found = {name: worker.ask("plan", layout="shared", budget=budget) for name, worker in workers.items()}
+        found["async"] = async_positions(sequences, completions, budget)
+        found["padded"] = workers["tree"].ask("plan", layout="padded", budget=budget)
+        of_file["positions by budget"][budget] = found
+    longest = max(map(len, batch.prompt_ids)) + max(completions)
+    different = sum(tree.num_tokens for tree in make_trees(sequences, 2**40))
+    of_file |= {"positions of trl": len(batch) * longest, "different tokens": different}
+    for number in MINI_BATCHES:
+        asked = {"layout": "shared", "budget": options.budget, "mini_batches": number}
+        found = {name: worker.ask("plan", **asked) for name, worker in workers.items()}
+        of_file["positions by mini-batches"][number] = found
+    of_file["planning"] = {
+        f"{number:,} samples, ranks: {ranks}": {
+            name: worker.ask("planning", layout="shared", number=number, ranks=ranks)
+            for name, worker in workers.items()
         }
+        for number in PLANNED
+        for ranks in RANKS
     }
-    for budget in (2048, 32768):
-        found[f"trie {budget}"] = trie(sequences, completions, budget, cell)
-    for layout in LAYOUTS:
-        parts = plan(batch, layout, row_length, max_tokens)
-        found[layout] = total([count(packs, layout, lengths, cell) for packs in parts])
-    return {"step samples": len(batch), "tokens": sum(lengths), "longest": max(lengths), "counts": found}
+    for worker in workers.values():
+        worker.close()
+    of_file["memory, MiB"] = {}
+    for name, layout in [*((name, "shared") for name in checkouts), ("padded", "padded")]:
+        worker = Worker(checkouts.get(name, ROOT), settings)
+        of_file["memory, MiB"][name] = worker.ask("memory", layout=layout)
+        worker.close()
+    return of_file
 
 
 def page(result: dict[str, Any]) -> str:
     """Return the page of a results file."""
-    lines = [
-        "# Positions by layout\n",
+    text = [
+        "# The update by layout, on recorded step samples",
         f"One iteration of generated ALFWorld games, played by the tiny model; written by `{result['command']}`, from "
-        "[results.json](results.json). The docstring of the program defines the counts. CPU seconds are those of "
-        "forward and backward passes of the first step samples.",
+        "[results.json](results.json). The docstring of the program defines arms and counts. CPU seconds are medians "
+        f"of {result['repetitions']} repetitions.",
     ]
     for name in SAMPLES:
-        of, timed = result[name], medians(result[name]["CPU seconds"])
-        about = f"{of['step samples']} step samples, {of['tokens']:,} tokens; {of['timed']} are timed"
-        lines += [f"\n## {name.capitalize()}\n", f"{about}.\n"]
-        lines += ["| Layout | Positions | TRL / layout | Pairs, millions | Kept, MB | Passes | CPU seconds |"]
-        lines += ["|---|---|---|---|---|---|---|"]
-        for arrangement, row in of["counts"].items():
-            fewer = of["counts"]["trl"]["positions"] / row["positions"]
-            cells = [f"`{arrangement}`", f"{row['positions']:,}", f"{fewer:.2f}×", f"{row['pairs'] / 1e6:.1f}"]
-            cells += [f"{row['kept'] / 2**20:.1f}", str(row["passes"]), f"{timed.get(arrangement, '')}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        of = result[name]
+        text += [f"## {name.capitalize()}"]
+        text += [
+            f"{of['step samples']} step samples, {of['tokens']:,} tokens, of which {of['different tokens']:,} are "
+            f"different; GRPOTrainer's batch has {of['positions of trl']:,} positions. {of['timed']} are timed."
+        ]
+        middle = medians(of.get("CPU seconds", {}))
+        distances = of.get("gradient, relative distance to padded", {})
+        rows = [
+            [
+                f"`{arm}`",
+                f"{seconds:.3f}",
+                f"{seconds / middle['tree']:.2f}×",
+                str(of["memory, MiB"].get(arm, "")),
+                f"{distances[arm]:.0e}" if arm in distances else "",
+            ]
+            for arm, seconds in middle.items()
+        ]
+        text.append(table(["Arm", "CPU seconds", "Arm / tree", "Memory, MiB", "Gradient, from padded"], rows))
+        for title, key in (("Budget", "positions by budget"), ("Mini-batches", "positions by mini-batches")):
+            counted = of[key]
+            columns = list(next(iter(counted.values())))
+            rows = [[f"{int(number):,}", *(f"{row[arm]:,}" for arm in columns)] for number, row in counted.items()]
+            text.append(table([title, *(f"`{arm}`, positions" for arm in columns)], rows))
+        columns = list(next(iter(of["planning"].values())))
+        rows = [
+            [of_plan, *(f"{row[arm]['seconds']:.3f} s, {row[arm]['forwarded_tokens']:,}" for arm in columns)]
+            for of_plan, row in of["planning"].items()
+        ]
+        text.append(table(["Plan", *(f"`{arm}`, CPU seconds and positions" for arm in columns)], rows))
+    return "\n\n".join(text) + "\n"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--before", type=Path, help="folder of another checkout to compare with")
     parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--max_tokens", type=int, default=2048)
-    parser.add_argument("--timed", type=int, default=32, help="step samples; 0: nothing is timed")
-    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=96, help="step samples that are trained")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens of a micro-batch")
+    parser.add_argument("--threads", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--repetitions", type=int, default=5, help="0: nothing is timed")
+    parser.add_argument("--model", choices=("tiny", "135m"), default="tiny")
+    parser.add_argument("--layers", type=int, default=30, help="of the larger model")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    result = facts("torch", "trl", "transformers")
+    result = facts("torch", "trl", "transformers", repetitions=options.repetitions)
     for name, settings in SAMPLES.items():
-        batch = recorded(options.output / f"{name}.jsonl.gz", options.episodes, **settings)
-        result[name] = {**compare(batch, options.max_tokens), "timed": options.timed, "CPU seconds": {}}
-    for name in SAMPLES if options.timed else ():
-        first = part_of(recorded(options.output / f"{name}.jsonl.gz", options.episodes), range(options.timed))
-        result[name]["CPU seconds"] = seconds(first, options.max_tokens, options.repetitions)
-    write_results(options.output, result)
+        file = options.output / f"{name}.jsonl.gz"
+        recorded(file, options.episodes, **settings)
+        result[name] = compare(file, options)
+        write_results(options.output, result)  # as far as it has come
     (options.output / "README.md").write_text(page(result), encoding="utf-8")
     print(page(result))
 
