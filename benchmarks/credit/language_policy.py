@@ -17,13 +17,13 @@ import torch
 
 from benchmarks.credit.exact import Policy
 from benchmarks.credit.language_house import HOUSE_PROMPT, TextHouse
-from benchmarks.packs import make_packs
+from benchmarks.trees import make_trees
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.update.attention import masks
-from g2po_trl.update.packing import lay_out
+from g2po_trl.update.attention import attention_by_branches
+from g2po_trl.update.tree import lay_out
 
 COMPLETION = "<think></think><action>{action}</action>"
-_ROW_TOKENS, _ROWS = 384, 8  # of a forward pass: fastest for the tiny model on a CPU
+_MAX_TOKENS = 2048  # of a forward pass
 
 
 def action_probabilities(
@@ -87,18 +87,15 @@ def completion_log_probs(
     model.eval()
     body, head = model.base_model, model.get_output_embeddings()
     found = np.zeros((len(temperatures), len(sequences)))
-    packs = sorted(make_packs(sequences, _ROW_TOKENS), key=lambda pack: pack.num_tokens)
-    for batch in (packs[first : first + _ROWS] for first in range(0, len(packs), _ROWS)):
-        layout = lay_out(batch, sequences, lengths, pad_token_id=0)
-        positions = layout.get("packed_positions")
-        mask = None if positions is None else masks(body, layout["packed_ends"], positions)
-        hidden = body(layout["packed_ids"], attention_mask=mask, position_ids=positions, use_cache=False)[0]
-        places, of_token = layout["scored_from"].unique(return_inverse=True)
+    for tree in make_trees(sequences, _MAX_TOKENS):
+        row = lay_out([tree], sequences, lengths, pad_token_id=0)
+        with attention_by_branches(model, row.get("branches"), row.get("paths")):
+            hidden = body(row["row_ids"], position_ids=row.get("row_positions"), use_cache=False)[0]
+        places, of_token = row["scored_from"].unique(return_inverse=True)
         logits = head(hidden.flatten(0, 1)[places]).float()
-        order = [row for pack in batch for row in pack.rows]
-        sequence_of_token = np.repeat(order, np.take(lengths, order))
+        sequence_of_token = np.repeat(tree.rows, np.take(lengths, tree.rows))
         for k, temperature in enumerate(temperatures):
-            scored = torch.log_softmax(logits / temperature, dim=-1)[of_token, layout["scored_ids"]]
+            scored = torch.log_softmax(logits / temperature, dim=-1)[of_token, row["scored_ids"]]
             np.add.at(found[k], sequence_of_token, scored.double().numpy())
     return found
 

@@ -42,7 +42,7 @@ from benchmarks.gpu.work import (
     synthetic_conversations,
     synthetic_trajectories,
 )
-from benchmarks.speed.phases import by_kind, count, random_model, trl_micro_batches
+from benchmarks.speed.phases import add_log_probs, backward, by_kind, count, random_model, trl_micro_batches
 from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
@@ -54,25 +54,17 @@ TINY = (64, 128, 2, 4, 2, 2048)
 
 def combinations(hybrid: bool = False, conversations: bool = False) -> list[tuple[str, str, bool]]:
     """Attention, layout, gradient checkpointing: the most valuable first."""
-    if hybrid:  # with checkpointing, layers keep no cache to fork; `packed` needs the kernels
-        others = ("chained", "padded", "trl", "packed")
-        return [("sdpa", "forked", False), *(("sdpa", layout, True) for layout in others)]
+    if hybrid:  # with checkpointing, layers keep no cache to fork
+        return [("sdpa", "forked", False), ("sdpa", "padded", True), ("sdpa", "trl", True)]
+    flash = [(name, "shared", True) for name in flash_attentions()]
     if conversations:  # `rows`: each conversation one row, padded as by TRL's trainer
-        flash = [(name, "packed", True) for name in flash_attentions()]
-        return [
-            ("flex_attention", "shared", True),
-            *(("sdpa", of, True) for of in ("trl", "trie", "shared", "rows")),
-            *flash,
-        ]
+        return [*(("sdpa", of, True) for of in ("shared", "trie", "trl", "rows")), *flash]
     return [
         ("sdpa", "shared", True),
         ("sdpa", "padded", True),
-        ("flex_attention", "shared", True),
-        *((name, "packed", True) for name in flash_attentions()),
-        ("sdpa", "packed", True),
+        *flash,
         ("sdpa", "trl", True),
         ("sdpa", "shared", False),
-        ("flex_attention", "packed", True),
     ]
 
 
@@ -132,8 +124,8 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str, made: list[Traj
     if layout == "trl":
         return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
     of = trainer.update.layout
-    of.kind, of._takes_masks = layout, layout in ("packed", "shared")
-    of._fork_cost = fork_cost(weights_of_a_layer(of.language_model(trainer.model)), trainer.accelerator.device.type)
+    of.kind = layout
+    of.fork_cost = fork_cost(weights_of_a_layer(of.language_model(trainer.model)), trainer.accelerator.device.type)
     mini_batches, _ = trainer.update.split(batch)
     return [micro_batch for part in mini_batches for micro_batch in part]
 
@@ -165,7 +157,7 @@ def measure(
             with torch.no_grad():
                 of_trie(micro_batch)
             return
-        trainer._add_log_probs([[micro_batch]])
+        add_log_probs(trainer, [micro_batch])
 
     def update(micro_batch: dict[str, Any]) -> None:
         if layout == "trie":
@@ -174,7 +166,7 @@ def measure(
         if "old_per_token_logps" not in micro_batch:  # there was no time for it: about what random weights say
             shape, chance = micro_batch["completion_ids"].shape, -math.log(model.config.vocab_size)
             micro_batch["old_per_token_logps"] = torch.full(shape, chance, device=device)
-        trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch)).backward()
+        backward(trainer, [micro_batch])
 
     started = time.perf_counter()
     trainer.model.zero_grad()

@@ -24,7 +24,6 @@ from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, Tex
 from g2po_trl.cli.recipe import use_model_arguments
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
-from g2po_trl.update.attention import added_mask
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "alfworld"
 GROUP = 8
@@ -242,7 +241,7 @@ def logsumexps() -> Iterator[list[float]]:
     def measured(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **kwargs):
         scores = query.float() @ key.float().transpose(-1, -2).repeat_interleave(query.shape[1] // key.shape[1], 1)
         scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        seen = torch.ones_like(scores, dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
         mask = torch.zeros_like(scores).masked_fill(~seen, -torch.inf) if attn_mask is None else attn_mask.float()
         found.append((scores + mask).logsumexp(-1).min().item())
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **kwargs)
@@ -252,30 +251,6 @@ def logsumexps() -> Iterator[list[float]]:
         yield found
     finally:
         torch.nn.functional.scaled_dot_product_attention = attention
-
-
-def masked_gradient(length: int, device: str, dtype: torch.dtype, size: int = 64) -> list[torch.Tensor]:
-    """Gradients of queries, keys and values of attention under a causal mask, where all scores are about -120."""
-    generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(1, 2, length, size, generator=generator) for _ in range(4)]
-    query, key, value, weights = (tensor.to(device, dtype) for tensor in made)
-    query, key = 0.1 * query, 0.1 * key
-    query[..., 0], key[..., 0] = 1.0, -SCORE * size**0.5
-    inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
-    places = torch.arange(length, device=device)
-    mask = added_mask(places <= places[:, None], dtype)
-    out = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask)
-    return list(torch.autograd.grad(out, inputs, weights))
-
-
-def rows_of_704() -> tuple[list[np.ndarray], list[int]]:
-    """Four sequences that share 300 of 401 tokens, one packed row of 704; and how many of the last of each are scored.
-
-    704 is 64 modulo 128: `row_width` makes no row so long.
-    """
-    rng = np.random.default_rng(0)
-    root = rng.integers(3, 2000, 300)
-    return [np.concatenate([root, rng.integers(3, 2000, 101)]).astype(np.int32) for _ in range(4)], [50] * 4
 
 
 def massive_trainer(output: Path, **options: Any) -> RecordedTrainer:

@@ -56,7 +56,6 @@ from benchmarks.simulation.costs import (
 from benchmarks.speed.growth import clock, phases, play, workers_cpu
 from benchmarks.speed.phases import make_trainer
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.packing import RowLength
 
 FITS: dict[str, tuple[tuple[Callable[[Work, UnitCosts], float], ...], tuple[str, ...]]] = {
     "generation": ((generation, waiting), ("prompt_token", "generated_token", "decode_pass")),
@@ -162,7 +161,7 @@ def plan(episodes: int, ranks: int, prompt: int, completion: int) -> tuple[Work,
     made: list[Any] = []
 
     def cut() -> None:
-        options = BatchingConfig(work.slices, work.micro_batch_tokens, "dapo", 0, None, "shared", RowLength(4096))
+        options = BatchingConfig(work.slices, work.micro_batch_tokens, "dapo", 0, layout="shared")
         made[:] = make_mini_batches(parts, 0, options, np.random.default_rng(0))
 
     seconds = {"batch": median(clock(cut)[1] for _ in range(5))}

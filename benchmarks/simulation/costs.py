@@ -249,10 +249,9 @@ def gpu_costs(shape: str, gpu: Gpu, w: Work, host: UnitCosts) -> UnitCosts:
     hidden, intermediate, layers, heads, kv_heads, _ = SHAPES[shape]
     body, head = num_parameters(shape)
     stored = body + head * (2 if shape == "7b" else 1)
-    row = min(4096, round((4 * hidden + 3 * intermediate) / 4))  # tokens of a packed row, `RowLength` without a mask
     compute, read = gpu.flops * gpu.utilisation, gpu.bandwidth * gpu.read_share
     scored = w.reply_tokens / (w.sample_tokens * w.forwarded)
-    forward = (2 * body + 4 * hidden * layers * row + 2 * head * scored) / compute
+    forward = (2 * body + 4 * hidden * layers * w.sample_tokens + 2 * head * scored) / compute
     kv_bytes = 2 * 2 * layers * kv_heads * (hidden // heads)
     return replace(
         host,
@@ -283,7 +282,7 @@ def limits(shape: str, gpu: Gpu, w: Work, c: UnitCosts) -> list[str]:
     trainer = trainer_bytes(shape, w.ranks) + gpu.work_space
     room = gpu.memory * (1 - VLLM_SHARE[shape])
     # Of all ranks' token ids: as gathered, joined, as sort keys, and what travelled. Of a rank's own, to the end of
-    # the iteration: ids and masks of padded rows, three numbers a position of packed ones.
+    # the iteration: ids and masks of padded rows, three numbers a position of trees.
     held = 12 * w.steps * w.sample_tokens + gathered_bytes(w, c) + w.workers * gpu.worker_memory
     held += 16 * w.own_steps * w.sample_tokens + 24 * w.own_forwarded
     found = [

@@ -263,7 +263,7 @@ def memory(name: str) -> float:
 
 def compare(rollout: Rollout, tokenizer: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """Make the update in each layout, each in a process of its own, and compare the gradients."""
-    layouts = {"one by one": None, "padded": "padded", "packed": "packed", "shared": "shared"}
+    layouts = {"one by one": None, "padded": "padded", "shared": "shared"}
     with ProcessPoolExecutor(len(layouts), get_context("spawn"), max_tasks_per_child=1) as processes:
         made = {n: processes.submit(update, of, rollout, tokenizer, folder / n) for n, of in layouts.items()}
         found = {name: one.result() for name, one in made.items()}

@@ -21,11 +21,10 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.packing import RowLength
 from g2po_trl.update.redistribute import make_mini_batches_over_ranks
 
 COMPLETION = 150
-CUT = BatchingConfig(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
+CUT = BatchingConfig(4, 16384, "dapo", 0, layout="shared")
 
 
 def step_samples(rank: int, tokens: int, episodes: int, turns: int, pages: int = 40) -> StepBatch:

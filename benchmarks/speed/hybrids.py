@@ -1,11 +1,11 @@
-"""Layouts of models whose layers no mask separates: exact or not, positions, seconds.
+"""Layouts of models whose layers are not attention alone: exact or not, positions, seconds.
 
     python -m benchmarks.speed.hybrids --output benchmarks/results/hybrids [--samples benchmarks/results/positions]
         [--step_samples 112] [--max_tokens 2048] [--repetitions 2] [--models lfm2 …]
 
-Every causal language model of transformers that takes one sequence a row is built tiny and at random, and scores and
-trains the first step samples that `benchmarks.speed.positions` has recorded, about those of a group: windows of two
-turns, and whole conversations. Layouts take turns in each repetition. Log-probabilities and gradients are compared
+Every causal language model of transformers that cannot attend by branches is built tiny and at random, and scores
+and trains the first step samples that `benchmarks.speed.positions` has recorded, about those of a group: windows of
+two turns, and whole conversations. Layouts take turns in each repetition. Log-probabilities and gradients are compared
 with those of each sample alone, in float32; in bfloat16, the mean distance of log-probabilities to the float32 ones is
 given for each sample alone and for the layout.
 
@@ -32,20 +32,22 @@ import transformers
 from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.common import ROOT, facts, interleaved, medians, write_results
-from benchmarks.speed.positions import SAMPLES, part_of, plan, recorded
-from g2po_trl.update.attention import why_padded
+from benchmarks.speed.positions import SAMPLES, part_of, recorded
+from g2po_trl.update.attention import why_not_by_branches
+from g2po_trl.update.balance import BatchingConfig, RowSummary
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.forks import fork_cost
+from g2po_trl.update.forks import fork_cost, forked_passes
 from g2po_trl.update.layout import weights_of_a_layer
-from g2po_trl.update.packing import RowLength, lay_out, packed_log_probs
 from g2po_trl.update.policy.probe import why_not_forked
-from g2po_trl.utils.trl_compat import expose_body
+from g2po_trl.update.prefix_order import Ordering
+from g2po_trl.update.tree import lay_out
+from g2po_trl.utils.trl_compat import expose_body, fused_log_probs
 
 sys.path.append(str(ROOT / "tests" / "helpers"))
 
 from causal_models import MODEL_TYPES, tiny_model  # noqa: E402
 
-LAYOUTS = ("padded", "chained", "forked")
+LAYOUTS = ("padded", "forked")
 VOCABULARY = 1024  # at least the tokens of the tiny model
 COMPARED = 8  # step samples, spread over all
 # `mamba_selective_scan` of transformers and its kernel take no initial state: one of several tokens starts at 0.
@@ -66,17 +68,22 @@ TITLES = (
 def micro_batches(batch: StepBatch, layout: str, max_tokens: int, cost: int = 8) -> list[dict[str, Any]]:
     """Return the rows of each forward pass, with `rows`, the step samples in them."""
     completions, made = list(map(len, batch.completion_ids)), []
-    for packs in plan(batch, layout, RowLength(max_tokens), max_tokens, cost):
-        laid_out = lay_out(packs, batch.sequences(), completions, 0)
-        rows = [row for pack in packs for row in pack.rows]
-        mask = torch.arange(max(completions)) < torch.tensor([completions[row] for row in rows])[:, None]
-        made.append({"layout": laid_out, "rows": rows, "mask": mask})
+    config = BatchingConfig(1, max_tokens, "dapo", 0, layout=layout, fork_cost=cost if layout == "forked" else None)
+    rows, ordering = RowSummary.concatenate([batch.summary]), Ordering.from_sequences(batch.sequences())
+    ((planned,), _) = config.plan(rows, ordering, np.random.default_rng(0))
+    for part in planned:
+        of, (own,) = lay_out(part.trees[0], batch.sequences(), completions, 0, config.row_multiple), part.rows
+        mask = torch.arange(max(completions)) < torch.tensor([completions[row] for row in own])[:, None]
+        made.append({**of, "rows": own, "mask": mask})
     return made
 
 
 def log_probs(model: torch.nn.Module, part: dict[str, Any]) -> torch.Tensor:
     """Return log-probabilities of a micro-batch's step samples, (rows, C)."""
-    return packed_log_probs(model, model.base_model, part["layout"], part["mask"])[0]
+    inputs = {"input_ids": part["row_ids"], "attention_mask": None}
+    with forked_passes(model.base_model, part.get("forks")):
+        found, _ = fused_log_probs(model, model.base_model, inputs, part["scored_from"], part["scored_ids"])
+    return found.new_zeros(part["mask"].shape).masked_scatter(part["mask"], found)
 
 
 def train(model: torch.nn.Module, parts: Sequence[dict[str, Any]], repetition: int) -> float:
@@ -132,11 +139,11 @@ def exactness(model: torch.nn.Module, batch: StepBatch, max_tokens: int) -> dict
 
 
 def measure(model_type: str, samples: dict[str, StepBatch], options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what is found of a model; `None` if it takes several sequences a row, or cannot be built."""
+    """Return what is found of a model; `None` if it attends by branches, or cannot be built."""
     try:
         model = tiny_model(model_type, VOCABULARY).eval()
         expose_body(model)
-        reason = why_padded(model)
+        reason = why_not_by_branches(model)
     except Exception:  # of any class: docs/causal_models.json lists them
         return None
     if reason is None:
@@ -156,8 +163,8 @@ def measure(model_type: str, samples: dict[str, StepBatch], options: argparse.Na
         seconds = interleaved(runs, options.repetitions)
         found[name] = {
             layout: {
-                "positions": sum(part["layout"]["packed_ids"].numel() for part in parts[layout]),
-                "passes": sum(len(part["layout"].get("forks", [1])) for part in parts[layout]),
+                "positions": sum(part["row_ids"].numel() for part in parts[layout]),
+                "passes": sum(len(part.get("forks", [1])) for part in parts[layout]),
                 "seconds": seconds[layout],
                 **exact[layout],
             }
@@ -201,7 +208,7 @@ def page(result: dict[str, Any]) -> str:
         f"two turns and the same number as whole conversations, forward and backward passes of at "
         f"most {result['max_tokens']:,} positions, medians of {result['repetitions']} on {machine['torch threads']} "
         f"thread. Written by the command, from [results.json](results.json).\n\n"
-        "`padded`: one sample per row. `chained`: a sample that begins another one is scored in the row of that one. "
+        "`padded`: one sample per row. "
         "`forked`: a common prefix has its own row, and its cache starts each continuation. *Largest difference* (of "
         "log-probabilities) and *gradient* are float32 distances to each sample alone; *bf16* is the mean distance of "
         "bfloat16 log-probabilities from float32 ones, of each sample alone and in the layout."
@@ -210,7 +217,7 @@ def page(result: dict[str, Any]) -> str:
     if busy:
         told = ", ".join(f"`{name}` {load:g}" for name, load in busy.items())
         about += f" CPU seconds were measured while other jobs ran; load averages, where recorded: {told}."
-    text = ["# Hybrid models that share prefixes without a mask", about, "\n".join(lines)]
+    text = ["# Hybrid models that share prefixes by their caches", about, "\n".join(lines)]
     return "\n\n".join([*text, *(["Not forked:\n\n" + "\n".join(others)] if others else [])]) + "\n"
 
 

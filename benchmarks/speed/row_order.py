@@ -12,7 +12,7 @@ ALFWORLD_PROMPT (`full`). Orders:
              shared
 
 Groups are dealt to ranks in order, whole or, with more ranks than groups, in parts. Mini-batches are the planner's:
-blocks of eight neighbours at random. Prints positions of each order relative to `all` (sums over the files); writes
+blocks of neighbours at random. Prints positions of each order relative to `all` (sums over the files); writes
 the counts of each file to OUTPUT/results.json.
 """
 
@@ -23,7 +23,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.common import facts, write_results
 from g2po_envs.alfworld import ALFWORLD_PROMPT
@@ -33,8 +33,7 @@ from g2po_trl.prompts.template import last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import BatchingConfig
-from g2po_trl.update.packing import RowLength, common_prefix, lexicographic
-from g2po_trl.update.prefix_order import Ordering
+from g2po_trl.update.prefix_order import Ordering, common_prefix, lexicographic
 
 ORDERS = ("all", "rank", "group", "joined")
 HISTORY, GROUP_SIZE, MAX_TOKENS = 2, 8, 2048
@@ -91,8 +90,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     encoder = ChatEncoder(AutoTokenizer.from_pretrained(tiny_model_path()))
-    length = RowLength.from_config(AutoConfig.from_pretrained(tiny_model_path()), "sdpa", MAX_TOKENS)
-    config = BatchingConfig(1, MAX_TOKENS, "dapo", 0, None, "shared", length)
+    config = BatchingConfig(1, MAX_TOKENS, "dapo", 0, layout="shared")
     cuts = {"1 mini-batch": config, "4 mini-batches": dataclasses.replace(config, num_mini_batches=4)}
     cuts["mini_batch_size 256"] = dataclasses.replace(config, mini_batch_size=256)
     table = []

@@ -261,24 +261,16 @@ def test_synthetic_episodes_are_as_long_as_the_papers_and_branch(gpu_work):
 
 
 def test_massive_activations_are_as_large_as_they_must_be(gpu_work):
-    """cuDNN's attention fails where exp(-logsumexp) is no float32; here, on a CPU, the gradient is finite."""
-    import torch
-    from families import gradient
+    """There exp(-logsumexp) is no float32; here, on a CPU, the gradient is finite."""
+    from families import gradient, in_layout, samples
     from trl.trainer.utils import add_fused_lm_head
 
-    from benchmarks.packs import make_packs
-    from g2po_trl.update.packing import lay_out, packed_log_probs
-
-    model, (sequences, scored) = gpu_work.massive_model(), gpu_work.rows_of_704()
+    model = gpu_work.massive_model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    layout = lay_out(make_packs(sequences, 704), sequences, scored, pad_token_id=0)
-    assert layout["packed_ids"].shape == (1, 704) and "packed_ends" in layout
     with gpu_work.logsumexps() as found:
-        log_probs, _ = packed_log_probs(model, model.base_model, layout, torch.ones(4, 50))
-    assert len(found) == 2 and max(found) < -88.7
+        log_probs = in_layout(model, *samples(), "shared")
+    assert len(found) > 2 and max(found) < -88.7
     assert gradient(model, log_probs).isfinite().all()
-    for length in (640, 704):
-        assert all(part.isfinite().all() for part in gpu_work.masked_gradient(length, "cpu", torch.bfloat16))
 
 
 @pytest.mark.slow
@@ -319,7 +311,7 @@ def test_shrunk(tmp_path, gpu_work):
         "grpo-seed0",
     }
     rows = {(row["attention"], row["layout"]): row for row in parts["phases"]["findings"] if "layout" in row}
-    layouts = [rows["sdpa", layout] for layout in ("shared", "packed", "padded", "trl")]
+    layouts = [rows["sdpa", layout] for layout in ("shared", "padded", "trl")]
     assert [row["positions"] for row in layouts] == sorted(row["positions"] for row in layouts)
     assert len({row["tokens"] for row in layouts}) == 1
     found_of = parts["phases-conversations"]["findings"]
@@ -329,8 +321,9 @@ def test_shrunk(tmp_path, gpu_work):
     unique = len({tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)})
     batch = next(row for row in found_of if row.get("about") == "batch")
     assert (batch["unique_tokens"], batch["tokens"]) == (unique, sum(map(len, sequences)))
-    positions = [rows[layout]["positions"] for layout in ("trie", "shared", "rows", "trl")]
+    positions = [rows[layout]["positions"] for layout in ("shared", "rows", "trl")]
     assert [unique, *positions] == sorted([unique, *positions]), "none computes less than all"
+    assert unique <= rows["trie"]["positions"] <= rows["rows"]["positions"]
     for method in ("g2po", "grpo"):
         lines = parts[f"{method}-seed0"]["findings"]
         assert ["panel" in line for line in lines] == [True, False, False, True] and found["start"] == "taught"
