@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 
 import programs
@@ -28,6 +29,25 @@ def test_phases(tmp_path):
     assert all(float(distance) < 1e-5 for distance in found["gradient, relative distance to padded"].values())
     assert 0 < found["prompt tokens"] < found["tokens"]
     assert set(found["whole iterations"]["medians"]) >= {"generation", "update", "iteration"}
+
+
+@pytest.mark.slow
+def test_positions(tmp_path):
+    """Also against another checkout, here the same."""
+    for name in ("windows", "conversations"):
+        shutil.copy(ROOT / f"benchmarks/results/positions/{name}.jsonl.gz", tmp_path)
+    options = ["--samples", "8", "--repetitions", "1", "--before", ROOT]
+    done = programs.run("-m", "benchmarks.speed.positions", "--output", tmp_path, *options, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "results.json").read_text())
+    for name in ("windows", "conversations"):
+        of = found[name]
+        assert set(of["CPU seconds"]) == {"tree", "before", "padded", "trl", "floor"}
+        assert all(distance < 1e-4 for distance in of["gradient, relative distance to padded"].values())
+        for counted in of["positions by budget"].values():
+            assert of["different tokens"] <= counted["tree"] == counted["before"]
+            assert counted["tree"] <= counted["async"] < counted["padded"]
+        assert min(of["memory, MiB"].values()) > 0
 
 
 def test_programs_use_what_a_trainer_has():
