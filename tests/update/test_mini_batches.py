@@ -172,7 +172,7 @@ def test_a_mean_over_tokens_does_not_depend_on_the_mini_batches():
 
 def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counted(make_trainer):
     """Three samples for two ranks: the first trains one of them, and a row without tokens."""
-    trainer = make_trainer(beta=0.0)
+    trainer = make_trainer(beta=0.0, token_layout="padded")
     trainer.current_gradient_accumulation_steps = 1
     prompt = np.array([5, 6, 7, 8])
     ranks = [
