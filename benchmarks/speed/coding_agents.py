@@ -37,7 +37,7 @@ FILES = {
     "add.py": "def add(a, b):\n    return a - b\n",
     "test_add.py": "from add import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n",
 }
-EPISODES, MICRO_BATCH = 4, 250_000  # tokens
+EPISODES, MICRO_BATCH = 4, 16_384  # tokens; a sample of 20,000 is a micro-batch by itself
 NOTES = ("first-note", "second-note")  # which the scripted turns leave in the conversation
 FIX = "sed -i 's/a - b/a + b/' add.py && date && echo fixed"
 SCRIPTS = {

@@ -60,24 +60,23 @@ def attention_by_branches(model: torch.nn.Module, sizes: Sequence[Sequence[int]]
         paths: (K,) places of all branches' keys.
     """
     global _branches
-    if sizes is None:
-        yield
-        return
-    text = model.config.get_text_config()
-    own, configs = attention_of(text), {id(text): text}
+    text, before = model.config.get_text_config(), _branches
+    configs = {id(text): text}
     for module in model.modules():  # a part of the model may have a copy
         if getattr(getattr(module, "config", None), "model_type", None) == text.model_type:
             configs[id(module.config)] = module.config
-    before, (queries, keys) = _branches, map(list, zip(*sizes))
-    _branches = Branches(own, queries, keys, paths.to(model.device))
+    was = attention_of(text)
+    own = before.own if was == _NAME else was
+    if sizes is not None:
+        _branches = Branches(own, *map(list, zip(*sizes)), paths.to(model.device))
     try:
         for config in configs.values():
-            config._attn_implementation = _NAME
+            config._attn_implementation = own if sizes is None else _NAME
         yield
     finally:
         _branches = before
         for config in configs.values():
-            config._attn_implementation = own
+            config._attn_implementation = was
 
 
 @torch.compiler.disable  # branches differ from row to row, and each would be compiled
@@ -97,7 +96,8 @@ def branch_attention(
     key, value = key.index_select(2, paths), value.index_select(2, paths)
     if "flash" in of.own:
         return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
-    if of.own == "sdpa" and query.is_cuda and query.dtype in _HALF and key.shape == value.shape:
+    special = options.get("softcap") is not None or options.get("s_aux") is not None or key.shape != value.shape
+    if of.own in ("sdpa", "flex_attention") and query.is_cuda and query.dtype in _HALF and not special:
         return _in_one_call(of, query, key, value, options.get("scaling"), window), None
     parts = query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2)
     found = [_of_branch(own, of.own == "sdpa", module, *part, **options) for part in zip(*parts)]
