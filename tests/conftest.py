@@ -125,8 +125,10 @@ def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
 
     def make(name, **options):
         FAMILIES[name].build().save_pretrained(tmp_path / name)
-        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(tmp_path / name)
-        return make_trainer(LongLetterEnvironment, model=tmp_path / name, max_completion_length=4, **options)
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+        tokenizer.save_pretrained(tmp_path / name)
+        options = {"max_completion_length": 4, "processing_class": tokenizer, **options}
+        return make_trainer(LongLetterEnvironment, model=tmp_path / name, **options)
 
     return make
 
