@@ -17,11 +17,17 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+try:
+    from torch.nn.attention import varlen
+
+    _HAS_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters  # PyTorch 2.13
+except ImportError:
+    _HAS_VARLEN = False
+
 from ..utils.trl_compat import attention_of, is_stateful
 
 _NAME = "g2po_branches"
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,9 @@ def branch_attention(
     key, value = key.index_select(2, paths), value.index_select(2, paths)
     if "flash" in of.own:
         return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
-    special = options.get("softcap") is not None or options.get("s_aux") is not None or key.shape != value.shape
-    if of.own in ("sdpa", "flex_attention") and query.is_cuda and query.dtype in _HALF and not special:
+    plain = not any(options.get(name) is not None for name in ("softcap", "s_aux")) and not options.get("dropout")
+    plain &= of.own in ("sdpa", "flex_attention") and key.shape == value.shape
+    if _HAS_VARLEN and plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _in_one_call(of, query, key, value, options.get("scaling"), window), None
     parts = query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2)
     found = [_of_branch(own, of.own == "sdpa", module, *part, **options) for part in zip(*parts)]
@@ -108,11 +115,11 @@ AttentionInterface.register(_NAME, branch_attention)
 
 
 def _in_one_call(of: Branches, query, key, value, scale: float | None, window: int | None) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     rows = [part[0].transpose(0, 1) for part in (query, key, value)]
     sizes = (window - 1 if window else -1, 0)  # causal, from the end
-    found = varlen_attn(*rows, *of.starts(query.device).values(), scale=scale, window_size=sizes, enable_gqa=True)
+    found = varlen.varlen_attn(
+        *rows, *of.starts(query.device).values(), scale=scale, window_size=sizes, enable_gqa=True
+    )
     return found[None]
 
 

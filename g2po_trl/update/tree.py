@@ -77,13 +77,14 @@ def grow(
     # The least cost of the sequences before each: tokens repeated where a tree begins, and one for each tree.
     costs, first_of, first = np.zeros(len(lengths) + 1, dtype=np.int64), [], 0
     for last in range(len(lengths)):
-        while first < last:
-            own, most = lengths[first] - tokens[first] + tokens[last], limits[first : last + 1].max()
-            gathered = lengths[first] - keys[first] + keys[last]
-            if own <= most and gathered <= _KEYS_A_TOKEN * most:
-                break
+        while lengths[first] - tokens[first] + tokens[last] > limits.max() and first < last:
             first += 1
-        reached = costs[first : last + 1] + overlaps[first : last + 1]
+        of = slice(first, last + 1)
+        most = np.maximum.accumulate(limits[of][::-1])[::-1]  # of a tree from each of these to the last
+        fits = lengths[of] - tokens[of] + tokens[last] <= most
+        fits &= lengths[of] - keys[of] + keys[last] <= _KEYS_A_TOKEN * most
+        fits[-1] = True
+        reached = np.where(fits, costs[of] + overlaps[of], np.iinfo(np.int64).max - 1)
         first_of.append(first + int(reached.argmin()))
         costs[last + 1] = reached.min() + 1
     trees, stop = [], len(lengths)
