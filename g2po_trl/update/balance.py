@@ -17,6 +17,7 @@ from .prefix_order import Ordering
 from .tree import Tree, grow, one_each
 
 _BLOCKS = 8  # at least so many blocks of rows in a mini-batch, so that it has many tasks
+_WHOLE = np.iinfo(np.int64).max  # tokens in common with a row that this one continues, as a turn of a conversation
 _EVEN = 0.03  # of a tree's limit, to which it is sought
 
 
@@ -145,9 +146,10 @@ class BatchingConfig:
         number = self.num_mini_batches
         if self.mini_batch_size is not None:
             number = count_mini_batches(len(rows), self.mini_batch_size)
-        order = ordering.sort(range(len(rows)))
-        mini_batches = []
-        for part in split_into_mini_batches(order, ordering.neighbours(order, lengths), number, rng):
+        order, mini_batches = ordering.sort(range(len(rows))), []
+        overlaps, before = ordering.neighbours(order, lengths), np.append(0, lengths[order])[: len(order)]
+        overlaps[(overlaps == before) & (before > 0)] = _WHOLE
+        for part in split_into_mini_batches(order, overlaps, number, rng):
             part = part[kept[part]]
             planned = []
             for of_scale in self._by_scale(part, lengths):
@@ -255,11 +257,11 @@ def split_into_mini_batches(
     """Return the rows of random mini-batches of equal size, give or take one, that keep subtrees together.
 
     Rows in lexicographic order are cut where neighbours have the fewest tokens in common, until no part has more than
-    an eighth of a mini-batch. Parts are shuffled, and the result is cut into mini-batches.
+    an eighth of a mini-batch; conversations stay whole. Parts are shuffled, and the result is cut into mini-batches.
 
     Args:
         order: rows in lexicographic order.
-        overlaps: tokens that each has in common with the one before.
+        overlaps: tokens that each has in common with the one before, `_WHOLE` if it continues that one.
         num_mini_batches: number of mini-batches.
         rng: in the same state on every rank.
     """
@@ -269,10 +271,10 @@ def split_into_mini_batches(
     blocks, left = [], [(0, len(order))]
     while left:
         start, stop = left.pop()
-        if stop - start <= most:
+        inside = overlaps[start + 1 : stop]
+        if stop - start <= most or inside.min() == _WHOLE:
             blocks.append(order[start:stop])
             continue
-        inside = overlaps[start + 1 : stop]
         cuts = start + 1 + np.flatnonzero(inside == inside.min())
         cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])
         left += [(start, cut), (cut, stop)]
