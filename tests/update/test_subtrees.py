@@ -33,6 +33,7 @@ def test_subtrees_are_cut_only_where_mini_batches_end():
         parts, others = (split(overlaps, number, seed) for seed in (0, 1))
         assert sum(len({row // 8 for row in part}) for part in parts) == 32 + cut
         assert parts != others, "at random"
+        assert all(max(part) - min(part) >= len(part) for part in parts), "of many subtrees, not of neighbours"
 
 
 def test_a_large_subtree_is_cut_where_its_rows_have_least_in_common():
