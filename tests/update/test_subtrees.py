@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from g2po_trl.update.balance import BatchingConfig, RowSummary, split_into_mini_batches
 from g2po_trl.update.prefix_order import Ordering
 
-EPISODES, TURNS, READ, WRITTEN = 48, 4, 8, 2
+EPISODES, TURNS, READ, WRITTEN = 12, 14, 8, 2
 MINI_BATCHES = 4
 
 
@@ -43,6 +43,7 @@ def test_a_large_subtree_is_cut_where_its_rows_have_least_in_common():
 
 
 def test_several_mini_batches_of_conversations_cost_one_pass_over_each_token():
+    """Of more turns than a block has rows: what continues another stays with it."""
     sequences, prompts = [], []
     for episode in range(EPISODES):
         ids = []
