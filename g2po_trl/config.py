@@ -28,7 +28,7 @@ from .engines.sampling import Sampling
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .experimental.strategies import STRATEGIES
-from .update.importance import MODES
+from .update.policy.importance import MODES
 from .update.tree import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked

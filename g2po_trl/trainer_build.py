@@ -54,9 +54,9 @@ from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.batch import BatchingConfig, StepBatch
-from .update.importance import importance_ratio
 from .update.layout import Layout
 from .update.policy.adapter_reference import AdapterReference
+from .update.policy.importance import importance_ratio
 from .update.policy.start_check import StartCheck
 from .update.update import Update
 from .utils.forward_pass import evaluation_mode, without_cudnn_attention

@@ -27,7 +27,7 @@ except ImportError:
 from ..utils.trl_compat import attention_of, is_stateful
 
 _NAME = "g2po_branches"
-_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,9 @@ def why_not_by_branches(model: torch.nn.Module) -> str | None:
     if is_stateful(model):
         return "the model carries a recurrent state from token to token"
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - {*_LAYERS}):
-        return f"layers of type {', '.join(map(repr, others))} are not attention"
+        return f"layers of type {', '.join(map(repr, others))} do not attend by branches"
+    if any(getattr(config, name, None) for name in ("attention_chunk_size", "attn_temperature_tuning")):
+        return "the model attends by chunks or scales attention by the place in the row"
     if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.base_model.forward).parameters:
         return "the model takes no position ids: positions follow from the place in the row"
     return None
@@ -155,7 +157,7 @@ def why_not_by_branches(model: torch.nn.Module) -> str | None:
 
 def limits(config) -> list[int]:
     """Return the sequence lengths beyond which the model computes differently, by its configuration."""
-    names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings", "floor_scale")
+    names = ("sliding_window", "original_max_position_embeddings")
     found = [getattr(config, name, None) for name in names]
     found += [part.get("original_max_position_embeddings") for part in _ropes(config)]
     # An indexer lets a query see all until there are more entries than it chooses, each of some tokens.

@@ -20,18 +20,14 @@ from .attention import arithmetic, attention_by_branches, limits, rotary_scales,
 from .forks import fork_cost, forked_passes
 from .images import image_inputs_of
 from .policy.probe import why_not_forked
-from .tree import lay_out, one_each
+from .tree import is_exact, lay_out, one_each
 
 logger = logging.getLogger(__name__)
 
 _CHECKED = 4  # samples of each process that are scored alone
 
-# Tolerance of log-probabilities in a tree: 3x the change caused by flipping the embeddings' last bits, plus 1e-5 nats
-# on average and 1e-4 for a token; a wrong path does more. One flip may change little where few tokens are uncertain
-# (7x less, measured with a pretrained model), so the largest change of up to 8 is taken.
-_TIMES_ROUNDING = 3
-_TRIES = 8
-_NATS = {"mean": 1e-5, "largest": 1e-4}
+# Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
+_NATS, _NATS_IN_HALF = 1e-3, 0.2
 
 # (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
 Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
@@ -190,7 +186,7 @@ class Layout:
         if self.kind == "padded":
             return True
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        fullest = max(micro_batches, key=lambda micro_batch: int(_lengths(micro_batch).max()))
+        fullest = max(micro_batches, key=lambda one: (any(one.get("images", ())), int(_lengths(one).max())))
         own = _lengths(fullest).max().reshape(1).to(self.accelerator.device)
         longest, known = int(self.accelerator.gather(own).max()), self.checked_length
         if longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(self.config)):
@@ -202,45 +198,24 @@ class Layout:
         return reason is None
 
     def _difference(self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score) -> str | None:
-        """Return how much the layout changes log-probabilities, `None` if rounding explains it."""
+        """Return in which way the layout changes log-probabilities, `None` if only by rounding."""
         rows = _some_rows(_lengths(micro_batch))
         passes = [_alone(micro_batch, row) for row in rows]
-        embeddings = self.language_model(model).get_input_embeddings()
-
-        def alone() -> torch.Tensor:
-            return torch.cat([score(model, one) for one in passes]).float()
-
         with evaluation_mode(model), torch.no_grad():
-            wanted = alone()
+            wanted = torch.cat([score(model, one) for one in passes]).float()
             mask = torch.cat([one["completion_mask"] for one in passes]).to(wanted.device)
             off = ((score(model, micro_batch)[rows].float() - wanted).abs() * mask).nan_to_num(torch.inf)
-            rounding, reason = torch.zeros_like(off), None
-            for attempt in range(_TRIES):
-                with _last_bits_flipped(embeddings, self.arithmetic(model), attempt):
-                    rounding = torch.maximum(rounding, (alone() - wanted).abs() * mask)
-                reason = self._beyond(off, rounding, mask)
-                if reason is None:
-                    break
-        return reason
-
-    def _beyond(self, off: torch.Tensor, rounding: torch.Tensor, mask: torch.Tensor) -> str | None:
-        """Return how differences (rows, C) over all ranks exceed rounding, `None` if they do not."""
-        sums = torch.stack([off.sum(), rounding.sum(), mask.sum().float()])
-        largest = torch.stack([off.max(), rounding.max()])
-        off_sum, rounding_sum, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        off_max, rounding_max = self.accelerator.gather(largest[None]).amax(0).tolist()
-        tokens = max(tokens, 1)
-        for name, by, noise in (
-            ("mean", off_sum / tokens, rounding_sum / tokens),
-            ("largest", off_max, rounding_max),
-        ):
-            limit = _TIMES_ROUNDING * noise + _NATS[name]
-            if not by <= limit:
-                return (
-                    f"on sequences of up to {self.checked_length} tokens the {name} difference of log-probabilities "
-                    f"from those of a sequence alone is {by:.2g}, and rounding explains {limit:.2g}"
-                )
-        return None
+        exact = "branches" not in micro_batch or is_exact(micro_batch, *_sequences(micro_batch))
+        sums = torch.stack([off.sum(), mask.sum().float(), off.new_tensor(float(not exact))])
+        total, tokens, wrong = self.accelerator.reduce(sums, reduction="sum").tolist()
+        limit = _NATS if self.precision(model) == torch.float32 else _NATS_IN_HALF
+        if total <= limit * max(tokens, 1) and not wrong:
+            return None
+        return (
+            f"on sequences of up to {self.checked_length} tokens log-probabilities differ from those of a sequence "
+            f"alone by {total / max(tokens, 1):.2g} on average, and rounding explains {limit:.2g}"
+            + (", and branches attend to other tokens than their own" if wrong else "")
+        )
 
     def language_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the causal language model inside all wrappers."""
@@ -251,6 +226,16 @@ class Layout:
         """Return the dtype that the model computes in."""
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return mixed.get(self.accelerator.mixed_precision, arithmetic(self.language_model(model).base_model))
+
+    def precision(self, model: torch.nn.Module) -> torch.dtype:
+        """Return the dtype with the rounding of the coarsest operation."""
+        dtypes = [self.arithmetic(model)]
+        if getattr(self.language_model(model), "is_quantized", False):
+            dtypes.append(torch.bfloat16)
+        matmul = torch.backends.cuda.matmul
+        if self.accelerator.device.type == "cuda" and getattr(matmul, "fp32_precision", "") == "tf32":
+            dtypes.append(torch.float16)  # TF32 has as many bits
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def weights_of_a_layer(model: torch.nn.Module) -> float:
@@ -281,29 +266,19 @@ def _some_rows(lengths: torch.Tensor) -> list[int]:
     return [longest, *spread]
 
 
+def _sequences(micro_batch: dict[str, Any]) -> tuple[list[np.ndarray], list[int]]:
+    """Return the rows' token ids, and how many at their ends are scored."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    rows = list(zip(*(micro_batch[name].numpy() for name in names)))
+    found = [np.concatenate([prompt[shown > 0], answer[scored > 0]]) for prompt, shown, answer, scored in rows]
+    return found, [int(scored.sum()) for *_, scored in rows]
+
+
 def _alone(micro_batch: dict[str, Any], row: int) -> dict[str, Any]:
     """Return a row of a micro-batch as a micro-batch."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    one = {name: micro_batch[name][row : row + 1] for name in names}
-    prompt, completion = (one[f"{name}_ids"][one[f"{name}_mask"].bool()].numpy() for name in ("prompt", "completion"))
-    sequence = np.concatenate([prompt, completion])
+    one: dict[str, Any] = {name: micro_batch[name][row : row + 1] for name in names}
+    sequences, num_scored = _sequences(one)
     if "images" in micro_batch:
         one |= {"images": micro_batch["images"][row : row + 1] or [[]], "images_before": [0]}
-    return one | lay_out(one_each([0], [len(sequence)]), [sequence], [len(completion)], 0)
-
-
-@contextmanager
-def _last_bits_flipped(embeddings: torch.nn.Module, dtype: torch.dtype, attempt: int) -> Iterator[None]:
-    """Change each embedding inside by the dtype's rounding, up or down; `attempt` seeds the signs."""
-
-    def flip(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
-        # A generator of its own leaves the run's random state as it is.
-        signs = torch.randint(2, output.shape, generator=torch.Generator().manual_seed(attempt), dtype=torch.int8)
-        signs = signs.mul(2).sub(1).to(output.device)
-        return output * (1 + torch.finfo(dtype).eps * signs).to(output.dtype)
-
-    handle = embeddings.register_forward_hook(flip)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return one | lay_out(one_each([0], [len(sequences[0])]), sequences, num_scored, 0)

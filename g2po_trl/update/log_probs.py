@@ -15,9 +15,9 @@ from accelerate.utils import gather_object
 
 from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import disable_gradient_checkpointing
-from .importance import SamplingStatistics
 from .layout import Score
 from .policy.adapter_reference import AdapterReference
+from .policy.importance import SamplingStatistics
 
 # (log-probabilities of the trainer, those of the engine, mask) -> weights and where they are bounded, see
 # `importance_ratio`.

@@ -189,3 +189,32 @@ def _lay_out_branches(
         elif stop > start:
             branches.append((start, stop, path))
     return np.concatenate(ids), np.concatenate(positions), places, branches
+
+
+def is_exact(layout: dict[str, Any], sequences: Sequence[np.ndarray], num_scored: Sequence[int]) -> bool:
+    """Return whether each scored token of a row with several branches is predicted from its own sequence alone.
+
+    Numbers could not tell: in half precision, one wrong key among hundreds changes less than rounding.
+
+    Args:
+        layout: what `lay_out` returned.
+        sequences: token ids of each sequence, in the order of the layout.
+        num_scored: number of tokens at the end of each sequence that are scored.
+    """
+    ids, positions, scored = (layout[name].numpy() for name in ("row_ids", "row_positions", "scored_from"))
+    queries, keys = np.array(layout["branches"]).T
+    paths, stops = np.split(layout["paths"].numpy(), np.cumsum(keys)[:-1]), np.cumsum(queries)
+
+    def path_to(place: int) -> np.ndarray:
+        branch = int(np.searchsorted(stops, place, side="right"))
+        return paths[branch][: len(paths[branch]) - (stops[branch] - place) + 1]
+
+    for path, number, stop in zip(paths, queries, stops):
+        before, own = np.split(path, [len(path) - number])
+        exact = np.array_equal(own, np.arange(stop - number, stop))
+        exact &= np.array_equal(positions[0, path], np.arange(len(path)))
+        if not exact or len(before) and not (before[-1] < own[0] and np.array_equal(path_to(before[-1]), before)):
+            return False
+    ends = scored[np.cumsum(num_scored) - 1]
+    pairs = zip(ends, sequences, num_scored)
+    return all(np.array_equal(ids[0, path_to(end)], sequence[:-1]) for end, sequence, number in pairs if number)

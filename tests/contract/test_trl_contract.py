@@ -21,7 +21,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_from_path, get_config_model_id
 
 from g2po_trl.engines.trl_vllm import REQUESTS_AT_A_TIME
-from g2po_trl.update.importance import MODES
+from g2po_trl.update.policy.importance import MODES
 from g2po_trl.utils import trl_compat
 
 # What TRL's loss reads from a micro-batch, and who puts it there.

@@ -144,7 +144,7 @@ FAMILIES = {
             "no_rope_layers": [1, 0, 1],
             "floor_scale": 256,
         },
-        layout="padded",  # chunks are a matter of masks alone
+        layout="forked",
     ),
     "Mistral": Family("mistral", {"sliding_window": None}),
     "Mistral with a window": Family("mistral", _WINDOW),

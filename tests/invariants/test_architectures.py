@@ -7,7 +7,6 @@ writes what is found.
 import logging
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from families import FAMILIES, LAYOUTS, WINDOW, errors
@@ -15,7 +14,6 @@ from peft import LoraConfig
 
 from g2po_trl.update import attention
 from g2po_trl.update.attention import why_not_by_branches
-from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.policy.probe import why_not_forked
 
 # Between them: a window of all layers, of some, sinks, absolute positions, no positions, convolutions, a recurrence.
@@ -73,18 +71,6 @@ def test_a_training_step_moves_the_weights(name, make_family_trainer, caplog):
     assert trainer.update.layout.kind == FAMILIES[name].layout
     assert len(moved(trainer, before)) > len(before) / 3  # experts that no token chose, vision: they stay
     assert all(torch.isfinite(weight).all() for weight in trained(trainer).values())
-
-
-def test_llama_4_is_padded_beyond_a_chunk(make_family_trainer, caplog):
-    trainer = make_family_trainer("Llama 4", router_aux_loss_coef=0.0)
-    ones = np.ones(4, np.float32)
-    for tokens, layout in ((WINDOW - 4, "shared"), (2 * WINDOW, "padded")):
-        prompts = [np.array([5] * 8 + [n] * (tokens - 8), dtype=np.int32) for n in range(9, 13)]
-        batch = StepBatch(prompts, [prompt[:4] for prompt in prompts], ones, ones.astype(bool))
-        with caplog.at_level(logging.WARNING):
-            trainer.update.make_mini_batches(trainer.model, batch)
-        assert trainer.update.layout.kind == layout
-    assert "'padded' is used: on sequences of up to 36 tokens" in caplog.text
 
 
 def test_falcons_attention_is_not_in_the_registry_and_the_start_finds_it(make_family_trainer):

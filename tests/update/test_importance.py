@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from g2po_trl.update.importance import SamplingStatistics, importance_ratio
+from g2po_trl.update.policy.importance import SamplingStatistics, importance_ratio
 
 LOGPS = torch.log(torch.tensor([[0.8, 0.2, 0.5], [0.9, 0.5, 0.5]]))
 SAMPLING = torch.log(torch.tensor([[0.4, 0.4, 0.1], [0.1, 0.5, 0.1]]))

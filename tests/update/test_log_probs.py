@@ -8,7 +8,7 @@ import torch
 from letter_environment import LongLetterEnvironment
 from letter_trainer import flat_gradient, move_weights, play_batch
 
-from g2po_trl.update.importance import importance_ratio
+from g2po_trl.update.policy.importance import importance_ratio
 
 
 class Passes:

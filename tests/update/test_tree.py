@@ -17,7 +17,7 @@ from trl.trainer import utils as trl_utils
 from benchmarks.trees import make_trees
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.prefix_order import common_prefix, lexicographic
-from g2po_trl.update.tree import LAYOUTS, grow, lay_out
+from g2po_trl.update.tree import LAYOUTS, grow, is_exact, lay_out
 
 
 def arrays(*sequences):
@@ -90,6 +90,23 @@ def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(seq
         assert next(scored, (0, -100)) == (0, -100)
         if in_order:
             assert len(ids) == len(begins), "no token twice"
+
+
+@settings(max_examples=200, deadline=None)
+@given(SEQUENCES, st.booleans(), st.data())
+def test_one_wrong_key_of_one_path_is_found(sequences, in_order, data):
+    """Also one of the same token at the same position: another's past is behind it."""
+    order = lexicographic(sequences) if in_order else list(range(len(sequences)))
+    (tree,) = grow(order, *measured(sequences, order), 10**6)
+    own, num_scored = [sequences[row] for row in order], [len(sequences[row]) - 1 for row in order]
+    layout = lay_out([tree], sequences, [len(sequence) - 1 for sequence in sequences], 9)
+    if "branches" not in layout:
+        return
+    assert is_exact(layout, own, num_scored)
+    at = data.draw(st.integers(0, len(layout["paths"]) - 1))
+    places = st.integers(0, layout["row_ids"].shape[1] - 1).filter(lambda place: place != layout["paths"][at])
+    layout["paths"][at] = data.draw(places)
+    assert not is_exact(layout, own, num_scored)
 
 
 @settings(max_examples=300, deadline=None)

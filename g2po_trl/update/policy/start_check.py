@@ -174,7 +174,7 @@ class StartCheck(TrainerCallback):
             reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
             samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
-        batch = _some_samples(samples, self.update.config.max_tokens) if samples and self.comparable else None
+        batch = self._some_samples(samples) if samples and self.comparable else None
         if self.layout.image_inputs is not None:  # the first ones of the run, if first observations have none
             self.layout.notice_images(batch is not None and batch.images is not None)
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
@@ -264,26 +264,23 @@ class StartCheck(TrainerCallback):
         return total / max(number, 1)
 
     def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
-        dtypes = [self.layout.arithmetic(model), least]
-        if getattr(self.layout.language_model(model), "is_quantized", False):
-            dtypes.append(torch.bfloat16)
-        matmul = torch.backends.cuda.matmul
-        if self.accelerator.device.type == "cuda" and getattr(matmul, "fp32_precision", "") == "tf32":
-            dtypes.append(torch.float16)  # TF32 has as many bits
-        return _NATS + max(torch.finfo(dtype).eps for dtype in dtypes) * self._largest_logit
+        eps = max(torch.finfo(dtype).eps for dtype in (self.layout.precision(model), least))
+        return _NATS + eps * self._largest_logit
 
-
-def _some_samples(samples: Sequence[Sample], max_tokens: int) -> StepBatch:
-    """Return the longest sample and others spread over the rollout, as step samples that fit a micro-batch."""
-    lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
-    spread = np.linspace(0, len(samples) - 1, _ROWS - 1).round().astype(int).tolist()
-    places = list(dict.fromkeys([int(np.argmax(lengths)), *spread]))
-    chosen = [samples[place] for place in places[: max(1, max_tokens // lengths[places[0]])]]
-    prompts, completions = ([np.array(sample[part], dtype=np.int32) for sample in chosen] for part in (0, 1))
-    logprobs = [np.array(sample[2], dtype=np.float32) for sample in chosen]
-    ones = np.ones(len(chosen))
-    images = [sample[3] for sample in chosen] if any(sample[3] for sample in chosen) else None
-    return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs, images)
+    def _some_samples(self, samples: Sequence[Sample]) -> StepBatch:
+        """Return the longest sample and others spread over the rollout, as step samples of one forward pass."""
+        lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
+        longest = int(np.argmax(lengths))
+        scales = self.layout.scale_of(lengths)
+        fitting = [place for place, scale in enumerate(scales) if scale == scales[longest]]
+        spread = np.linspace(0, len(fitting) - 1, _ROWS - 1).round().astype(int).tolist()
+        places = list(dict.fromkeys([longest, *(fitting[place] for place in spread)]))
+        chosen = [samples[place] for place in places[: max(1, self.update.config.max_tokens // lengths[longest])]]
+        prompts, completions = ([np.array(sample[part], dtype=np.int32) for sample in chosen] for part in (0, 1))
+        logprobs = [np.array(sample[2], dtype=np.float32) for sample in chosen]
+        ones = np.ones(len(chosen))
+        images = [sample[3] for sample in chosen] if any(sample[3] for sample in chosen) else None
+        return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs, images)
 
 
 def _watched(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, int]]:
