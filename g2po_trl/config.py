@@ -45,10 +45,10 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
     are rolled out together, `num_generations` of each task (one group). Their step samples are randomly split into
-    `steps_per_generation` mini-batches, in blocks of eight neighbours in token order, so that samples with a common
-    prefix stay together. Each mini-batch is split into micro-batches of at most `max_tokens_per_micro_batch` tokens.
-    With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps. `mini_batch_size`
-    sets the size of the mini-batches instead of their number.
+    `steps_per_generation` mini-batches, in blocks of samples with a common prefix, of at most an eighth of a
+    mini-batch (conversations may be longer). Each mini-batch is split into micro-batches of at most
+    `max_tokens_per_micro_batch` tokens. With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation`
+    optimizer steps. `mini_batch_size` sets the size of the mini-batches instead of their number.
 
     `g2po train TARGET --help-all` describes all fields.
     """
@@ -162,8 +162,9 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         0,
     )
     max_tokens_per_micro_batch: int = option(
-        "Maximum number of tokens in one forward pass, padding included. Lower it if the update runs out of "
-        "memory; the gradient does not change.",
+        "Maximum number of tokens in one forward pass, padding included. A longer sample has a pass of its own, with "
+        "`token_layout: shared` of up to 1.5 times its tokens. Lower it if the update runs out of memory; the "
+        "gradient does not change.",
         16384,
         within="[1, inf)",
     )

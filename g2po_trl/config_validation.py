@@ -81,8 +81,8 @@ INHERITED_HELP = {
     "max_steps": "Optimizer steps of the run, or iterations with `mini_batch_size`. -1: `num_train_epochs` counts.",
     "metric_for_best_model": "Metric that chooses the best checkpoint. `None`: `success_rate`.",
     "num_generations_eval": "Number of episodes of each task in an evaluation. `None`: 1.",
-    "pad_to_multiple_of": "Padded lengths are multiples of this; rows of `token_layout: shared` have no padding. "
-    "`'auto'`, `None`: 16 on a GPU, 1 elsewhere.",
+    "pad_to_multiple_of": "Padded lengths are multiples of this; rows of `token_layout: shared` have no padding, nor "
+    "do models whose rotary scale depends on length. `'auto'`, `None`: 16 on a GPU, 1 elsewhere.",
     "per_device_train_batch_size": "Number of episodes: this x processes x `steps_per_generation` in an iteration.",
     "resume_from_checkpoint": "`auto`: continue the run in `output_dir`, if there is one. Or a checkpoint's folder.",
     "scale_rewards": "`'group'`: each term of advantages is divided by its standard deviation. `'none'`: it is not.",

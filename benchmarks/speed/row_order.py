@@ -12,7 +12,7 @@ ALFWORLD_PROMPT (`full`). Orders:
              shared
 
 Groups are dealt to ranks in order, whole or, with more ranks than groups, in parts. Mini-batches are the planner's:
-blocks of neighbours at random. Prints positions of each order relative to `all` (sums over the files); writes
+random blocks with a common prefix. Prints positions of each order relative to `all` (sums over the files); writes
 the counts of each file to OUTPUT/results.json.
 """
 

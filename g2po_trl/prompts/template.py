@@ -264,7 +264,7 @@ class PromptTemplates(PromptTemplate):
         return self.by_environment[environment]
 
 
-# The text shared by all prompts comes first: packed training computes a shared prefix once.
+# The text shared by all prompts comes first: `token_layout: shared` processes a shared prefix once.
 DEFAULT_PROMPT = PromptTemplate(
     first=(
         "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 try:
     from torch.nn.attention import varlen
@@ -30,7 +30,7 @@ _NAME = "g2po_branches"
 _LAYERS = ("full_attention", "sliding_attention")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Branches:
     """Branches of one row.
 
@@ -38,12 +38,14 @@ class Branches:
         own: attention implementation that the model is configured with.
         queries, keys: number of each, by branch.
         paths: (K,) places of all branches' keys in the row.
+        attended: whether a layer has attended by them.
     """
 
     own: str
     queries: list[int]
     keys: list[int]
     paths: torch.Tensor
+    attended: bool = False
 
     def starts(self, device: torch.device) -> dict[str, Any]:
         """Return where branches begin, under the names that transformers' flash attention takes."""
@@ -57,8 +59,10 @@ _branches: Branches | None = None
 
 
 @contextmanager
-def attention_by_branches(model: torch.nn.Module, sizes: Sequence[Sequence[int]] | None, paths: Any) -> Iterator[None]:
-    """Let a model's forward and backward passes inside attend by branches.
+def attention_by_branches(
+    model: torch.nn.Module, sizes: Sequence[Sequence[int]] | None, paths: Any
+) -> Iterator[Branches | None]:
+    """Let a model's forward and backward passes inside attend by branches, which are yielded.
 
     Args:
         model: the causal language model, without wrappers.
@@ -78,7 +82,7 @@ def attention_by_branches(model: torch.nn.Module, sizes: Sequence[Sequence[int]]
     try:
         for config in configs.values():
             config._attn_implementation = own if sizes is None else _NAME
-        yield
+        yield None if sizes is None else _branches
     finally:
         _branches = before
         for config in configs.values():
@@ -96,6 +100,9 @@ def branch_attention(
 ) -> tuple[torch.Tensor, None]:
     """Return the attention of a row (1, N, heads, D), given queries (1, heads, N, D), keys and values."""
     of, file = _branches, sys.modules[type(module).__module__]
+    if attention_mask is not None:
+        raise ValueError(f"{type(module).__name__} makes a mask of its own")
+    of.attended = True
     own = file.ALL_ATTENTION_FUNCTIONS.get_interface(of.own, getattr(file, "eager_attention_forward", None))
     # One gather and splits: the backward pass of a slice would allocate a gradient of the whole row, once a branch.
     paths, window = of.paths.to(key.device), options.get("sliding_window")
@@ -103,15 +110,29 @@ def branch_attention(
     if "flash" in of.own:
         return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
     plain = not any(options.get(name) is not None for name in ("softcap", "s_aux")) and not options.get("dropout")
-    plain &= of.own in ("sdpa", "flex_attention") and key.shape == value.shape
-    if _HAS_VARLEN and plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if of.own == "sdpa" and plain and _takes_varlen(query) and key.shape == value.shape:
         return _in_one_call(of, query, key, value, options.get("scaling"), window), None
     parts = query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2)
     found = [_of_branch(own, of.own == "sdpa", module, *part, **options) for part in zip(*parts)]
     return torch.cat(found, 1), None
 
 
+def no_mask(mask_function: Any, kv_length: int, **given: Any) -> None:
+    """Return no mask, which transformers asks for with the rule of a layer; refuse a rule that is not causal."""
+    places = torch.arange(kv_length - 1, device=given.get("device"))
+    if mask_function(0, 0, places, places + 1).any():
+        raise ValueError("tokens see later ones, as those of an image may")
+
+
 AttentionInterface.register(_NAME, branch_attention)
+AttentionMaskInterface.register(_NAME, no_mask)
+
+
+def _takes_varlen(query: torch.Tensor) -> bool:
+    """Return whether PyTorch's flash attention takes the queries."""
+    if not (_HAS_VARLEN and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)):
+        return False
+    return query.shape[-1] <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _in_one_call(of: Branches, query, key, value, scale: float | None, window: int | None) -> torch.Tensor:

@@ -17,8 +17,8 @@ from .prefix_order import Ordering
 from .tree import Tree, grow, one_each
 
 _BLOCKS = 8  # at least so many blocks of rows in a mini-batch, so that it has many tasks
-_WHOLE = np.iinfo(np.int64).max  # tokens in common with a row that this one continues, as a turn of a conversation
-_EVEN = 0.03  # of a tree's limit, to which it is sought
+_WHOLE = np.iinfo(np.int64).max  # overlap of a row that begins with all of the one before it, as a conversation's turn
+_EVEN = 0.03  # a limit is sought until its bounds differ by this fraction
 
 
 @dataclass
@@ -99,7 +99,7 @@ class BatchingConfig:
     Args:
         num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
         max_tokens: maximum number of tokens of a micro-batch on a rank, padding included; a longer row is a
-            micro-batch of its own.
+            micro-batch of its own, or with others a tree of at most 1.5 times its tokens.
         loss_type: TRL's `loss_type`, see `loss_scale`.
         pad_to_multiple_of: multiple of the length of padded rows.
         layout: see `g2po_trl.update.layout`.
@@ -125,8 +125,8 @@ class BatchingConfig:
 
     @property
     def row_multiple(self) -> int | None:
-        """Multiple of the length of the model's rows; `None` for trees, which have no padding."""
-        return (self.pad_to_multiple_of or 1) if self.layout == "padded" else None
+        """Multiple of the length of padded rows; trees have no padding."""
+        return self.pad_to_multiple_of if self.layout == "padded" else None
 
     def plan(
         self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
@@ -186,10 +186,10 @@ class BatchingConfig:
         ]
 
     def _even(self, trees: list[Tree], of: tuple, num_ranks: int) -> list[Tree]:
-        """Return as many trees for each rank, as equal as the sharing of tokens allows."""
+        """Return trees of the smallest limit of tokens at which no rank has more of them than before."""
         number = -(-len(trees) // num_ranks) * num_ranks
         low, high = sum(tree.num_tokens for tree in trees) // max(number, 1), self.max_tokens
-        while high - low > _EVEN * high:  # the smallest limit of which there are no more
+        while high - low > _EVEN * high:
             middle = (low + high) // 2
             smaller = grow(*of, middle, self.fork_cost, longer=1.0)
             if len(smaller) > number:
@@ -199,7 +199,7 @@ class BatchingConfig:
         return trees
 
     def _width(self, tokens: int) -> int:
-        return -(-int(tokens) // self.row_multiple) * self.row_multiple
+        return -(-int(tokens) // (self.pad_to_multiple_of or 1)) * (self.pad_to_multiple_of or 1)
 
     def _metrics(
         self, rows: RowSummary, lengths: np.ndarray, kept: np.ndarray, mini_batches: list[list[MicroBatchPlan]]
@@ -208,7 +208,7 @@ class BatchingConfig:
         for planned in (planned for part in mini_batches for planned in part):
             for rank, trees in enumerate(planned.trees):
                 own = [tree.num_tokens for tree in trees]
-                tokens[rank] += sum(own)
+                tokens[rank] += sum(own) - sum(tree.padding for tree in trees)
                 padded = self.layout == "padded"
                 forwarded += max(len(own), 1) * self._width(max(own, default=1)) if padded else sum(own) or 1
         first, kept_tokens = rows.first, int(lengths[kept].sum())
@@ -257,7 +257,8 @@ def split_into_mini_batches(
     """Return the rows of random mini-batches of equal size, give or take one, that keep subtrees together.
 
     Rows in lexicographic order are cut where neighbours have the fewest tokens in common, until no part has more than
-    an eighth of a mini-batch; conversations stay whole. Parts are shuffled, and the result is cut into mini-batches.
+    an eighth of a mini-batch; conversations are not cut there. Parts are shuffled, and the result is cut into
+    mini-batches, whose borders may cut a part.
 
     Args:
         order: rows in lexicographic order.

@@ -75,6 +75,11 @@ class Call:
         """Tokens with padding."""
         return len(self.segments) * self.length
 
+    @property
+    def padding(self) -> int:
+        """Tokens of padding."""
+        return self.positions - sum(segment.stop - segment.start for segment in self.segments)
+
 
 def fork_cost(weights: float, device: str) -> int:
     """Return how many tokens take as long as a fork in a model with this number of weights per layer."""

@@ -1,4 +1,4 @@
-"""Images in rows of the model: whose tokens are equal, which images a row shows, and where its tokens are."""
+"""Images of a micro-batch: token ids that tell images apart, which images the model's row shows, and positions."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def image_inputs_of(
     inputs = make(ids, shown if len(shown) == len(ids) else [[image for images in shown for image in images]])
     if "branches" in micro_batch:
         at = [micro_batch[name].to(ids.device) for name in ("paths", "image_of")]
-        inputs |= row_positions(body, {"input_ids": ids, **inputs}, micro_batch["branches"], *at)
+        inputs |= image_positions(body, {"input_ids": ids, **inputs}, micro_batch["branches"], *at)
     return inputs
 
 
-def row_positions(
+def image_positions(
     body: torch.nn.Module,
     inputs: dict[str, torch.Tensor],
     sizes: Sequence[Sequence[int]],

@@ -29,10 +29,10 @@ import torch
 
 from .forks import Call, calls, lay_out_calls
 
-LAYOUTS = ("shared", "padded")  # where it has to, `shared` forks
+LAYOUTS = ("shared", "padded")  # `shared` becomes `forked` for models that cannot attend by branches
 
-_KEYS_A_TOKEN = 8  # gathered keys of a row, over its tokens: each layer keeps them for its backward pass
-_MOST_FORKS = 128  # sequences of a forked row, in which forks may be as many, one inside the other
+_KEYS_A_TOKEN = 8  # at most, of a tree's limit of tokens: each layer keeps gathered keys for its backward pass
+_MOST_FORKS = 128  # sequences of a forked row: `forks.segments` recurses once a fork
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Tree:
     num_tokens: int
     calls: list[Call] | None = None
 
+    @property
+    def padding(self) -> int:
+        """Number of the tokens that are padding, of forked passes."""
+        return sum(call.padding for call in self.calls or ())
+
 
 def grow(
     rows: Sequence[int],
@@ -60,7 +65,7 @@ def grow(
     fork_cost: int | None = None,
     longer: float = 1.5,
 ) -> list[Tree]:
-    """Return trees of sequences, in the order given, that repeat the fewest tokens.
+    """Return sequences, in the order given, in trees that repeat the fewest tokens; of equal ones, the fewest trees.
 
     Args:
         rows: numbers of the sequences.
@@ -178,7 +183,7 @@ def _lay_out_branches(
     ids, positions, places, branches = [], [], [], []
     path, stop = np.zeros(0, dtype=np.int64), 0
     for sequence, common in zip(sequences, shared):
-        start, continues = stop, branches and common == len(branches[-1][2])
+        start, continues = stop, bool(branches) and common == len(branches[-1][2])
         stop += len(sequence) - common
         path = np.concatenate([path[:common], np.arange(start, stop)])
         ids.append(sequence[common:])
@@ -193,6 +198,9 @@ def _lay_out_branches(
 
 def is_exact(layout: dict[str, Any], sequences: Sequence[np.ndarray], num_scored: Sequence[int]) -> bool:
     """Return whether each scored token of a row with several branches is predicted from its own sequence alone.
+
+    That is so if each branch continues the path of its last shared token, and the last scored token of each sequence
+    has its tokens before it.
 
     Numbers could not tell: in half precision, one wrong key among hundreds changes less than rounding.
 

@@ -131,7 +131,9 @@ def test_without_a_cache_rows_are_padded(make_family_trainer, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = make_family_trainer("LFM2", gradient_checkpointing=True, max_steps=1)
     assert trainer.update.layout.kind == "padded"
-    assert "'padded' is used: layers of type 'conv' do not attend by branches, and gradient checkpointing" in caplog.text
+    assert (
+        "'padded' is used: layers of type 'conv' do not attend by branches, and gradient checkpointing" in caplog.text
+    )
     trainer.train()
 
 

@@ -80,6 +80,13 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     assert not trainer.update.verify_layout(trainer.model, mini_batches)
 
 
+def test_attention_that_is_not_the_configurations_is_found(make_family_trainer, monkeypatch):
+    """In bfloat16, too: its effect may be less than rounding."""
+    trainer = make_family_trainer("Qwen2", bf16=True)
+    monkeypatch.setattr(attention, "_NAME", "eager")  # as in a model that does not ask for the name
+    assert not verify(trainer, [20] * 10) and trainer.update.layout.kind == "padded"
+
+
 def test_a_float32_head_leaves_layers_in_half_precision(make_trainer):
     """Tied to it, the embeddings are float32 too, and the layers are not: what rounds are these."""
     options = {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "learning_rate": 0.0}

@@ -1,1 +1,1 @@
-"""One policy: numerical comparison of trainer, engine and reference; the reference of an adapter; engine's weights."""
+"""One policy: comparison of trainer, engine and reference; the reference of an adapter; importance weights."""
