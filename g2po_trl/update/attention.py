@@ -95,14 +95,19 @@ def branch_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,
+    attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention of a row (1, N, heads, D), given queries (1, heads, N, D), keys and values."""
-    of, file = _branches, sys.modules[type(module).__module__]
+    """Return the attention of a row (1, N, heads, D), given queries (1, heads, N, D), keys and values.
+
+    `attention_mask` is what `no_mask` returned.
+    """
     if attention_mask is not None:
-        raise ValueError(f"{type(module).__name__} makes a mask of its own")
-    of.attended = True
+        if attention_mask.ndim:
+            raise ValueError(f"{type(module).__name__} makes a mask of its own")
+        options["sliding_window"] = int(attention_mask)
+    of, files = _branches, [sys.modules[kind.__module__] for kind in type(module).__mro__]
+    of.attended, file = True, next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     own = file.ALL_ATTENTION_FUNCTIONS.get_interface(of.own, getattr(file, "eager_attention_forward", None))
     # One gather and splits: the backward pass of a slice would allocate a gradient of the whole row, once a branch.
     paths, window = of.paths.to(key.device), options.get("sliding_window")
@@ -117,11 +122,12 @@ def branch_attention(
     return torch.cat(found, 1), None
 
 
-def no_mask(mask_function: Any, kv_length: int, **given: Any) -> None:
-    """Return no mask, which transformers asks for with the rule of a layer; refuse a rule that is not causal."""
+def no_mask(mask_function: Any, kv_length: int, local_size: int | None = None, **given: Any) -> torch.Tensor | None:
+    """Return in place of a layer's mask its window, `None` without one; refuse a rule that is not causal."""
     places = torch.arange(kv_length - 1, device=given.get("device"))
     if mask_function(0, 0, places, places + 1).any():
         raise ValueError("tokens see later ones, as those of an image may")
+    return None if local_size is None else torch.tensor(local_size)
 
 
 AttentionInterface.register(_NAME, branch_attention)
@@ -178,9 +184,7 @@ def why_not_by_branches(model: torch.nn.Module) -> str | None:
 
 def limits(config) -> list[int]:
     """Return the sequence lengths beyond which the model computes differently, by its configuration."""
-    names = ("sliding_window", "original_max_position_embeddings")
-    found = [getattr(config, name, None) for name in names]
-    found += [part.get("original_max_position_embeddings") for part in _ropes(config)]
+    found = [getattr(config, "sliding_window", None)]
     # An indexer lets a query see all until there are more entries than it chooses, each of some tokens.
     entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
     rates = getattr(config, "compress_rates", None) or {}

@@ -153,7 +153,9 @@ class BatchingConfig:
             part = part[kept[part]]
             planned = []
             for of_scale in self._by_scale(part, lengths):
-                planned += self._micro_batches(of_scale, lengths, ordering, len(rows.counts))
+                first = len(planned) % len(rows.counts)  # parts of few rows begin with other ranks
+                for one in self._micro_batches(of_scale, lengths, ordering, len(rows.counts)):
+                    planned.append(MicroBatchPlan(one.trees[-first:] + one.trees[:-first]))
             mini_batches.append(planned or [MicroBatchPlan([[] for _ in rows.counts])])
         return mini_batches, self._metrics(rows, lengths, kept, mini_batches)
 
@@ -189,7 +191,7 @@ class BatchingConfig:
         """Return trees of the smallest limit of tokens at which no rank has more of them than before."""
         number = -(-len(trees) // num_ranks) * num_ranks
         low, high = sum(tree.num_tokens for tree in trees) // max(number, 1), self.max_tokens
-        while high - low > _EVEN * high:
+        while high - low > max(1, _EVEN * high):
             middle = (low + high) // 2
             smaller = grow(*of, middle, self.fork_cost, longer=1.0)
             if len(smaller) > number:

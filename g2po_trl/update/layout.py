@@ -139,15 +139,14 @@ class Layout:
     @contextmanager
     def of(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> Iterator[None]:
         """Process this micro-batch's rows in forward and backward passes inside; checkpointing makes both."""
-        model, before = self.language_model(model), self._micro_batch
-        self._micro_batch = micro_batch
+        model, before = self.language_model(model), (self._micro_batch, self._branches)
         forget_rotary_lengths(model)
         try:
             with attention_by_branches(model, micro_batch.get("branches"), micro_batch.get("paths")) as branches:
-                self._branches = branches
+                self._micro_batch, self._branches = micro_batch, branches
                 yield
         finally:
-            self._micro_batch = before
+            self._micro_batch, self._branches = before
 
     def log_probs(
         self, model: torch.nn.Module, completion_mask: torch.Tensor, compute_entropy: bool
@@ -190,20 +189,24 @@ class Layout:
         if self.kind == "padded":
             return True
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        fullest = max(micro_batches, key=lambda one: (any(one.get("images", ())), int(_lengths(one).max())))
-        own = _lengths(fullest).max().reshape(1).to(self.accelerator.device)
+        trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
+        fullest = max(trees, key=_longest, default=micro_batches[0])
+        own = torch.tensor([_longest(fullest) if trees else 0], device=self.accelerator.device)
         longest, known = int(self.accelerator.gather(own).max()), self.checked_length
         if longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(self.config)):
             return True
-        self.checked_length = longest
-        reason = self._difference(model, fullest, score)
+        self.checked_length, looked_at = longest, [fullest]
+        if self.has_images:
+            looked_at.append(max((one for one in trees if any(one.get("images", ()))), key=_longest, default=fullest))
+        reasons = [self._difference(model, micro_batch, score) for micro_batch in looked_at]
+        reason = next(filter(None, reasons), None)
         if reason is not None:
             self._fall_back(reason)
         return reason is None
 
     def _difference(self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score) -> str | None:
         """Return in which way the layout changes log-probabilities, `None` if only by rounding."""
-        rows = _some_rows(_lengths(micro_batch))
+        rows = _some_rows(micro_batch)
         passes = [_alone(micro_batch, row) for row in rows]
         with evaluation_mode(model), torch.no_grad():
             wanted = torch.cat([score(model, one) for one in passes]).float()
@@ -259,19 +262,23 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:
-    """Return (rows,) tokens of scored rows, 0 of others; of those with images, if there are any."""
+    """Return (rows,) tokens of scored rows, 0 of others."""
     prompts, completions = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
-    found = (prompts + completions) * (completions > 0)
-    shown = torch.tensor([bool(images) for images in micro_batch.get("images", ())])
-    return found * torch.nn.functional.pad(shown, (0, len(found) - len(shown))) if shown.any() else found
+    return (prompts + completions) * (completions > 0)
 
 
-def _some_rows(lengths: torch.Tensor) -> list[int]:
-    """Return the longest row and others spread over the micro-batch, as many on every rank."""
+def _longest(micro_batch: dict[str, Any]) -> int:
+    return int(_lengths(micro_batch).max())
+
+
+def _some_rows(micro_batch: dict[str, Any]) -> list[int]:
+    """Return the longest row, one with images if there is any, and others, as many on every rank."""
+    lengths, images = _lengths(micro_batch), micro_batch.get("images", ())
     longest = int(lengths.argmax())
     scored = lengths.nonzero().flatten().tolist() or [longest]
-    spread = [scored[place * (len(scored) - 1) // max(_CHECKED - 2, 1)] for place in range(_CHECKED - 1)]
-    return [longest, *spread]
+    spread = [scored[place * (len(scored) - 1) // (_CHECKED - 2)] for place in range(_CHECKED - 1)]
+    shown = next((row for row in scored if row < len(images) and images[row]), spread[1])
+    return [longest, spread[0], shown, spread[-1]]
 
 
 def _sequences(micro_batch: dict[str, Any]) -> tuple[list[np.ndarray], list[int]]:

@@ -76,7 +76,7 @@ def grow(
         longer: a sequence beyond `max_tokens` may be joined by others, up to so many times its own tokens.
     """
     lengths, overlaps = np.asarray(lengths, dtype=np.int64), np.asarray(overlaps, dtype=np.int64)
-    before = np.append(0, lengths)[:-1]
+    before, max_tokens = np.append(0, lengths)[:-1], min(max_tokens, int(lengths.sum()))
     tokens, keys = np.cumsum(lengths - overlaps), np.cumsum(lengths - before * (overlaps == before))
     limits = np.where(lengths > max_tokens, (longer * lengths).astype(np.int64), max_tokens)
     # The least cost of the sequences before each: tokens repeated where a tree begins, and one for each tree.

@@ -180,7 +180,7 @@ FAMILIES = {
     "GPT-OSS": Family("gpt_oss", {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "Phi-3": Family("phi3", {"sliding_window": WINDOW}),
     "Phi-4-mini": Family("phi3", {"sliding_window": 10000, "partial_rotary_factor": 0.75}),
-    "Phi-3.5 MoE": Family("phimoe", {"num_local_experts": 4}),
+    "Phi-3.5 MoE": Family("phimoe", {**_WINDOW, "num_local_experts": 4}),
     "Granite": Family("granite", {"logits_scaling": 2.0, "attention_multiplier": 0.3}),
     "Granite MoE": Family("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Granite 4, hybrid": Family(

@@ -80,6 +80,24 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     assert not trainer.update.verify_layout(trainer.model, mini_batches)
 
 
+def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
+    """The longest sequence stands alone in its row, and would be compared with itself."""
+    trainer = make_family_trainer("Qwen2")
+    attend = attention._of_branch
+    monkeypatch.setattr(attention, "_of_branch", lambda *parts, **options: 2 * attend(*parts, **options))
+    trainer.update.config.max_tokens = 150
+    batch = batch_of([60, 60, 60, 140])
+    batch.prompt_ids[-1][:] = 5
+    mini_batches, _ = trainer.update.split(batch)
+    assert "branches" not in max(mini_batches[0], key=lambda one: one["prompt_ids"].shape[1])
+    assert not trainer.update.verify_layout(trainer.model, mini_batches)
+
+
+def test_rows_without_common_tokens_need_no_look(make_family_trainer):
+    trainer = make_family_trainer("Qwen2")
+    assert verify(trainer, [30]) and trainer.update.layout.checked_length == 0
+
+
 def test_attention_that_is_not_the_configurations_is_found(make_family_trainer, monkeypatch):
     """In bfloat16, too: its effect may be less than rounding."""
     trainer = make_family_trainer("Qwen2", bf16=True)

@@ -181,6 +181,20 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     assert all(m["row_ids"].numel() <= 60 for m in micro_batches)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_a_plan_of_short_rows_is_made(num_ranks):
+    """Four rows of 18 tokens that have 14 in common: the limit of an even cut was sought without end."""
+    prompts = [np.array([1] * 14 + [n, n], dtype=np.int32) for n in range(4)]
+    counts = np.array_split(np.arange(4), num_ranks)
+    parts = [[prompts[row] for row in of_rank] for of_rank in counts]
+    batches = [
+        StepBatch(part, [prompt[:2] for prompt in part], np.ones(len(part), np.float32), np.ones(len(part), bool))
+        for part in parts
+    ]
+    config = BatchingConfig(1, 16384, "dapo", 0, layout="shared")
+    assert make_mini_batches(batches, 0, config, np.random.default_rng(0))[1]["update/step_samples"] == 4
+
+
 OPTIONS = {
     "default": {},
     "small": {"loss_type": "grpo", "max_tokens_per_micro_batch": 80},
