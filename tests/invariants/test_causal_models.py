@@ -174,12 +174,12 @@ def listed(found: dict[str, tuple[str, str]]) -> str:
 
 
 def table(found: dict[str, tuple[str, str]]) -> str:
-    """Return a Markdown table: number and names by outcome that any has, why refused. Equal ones are only linked."""
+    """Return a Markdown table: number by outcome that any has, names of those that are not trained, and why not."""
     lines = ["| Outcome | Number | Models |", "|---|---|---|"]
     for key, title in OUTCOMES.items():
         of_key = {name: reason for name, (of, reason) in sorted(found.items()) if of == key}
         names = [f"`{name}`{f' ({reason})' if key == 'refused' else ''}" for name, reason in of_key.items()]
-        models = f"[all others]({LIST.name})" if key == "equal" else ", ".join(names)
+        models = f"[list]({LIST.name})" if key in ("equal", "own head", "padded") else ", ".join(names)
         lines += [f"| {title} | {len(of_key)} | {models} |"] if of_key else []
     return "\n".join(lines)
 
