@@ -37,6 +37,12 @@ def raw(path: str) -> Any:
     return json.loads((RESULTS / path).read_text(encoding="utf-8"))
 
 
+def times_of_tree(arm: str, samples: str) -> float:
+    """CPU seconds of an update by an arm, over those of `token_layout: shared`: medians."""
+    seconds = raw("positions/results.json")[samples]["CPU seconds"]
+    return float(np.median(seconds[arm]) / np.median(seconds["tree"]))
+
+
 @cache
 def recipe(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"))
