@@ -175,6 +175,13 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         "shared",
         choices=LAYOUTS,
     )
+    old_log_probs: str = option(
+        'Log-probabilities before an update of several optimizer steps. `"trainer"`: of a forward pass. `"engine"`: '
+        "of the engine as it sampled, without that pass; it must be the model itself, in float32.",
+        "trainer",
+        choices=("trainer", "engine"),
+        needs="engine=transformers",
+    )
     generation_batch_tokens: int = option(
         "Maximum number of padded tokens in one generate call of a process. Not used with vLLM.",
         65536,

@@ -60,6 +60,7 @@ from .update.policy.importance import importance_ratio
 from .update.policy.start_check import StartCheck
 from .update.update import Update
 from .utils.forward_pass import evaluation_mode, without_cudnn_attention
+from .utils.options import require
 from .utils.trl_compat import (
     gather_params_of,
     is_sharded,
@@ -204,6 +205,9 @@ def make_update(trainer: GRPOTrainer) -> Update:
         image_inputs=ImageInputs.of(trainer.processing_class, trainer.model),
         checkpointing=args.gradient_checkpointing,
     )
+    exact = layout.precision(trainer.model) == torch.float32 and not args.is_off_policy and not _reshaped(args)
+    remedy = "the engine's are exact in float32, of the current policy and its whole distribution: set 'trainer'"
+    require(args.old_log_probs == "trainer" or exact, "old_log_probs", args.old_log_probs, remedy)
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
         correction = partial(
@@ -230,6 +234,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         ),
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
+        old_of_engine=args.old_log_probs == "engine",
     )
     if trainer.beta != 0.0 and is_peft_model(trainer.model):
         update.log_probs.adapter_reference = AdapterReference(trainer.model, gather_params_of(trainer))
@@ -259,17 +264,22 @@ def sample_conversation(encode: ChatEncoder, messages: Sequence[Message]) -> Ste
     return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], ones, np.ones(2, bool), images=shown)
 
 
+def _reshaped(args: G2POConfig) -> bool:
+    """Return whether completions are not sampled from the whole distribution."""
+    options = reshaping_options(args.generation_kwargs or {})
+    return bool(args.filters() or args.vllm_structured_outputs_regex or options)
+
+
 def make_start_check(trainer: GRPOTrainer) -> StartCheck:
     """Return the comparison of trainer, model, reference and engine before training."""
     args = trainer.args
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
-    reshaped = args.filters() or args.vllm_structured_outputs_regex or reshaping_options(args.generation_kwargs or {})
     return StartCheck(
         trainer.update,
         trainer.ref_model,
         sample_conversation(encode, trainer.setup.prompt_template.messages("observation", "task")),
         trainer.temperature,
-        comparable=not reshaped,
+        comparable=not _reshaped(args),
     )
 
 

@@ -33,6 +33,7 @@ class LogProbs:
         needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
         correction: importance correction; `None` for engines without it.
         checkpointing: `gradient_checkpointing_kwargs`; checkpointing is switched off while scoring.
+        old_of_engine: the engine's log-probabilities are the old ones, if it returned them.
 
     Attributes:
         adapter_reference: reference of a model with an adapter, if `beta` is not 0.
@@ -45,7 +46,9 @@ class LogProbs:
         needs_old_log_probs: bool,
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
+        old_of_engine: bool = False,
     ):
+        self.old_of_engine = old_of_engine
         self.score, self.beta, self.needs_old_log_probs = score, beta, needs_old_log_probs
         self.correction, self.checkpointing = correction, checkpointing
         self.adapter_reference: AdapterReference | None = None
@@ -68,6 +71,9 @@ class LogProbs:
         unwrapped = model if unwrapped is None else unwrapped
         with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches if self.needs_old_log_probs else ():
+                if self.old_of_engine and "sampling_per_token_logps" in micro_batch:
+                    micro_batch["old_per_token_logps"] = micro_batch["sampling_per_token_logps"]
+                    continue
                 micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
                 self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
             if self.beta != 0.0:

@@ -35,7 +35,7 @@ class Update:
             (model, ids, mask, length of completions) -> (log-probabilities, …).
         config: how samples are batched, but for what `layout` decides.
         seed: seed of the order in which samples are trained.
-        beta, correction, checkpointing: see `LogProbs`.
+        beta, correction, checkpointing, old_of_engine: see `LogProbs`.
         needs_old_log_probs: see `LogProbs`; a function of the rollout's number of mini-batches.
     """
 
@@ -50,12 +50,13 @@ class Update:
         needs_old_log_probs: Callable[[int], bool],
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
+        old_of_engine: bool = False,
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
         self.config, self.seed, self.needs_old_log_probs = config, seed, needs_old_log_probs
         self.guard = GradientGuard(accelerator)
         needs_old = needs_old_log_probs(config.num_mini_batches)
-        self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing)
+        self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing, old_of_engine)
 
     def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0

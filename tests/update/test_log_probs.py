@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
-from letter_trainer import flat_gradient, move_weights, play_batch
+from letter_trainer import flat_gradient, flat_weights, move_weights, play_batch
 
 from g2po_trl.update.policy.importance import importance_ratio
 
@@ -109,3 +109,24 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     name = "sampling/sampling_logp_difference/mean"
     logged = [log[name] for log in trainer.state.log_history if name in log]
     assert logged == pytest.approx([0.5] * (4 // trainer.num_iterations), abs=1e-5)
+
+
+def test_the_engines_log_probabilities_are_the_old_ones(make_trainer, monkeypatch):
+    """One pass less for each micro-batch, and the gradient of several optimizer steps is the same."""
+    options = {"max_completion_length": 4, "mini_batch_size": 6, "learning_rate": 1e-2, "max_steps": 2, "beta": 0.1}
+    weights, passes = {}, {}
+    for which in ("trainer", "engine"):
+        trainer = make_trainer(LongLetterEnvironment, old_log_probs=which, overwrite=True, **options)
+        counted = []
+        score = trainer.update.log_probs.score
+        monkeypatch.setattr(trainer.update.log_probs, "score", lambda *given: counted.append(1) or score(*given))
+        trainer.train()
+        weights[which], passes[which] = flat_weights(trainer), len(counted)
+    assert passes["engine"] * 2 == passes["trainer"], "the reference's are left"
+    assert (weights["engine"] - weights["trainer"]).abs().max() < 1e-4 < 1e-2
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_the_engines_log_probabilities_are_refused_where_they_differ(make_trainer, options):
+    with pytest.raises(ValueError, match="old_log_probs"):
+        make_trainer(LongLetterEnvironment, old_log_probs="engine", **options)
