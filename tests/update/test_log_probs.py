@@ -1,6 +1,7 @@
 """Fewer passes: what the update knows by itself is not computed before it, and the gradient is the same."""
 
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,19 +112,17 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     assert logged == pytest.approx([0.5] * (4 // trainer.num_iterations), abs=1e-5)
 
 
-def test_the_engines_log_probabilities_are_the_old_ones(make_trainer, monkeypatch):
+def test_the_engines_log_probabilities_are_the_old_ones(make_trainer):
     """One pass less for each micro-batch, and the gradient of several optimizer steps is the same."""
     options = {"max_completion_length": 4, "mini_batch_size": 6, "learning_rate": 1e-2, "max_steps": 2, "beta": 0.1}
     weights, passes = {}, {}
     for which in ("trainer", "engine"):
         trainer = make_trainer(LongLetterEnvironment, old_log_probs=which, overwrite=True, **options)
-        counted = []
-        score = trainer.update.log_probs.score
-        monkeypatch.setattr(trainer.update.log_probs, "score", lambda *given: counted.append(1) or score(*given))
+        trainer.update.log_probs.score = counted = Mock(side_effect=trainer.update.log_probs.score)
         trainer.train()
-        weights[which], passes[which] = flat_weights(trainer), len(counted)
+        weights[which], passes[which] = flat_weights(trainer), counted.call_count
     assert passes["engine"] * 2 == passes["trainer"], "the reference's are left"
-    assert (weights["engine"] - weights["trainer"]).abs().max() < 1e-4 < 1e-2
+    assert (weights["engine"] - weights["trainer"]).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("options", [{"bf16": True}, {"top_p": 0.9}, {"min_p": 0.1}])
