@@ -176,11 +176,10 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         choices=LAYOUTS,
     )
     old_log_probs: str = option(
-        'Log-probabilities before an update of several optimizer steps. `"trainer"`: of a forward pass. `"engine"`: '
-        "of the engine as it sampled, without that pass; it must be the model itself, in float32.",
+        'Log-probabilities before an update of several optimizer steps. `"trainer"`: of a forward pass. `"auto"`: of '
+        "the engine as it sampled, without that pass, if it is the model itself, in float32.",
         "trainer",
-        choices=("trainer", "engine"),
-        needs="engine=transformers",
+        choices=("trainer", "auto"),
     )
     generation_batch_tokens: int = option(
         "Maximum number of padded tokens in one generate call of a process. Not used with vLLM.",

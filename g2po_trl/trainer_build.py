@@ -60,7 +60,6 @@ from .update.policy.importance import importance_ratio
 from .update.policy.start_check import StartCheck
 from .update.update import Update
 from .utils.forward_pass import evaluation_mode, without_cudnn_attention
-from .utils.options import require
 from .utils.trl_compat import (
     gather_params_of,
     is_sharded,
@@ -205,9 +204,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         image_inputs=ImageInputs.of(trainer.processing_class, trainer.model),
         checkpointing=args.gradient_checkpointing,
     )
-    exact = layout.precision(trainer.model) == torch.float32 and not args.is_off_policy and not _reshaped(args)
-    remedy = "the engine's are exact in float32, of the current policy and its whole distribution: set 'trainer'"
-    require(args.old_log_probs == "trainer" or exact, "old_log_probs", args.old_log_probs, remedy)
+    is_exact = not args.corrects_sampling and layout.precision(trainer.model) == torch.float32 and not _reshaped(args)
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
         correction = partial(
@@ -234,7 +231,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         ),
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
-        old_of_engine=args.old_log_probs == "engine",
+        old_of_engine=args.old_log_probs == "auto" and is_exact,
     )
     if trainer.beta != 0.0 and is_peft_model(trainer.model):
         update.log_probs.adapter_reference = AdapterReference(trainer.model, gather_params_of(trainer))

@@ -116,16 +116,17 @@ def test_the_engines_log_probabilities_are_the_old_ones(make_trainer):
     """One pass less for each micro-batch, and the gradient of several optimizer steps is the same."""
     options = {"max_completion_length": 4, "mini_batch_size": 6, "learning_rate": 1e-2, "max_steps": 2, "beta": 0.1}
     weights, passes = {}, {}
-    for which in ("trainer", "engine"):
+    for which in ("trainer", "auto"):
         trainer = make_trainer(LongLetterEnvironment, old_log_probs=which, overwrite=True, **options)
         trainer.update.log_probs.score = counted = Mock(side_effect=trainer.update.log_probs.score)
         trainer.train()
         weights[which], passes[which] = flat_weights(trainer), counted.call_count
-    assert passes["engine"] * 2 == passes["trainer"], "the reference's are left"
-    assert (weights["engine"] - weights["trainer"]).abs().max() < 1e-4
+    assert passes["auto"] * 2 == passes["trainer"], "the reference's are left"
+    assert (weights["auto"] - weights["trainer"]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("options", [{"bf16": True}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_the_engines_log_probabilities_are_refused_where_they_differ(make_trainer, options):
-    with pytest.raises(ValueError, match="old_log_probs"):
-        make_trainer(LongLetterEnvironment, old_log_probs="engine", **options)
+@pytest.mark.parametrize("options", [{"bf16": True}, {"top_p": 0.9}, {"rollout_strategy": "partial_rollouts"}])
+def test_the_engines_log_probabilities_are_not_taken_where_they_differ(make_trainer, options):
+    trainer = make_trainer(LongLetterEnvironment, old_log_probs="auto", **options)
+    assert not trainer.update.log_probs.old_of_engine
+    assert make_trainer(LongLetterEnvironment, old_log_probs="auto").update.log_probs.old_of_engine
