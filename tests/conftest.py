@@ -160,9 +160,9 @@ def make_ppo(tmp_path, tiny_model_dir):
         trainer.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """One browser for all tests."""
+    """One browser for the tests of a file: its processes are gone before another file counts its own."""
     program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
     if not (program and driver_program):
         pytest.skip("no chromium and chromedriver here")
