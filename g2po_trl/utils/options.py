@@ -162,7 +162,7 @@ def option_text(value: Any) -> str:
 def require(condition: bool, name: str, value: Any, remedy: str) -> None:
     """Refuse the value of an option unless the condition is met."""
     if not condition:
-        raise G2POError(f"{name} is {value!r}: {remedy}")
+        raise G2POError(f"{name} is {value!r}: {remedy}", name, value)
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
@@ -191,10 +191,10 @@ def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, A
             near = difflib.get_close_matches(str(option), defaults, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             known = f"its options are {', '.join(defaults)}" if defaults else "it has no options"
-            raise G2POError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}")
+            raise G2POError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}", field, given)
         kind = type(defaults[option])
         if kind in KINDS and not is_of_kind(value, kind):
-            raise G2POError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}")
+            raise G2POError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}", field, given)
     for option, default in defaults.items():
         if default is Parameter.empty and option not in given:
-            raise G2POError(f"{field} has no {option}, which {owner} needs")
+            raise G2POError(f"{field} has no {option}, which {owner} needs", field, given)
