@@ -30,6 +30,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from .agents.agent import agent_factory
 from .config import G2POConfig
 from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
@@ -37,7 +38,6 @@ from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .environments.adapters.mixed import environments_of, mixed
 from .environments.adapters.trl_rewards import with_rewards
-from .environments.agents.agent import agent_factory
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import GRPOTrainer
 
+from .agents.agent import is_agent
 from .config import G2POConfig
 from .credit.assignment import Credit
 from .engines.base import Engine, EngineParts
@@ -24,7 +25,6 @@ from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
 from .environments.adapters.mixed import environments_of
 from .environments.adapters.trl_tools import is_tool_environment
-from .environments.agents.agent import is_agent
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits

@@ -43,6 +43,7 @@ from g2po_recipes.cold_start.limits import describe_limits
 from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
 from g2po_recipes.train_environment import OwnArguments
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
+from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.parser import read_config
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
@@ -51,7 +52,6 @@ from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.adapters.mixed import environments_of
 from g2po_trl.environments.adapters.trl_tools import played_as
-from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks, task_id_of

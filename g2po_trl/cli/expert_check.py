@@ -9,10 +9,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from ..agents.agent import is_agent
 from ..engines.sampling import derived_seed
 from ..environments.adapters.mixed import environments_of
 from ..environments.adapters.trl_tools import default_history, text_environment_factory
-from ..environments.agents.agent import is_agent
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool

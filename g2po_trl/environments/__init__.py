@@ -1,7 +1,7 @@
 """Environments: the contract of an environment, its validation, tasks and loading.
 
-`pool` runs environments in worker processes; `adapters` wrap environments of other libraries, `agents`
-programs that call a model. Only `prompts` and `utils` are imported.
+`pool` runs environments in worker processes; `adapters` wrap environments of other libraries. Only `prompts` and
+`utils` are imported.
 """
 
 from . import file_modules  # noqa: F401  (workers, which get classes of such modules, find them)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..agents.agent import is_agent
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, environments_of
 from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
-from ..environments.agents.agent import is_agent
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits

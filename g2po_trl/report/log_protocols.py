@@ -1,6 +1,6 @@
 """Requests and responses in logs, in any of the protocols.
 
-Blocks and items become messages as in live requests, by `environments.agents.dialects`. But a log cannot be changed
+Blocks and items become messages as in live requests, by `agents.dialects`. But a log cannot be changed
 any more, so parts of unknown kinds are skipped and counted instead of refused. To add a protocol, add a row to
 `REQUESTS` and one to `RESPONSES`.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..environments.agents.dialects import messages as anthropic
-from ..environments.agents.dialects import responses as openai_responses
-from ..environments.agents.dialects.request import LeftOut
+from ..agents.dialects import messages as anthropic
+from ..agents.dialects import responses as openai_responses
+from ..agents.dialects.request import LeftOut
 from ..prompts.conversation import IMAGE_PARTS, ROLES, SHOW_IMAGES, TEXT_PARTS, Message, normalize_messages
 from ..utils.json import to_json
 from ..utils.show import show

@@ -9,10 +9,10 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 
+from ..agents.agent import is_agent
 from ..engines.sampling import Sampling
 from ..environments.adapters.mixed import environments_of
 from ..environments.adapters.trl_tools import is_tool_environment
-from ..environments.agents.agent import is_agent
 from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from ..environments.agents.agent import AgentEnvironment
-from ..environments.agents.command import AgentCommand
+from ..agents.agent import AgentEnvironment
+from ..agents.command import AgentCommand
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
 from ..environments.pool.limits import PoolLimits

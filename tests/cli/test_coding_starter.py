@@ -11,9 +11,9 @@ import sys
 import pytest
 from run_g2po import outcome
 
+from g2po_trl.agents.agent import AgentEnvironment
+from g2po_trl.agents.workspace import Workspace
 from g2po_trl.cli.commands.init import FILES, HELD_OUT, STARTER
-from g2po_trl.environments.agents.agent import AgentEnvironment
-from g2po_trl.environments.agents.workspace import Workspace
 from g2po_trl.environments.loading import import_named, load
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.tool_format import make_tool_format

@@ -9,6 +9,7 @@ from mixed_games import LAMP_PROMPT, ROWS, Lamp, Shop, speaker, table
 from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
+from g2po_trl.agents.agent import agent_factory
 from g2po_trl.environments.adapters.mixed import check_mixture, mixed, one_task_each, weighted
 from g2po_trl.environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from g2po_trl.environments.adapters.trl_tools import (
@@ -17,7 +18,6 @@ from g2po_trl.environments.adapters.trl_tools import (
     prompt_template_of,
     text_environment_factory,
 )
-from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.tasks import check_datasets
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT

@@ -30,10 +30,10 @@ from g2po_trl import (
     TextEnvironment,
     Trajectory,
 )
+from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.first_prompt import FirstPrompt
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.adapters.trl_tools import played_as
-from g2po_trl.environments.agents.agent import agent_factory
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.evaluation.contract import Finding

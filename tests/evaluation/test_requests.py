@@ -214,7 +214,7 @@ def a_run(agent, tmp_path):
     play |= {"stop_sequences": None, "chat_template_kwargs": None, "repetition_penalty": 1.0, "min_p": None}
     play |= {"temperature": 0.7, "top_p": 0.9, "history": "conversation"}
     kwargs = {"agent": {"import": f"{agent}:letters"}, "max_turns": 3}
-    environment = {"import": "g2po_trl.environments.agents.agent:AgentEnvironment", "kwargs": kwargs}
+    environment = {"import": "g2po_trl.agents.agent:AgentEnvironment", "kwargs": kwargs}
     folder = tmp_path / "a_run"
     (folder / "panels").mkdir(parents=True)
     (folder / "panels" / "eval.jsonl").write_text('{"seed": 1}\n')

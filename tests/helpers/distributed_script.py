@@ -14,8 +14,8 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvir
 from letter_trainer import make_config
 
 from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
+from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.engines import transformers as generation
-from g2po_trl.environments.agents.agent import AgentEnvironment
 
 
 class DrawnRoomsEnvironment(LetterEnvironment):

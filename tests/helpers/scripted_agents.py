@@ -9,7 +9,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from g2po_trl.environments.agents.agent import AgentEnvironment
+from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 
 ADD = {

@@ -11,18 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "g2po_trl"
 DATA = {"utils", "trajectory", "prompts", "environments", "engines", "rollout", "credit"}
-RUNS = DATA | {"runs"}
+RUNS = DATA | {"agents", "runs"}
 TRAINING = RUNS | {"config", "config_validation", "update", "trainer_validation"}
 MAY_IMPORT = {
     "utils": set(),
     "trajectory": {"utils"},
     "prompts": {"utils"},
     "environments": {"utils", "prompts"},
+    "agents": {"utils", "prompts", "environments"},
     "engines": {"utils"},
     "credit": {"utils", "trajectory"},
     "rollout": {"utils", "trajectory", "prompts", "environments", "engines"},
     "update": {"utils", "trajectory"},
-    "runs": DATA,
+    "runs": DATA | {"agents"},
     "experimental": DATA,
     "config_validation": {"utils", "engines", "credit", "update", "runs", "experimental"},
     "config": {"utils", "engines", "environments", "credit", "update", "experimental", "config_validation"},
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build", "evaluation"},
     "ppo": TRAINING | {"trainer"},
-    "report": {"utils", "trajectory", "prompts", "environments", "rollout", "credit", "runs"},
+    "report": {"utils", "trajectory", "prompts", "environments", "agents", "rollout", "credit", "runs"},
     "evaluation": RUNS,
     "estimate": {"utils"},
     "view": RUNS,

@@ -12,7 +12,7 @@ from datasets import Dataset
 from letter_trainer import make_config
 
 from g2po_trl import G2POTrainer
-from g2po_trl.environments.agents.agent import AgentEnvironment
+from g2po_trl.agents.agent import AgentEnvironment
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.run_json import load_object, read_run
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ...agents.agent import agent_factory
 from ...engines.sampling import Sampling
 from ...environments.adapters.mixed import COLUMN, environments_of
-from ...environments.agents.agent import agent_factory
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import (
     beside,

@@ -7,7 +7,7 @@ from pathlib import Path
 from agent import HERE, PASSED, Desk, expert, repair
 
 from g2po_trl import AgentEnvironment
-from g2po_trl.environments.agents.workspace import Workspace
+from g2po_trl.agents.workspace import Workspace
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.prompts.conversation import ChatResponse
 

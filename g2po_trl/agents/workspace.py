@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import translate
 from pathlib import Path
 
-from ...utils.errors import G2POError
+from ..utils.errors import G2POError
 
 # Names of files and folders that are no part of a state or a diff: caches, and what version control keeps.
 IGNORED = (".git", ".hg", ".venv", "node_modules", "__pycache__", ".*_cache", "*.pyc", ".coverage", "*.egg-info")

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...prompts.conversation import ChatResponse
+from ..prompts.conversation import ChatResponse
 from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .workspace import Workspace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....utils.show import show
+from ...utils.show import show
 from .request import (
     MODEL,
     AgentRequest,

@@ -14,8 +14,8 @@ import pytest
 from scripted_agents import ask, play, says
 
 from g2po_trl import AgentCommand
-from g2po_trl.environments.agents import supervisor
-from g2po_trl.environments.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
+from g2po_trl.agents import supervisor
+from g2po_trl.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 from g2po_trl.prompts.state_keys import without_noise, workspace_key
 from g2po_trl.utils.errors import G2POError
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ....prompts.conversation import SHOW_IMAGES, Message
-from ....utils.show import show
+from ...prompts.conversation import SHOW_IMAGES, Message
+from ...utils.show import show
 from .request import (
     CHAT_FIELDS,
     MODEL,

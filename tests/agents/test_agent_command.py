@@ -13,7 +13,7 @@ import pytest
 from scripted_agents import arrived, has_ended, play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
-from g2po_trl.environments.agents import session
+from g2po_trl.agents import session
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.utils.errors import G2POError
 

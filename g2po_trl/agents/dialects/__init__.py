@@ -1,4 +1,4 @@
-"""Protocols in which agents ask the model, one file each.
+"""Dialects: protocols in which agents ask the model, one file each.
 
 A dialect is a module with these names. To add a dialect, write the module and add it to `DIALECTS`.
 

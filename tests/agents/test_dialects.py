@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scripted_agents import calls, play, says
 
-from g2po_trl.environments.agents.dialects import DIALECTS, ROUTES, messages, responses
-from g2po_trl.environments.agents.dialects.request import Completion, RefusedRequestError
+from g2po_trl.agents.dialects import DIALECTS, ROUTES, messages, responses
+from g2po_trl.agents.dialects.request import Completion, RefusedRequestError
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.utils.images import as_picture
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....prompts.conversation import ChatRequest, ChatResponse, Message
-from ....utils.errors import G2POError
-from ....utils.images import as_picture
-from ....utils.show import show
+from ...prompts.conversation import ChatRequest, ChatResponse, Message
+from ...utils.errors import G2POError
+from ...utils.images import as_picture
+from ...utils.show import show
 
 MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 from scripted_agents import ADD, calls, says, wait_until
 
-from g2po_trl.environments.agents import endpoint
-from g2po_trl.environments.agents.dialects import chat_completions
-from g2po_trl.environments.agents.dialects.request import RefusedRequestError
-from g2po_trl.environments.agents.endpoint import running_endpoint
-from g2po_trl.environments.agents.session import AgentEnd
+from g2po_trl.agents import endpoint
+from g2po_trl.agents.dialects import chat_completions
+from g2po_trl.agents.dialects.request import RefusedRequestError
+from g2po_trl.agents.endpoint import running_endpoint
+from g2po_trl.agents.session import AgentEnd
 from g2po_trl.prompts.conversation import ChatResponse
 
 parse = partial(chat_completions.parse, headers={})

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...utils.errors import G2POError
-from ...utils.json import to_json
-from ...utils.options import require
-from ...utils.show import describe_exit
+from ..utils.errors import G2POError
+from ..utils.json import to_json
+from ..utils.options import require
+from ..utils.show import describe_exit
 from . import supervisor
 from .agent import AgentClient, CommandError, read_return_value, result_of
 from .endpoint import bypass_proxies

@@ -9,9 +9,9 @@ import pytest
 from scripted_agents import ask, says, suppress_all, wait_until
 
 from g2po_trl import AgentEnvironment
-from g2po_trl.environments.agents import session
-from g2po_trl.environments.agents.dialects.request import AgentRequest
-from g2po_trl.environments.agents.session import Call, Session
+from g2po_trl.agents import session
+from g2po_trl.agents.dialects.request import AgentRequest
+from g2po_trl.agents.session import Call, Session
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 
