@@ -26,7 +26,7 @@ _PUBLIC = {  # module -> its public names
     "environments.adapters.textarena": ("TextArenaEnvironment",),
     "environments.adapters.trl_tools": ("ToolEnvironment",),
     "environments.contract": ("Observation", "StepResult", "TextEnvironment"),
-    "evaluation.contract": ("check_environment",),
+    "check.contract": ("check_environment",),
     "environments.episode_limits": ("EpisodeLimits",),
     "environments.pool.limits": ("PoolLimits",),
     "environments.pool.pool": ("EnvironmentPool",),

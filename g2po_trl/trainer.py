@@ -40,9 +40,8 @@ from .environments.adapters.mixed import environments_of, mixed
 from .environments.adapters.trl_rewards import with_rewards
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
-from .environments.setup import Setup
+from .environments.setup import Setup, check_start
 from .environments.tasks import check_rows, own_columns, plain, tasks_hash
-from .evaluation.examine import check_start
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
 from .rollout.stats import RolloutStats

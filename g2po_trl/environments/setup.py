@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .adapters.mixed import check_limits, one_task_each, weighted
 from .adapters.trl_rewards import check_reward_columns
 from .adapters.trl_tools import played_as
-from .contract import TextEnvironment
+from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
+from .failures import describe_failure
+from .pool.pool import EnvironmentFailure, EnvironmentPool
 from .tasks import check_datasets, plain
+from .validation import EnvironmentContractError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,3 +62,31 @@ class Setup:
         for task in first_tasks:
             check_reward_columns(environment_factory, task)
         return cls(factory, prompt_template, history, train_dataset, eval_dataset, first_tasks)
+
+
+def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
+    """Return the first observations of tasks, after an admissible step in each, for the start of training.
+
+    Raises:
+        EnvironmentContractError: if reset or step fails.
+    """
+    starts, failures = first_steps(pool, tasks)
+    for failure in failures:
+        raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")
+    return starts
+
+
+def first_steps(
+    pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]], invalid: Sequence[Mapping[str, Any]] = ()
+) -> tuple[list[Observation | EnvironmentFailure], list[EnvironmentFailure]]:
+    """Return the first observations of tasks, and the failures of resets and of a first step.
+
+    The step is an admissible action for `tasks`, and an inadmissible one for the tasks in `invalid`.
+    """
+    starts = pool.reset([*tasks, *invalid])
+    running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
+    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
+    actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
+    results = [*starts, *pool.step(actions).values()]
+    pool.end()
+    return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]

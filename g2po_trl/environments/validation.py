@@ -1,6 +1,6 @@
 """Validate values that an environment returns. Each error names the violation and its remedy.
 
-The pool applies these checks to all results of an environment; `evaluation.contract` plays an environment with them.
+The pool applies these checks to all results of an environment; `check.contract` plays an environment with them.
 """
 
 from __future__ import annotations

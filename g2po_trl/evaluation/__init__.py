@@ -1,1 +1,1 @@
-"""Evaluation: tasks played by prompted chat models or trained ones, and environments examined before training."""
+"""Evaluation: tasks played by prompted chat models or trained ones."""

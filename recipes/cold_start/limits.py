@@ -20,11 +20,11 @@ import torch
 from g2po_recipes.cold_start.demonstrations import ExpertActor, ExpertSession
 from g2po_recipes.cold_start.exam import SuccessEvaluation
 from g2po_recipes.cold_start.experts import Expert, ExpertEnvironment, as_message, carried_answer, prose
+from g2po_trl.check.findings import spelled_words
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.environments.tasks import task_id_of
-from g2po_trl.evaluation.findings import spelled_words
 from g2po_trl.prompts.conversation import Message, response_action
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode

@@ -8,8 +8,8 @@ from letter_environment import LetterEnvironment
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, read_jsonl, write_jsonl
+from g2po_trl.environments.setup import check_start
 from g2po_trl.environments.validation import EnvironmentContractError
-from g2po_trl.evaluation.examine import check_start
 from g2po_trl.rollout.episode import Episode
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("textarena", reason="textarena is not installed: pip install
 from returning import check_played_again
 
 from g2po_trl import TextArenaEnvironment
-from g2po_trl.evaluation.examine import examine
+from g2po_trl.check.examine import examine
 
 MOVES = ["[up]", "[down]", "[left]", "[right]"]
 HANOI = ["A C", "A B", "[C B]", "[A C]", "[B A]", "[B C]", "A C"]

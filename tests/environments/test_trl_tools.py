@@ -31,8 +31,8 @@ from g2po_trl.environments.adapters.trl_tools import (
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.setup import check_start
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
-from g2po_trl.evaluation.examine import check_start
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls

@@ -3,9 +3,9 @@
 from scripted_actors import ScriptedActor
 
 from g2po_trl import EnvironmentPool, PoolLimits
+from g2po_trl.check.replay import replay_difference
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.player import Player
-from g2po_trl.rollout.replay import replay_difference
 
 NEIGHBOURS = 3  # episodes in one worker
 LIMITS = PoolLimits(1, 600, 300)

@@ -29,14 +29,15 @@ MAY_IMPORT = {
     "config": {"utils", "engines", "environments", "credit", "update", "experimental", "config_validation"},
     "trainer_build": TRAINING | {"experimental"},
     "trainer_validation": TRAINING,
-    "trainer": TRAINING | {"trainer_build", "evaluation"},
+    "trainer": TRAINING | {"trainer_build"},
     "ppo": TRAINING | {"trainer"},
     "report": {"utils", "trajectory", "prompts", "environments", "agents", "rollout", "credit", "runs"},
     "evaluation": RUNS,
+    "check": RUNS | {"evaluation"},
     "estimate": {"utils"},
     "view": RUNS,
     "cli": RUNS
-    | {"experimental", "config", "config_validation", "trainer", "evaluation", "estimate", "report", "view"},
+    | {"experimental", "config", "config_validation", "trainer", "evaluation", "check", "estimate", "report", "view"},
 }
 MOST_FILES, MOST_MODULES_AT_THE_TOP = 13, 6
 

@@ -25,6 +25,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...agents.agent import agent_factory
+from ...check.contract import LEVELS, Finding
+from ...check.examine import examine, try_model
+from ...check.findings import spelled_words
+from ...check.play import TEXTS, Played
 from ...engines.sampling import Sampling
 from ...environments.adapters.mixed import COLUMN, environments_of
 from ...environments.episode_limits import EpisodeLimits
@@ -39,10 +43,6 @@ from ...environments.loading import (
     resolve_environment_name,
 )
 from ...environments.pool.limits import PoolLimits
-from ...evaluation.contract import LEVELS, Finding
-from ...evaluation.examine import examine, try_model
-from ...evaluation.findings import spelled_words
-from ...evaluation.random_episodes import TEXTS, Played
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
@@ -167,7 +167,7 @@ def _with_expert(
         return list(findings)
     from g2po_recipes.cold_start.experts import find_expert
 
-    from ..expert_check import expert_findings
+    from ...check.expert import expert_findings
 
     name = resolve_agent_name(options.agent) if options.agent else resolve_environment_name(options.name)
     try:

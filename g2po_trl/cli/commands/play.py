@@ -22,6 +22,7 @@ from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.causes import in_words
 from ...environments.contract import Observation
 from ...environments.episode_limits import EpisodeLimits
+from ...environments.failures import where_raised
 from ...environments.tasks import read_tasks, task_id_of
 from ...environments.validation import (
     EnvironmentContractError,
@@ -30,7 +31,6 @@ from ...environments.validation import (
     validate_observation,
     validate_step,
 )
-from ...evaluation.contract import where_raised
 from ...rollout.episode import Episode, sent
 from ...rollout.words import action_text
 from ...runs.iterations import iteration_numbers, load_iteration

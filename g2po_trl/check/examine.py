@@ -13,9 +13,11 @@ from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, e
 from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
+from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
-from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.validation import EnvironmentContractError, check_task_columns, player_of
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.setup import first_steps
+from ..environments.validation import check_task_columns, player_of
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -38,12 +40,12 @@ from .findings import (
     speed,
     tool_limit,
 )
-from .random_episodes import TEXTS, Played, describe_failure, play_at_random, probe, probed
+from .play import TEXTS, Played, play_at_random, probe, probed
 
 Extra = Sequence[Callable[[Played], list[Finding]]]
 
 if TYPE_CHECKING:
-    from .chat_models import ChatCompletion, ChatModel
+    from ..evaluation.chat_models import ChatCompletion, ChatModel
 
 
 def examine(
@@ -123,8 +125,8 @@ def try_model(
         G2POError: if a server rejects requests or cannot be reached, or a task has no known environment.
     """
 
-    from .actors import make_actor  # transformers: for episodes with a model alone
-    from .agents import DirectAgent
+    from ..evaluation.actors import make_actor  # transformers: for episodes with a model alone
+    from ..evaluation.agents import DirectAgent
 
     def find(factory: Callable, rows: Sequence[dict[str, Any]], own: EpisodeLimits, name: str | None) -> list[Finding]:
         played, lengths = Played(), []
@@ -150,34 +152,6 @@ def try_model(
 
     of_episodes = replace(episode_limits or EpisodeLimits(), max_turns=turns)
     return _of_each(environment_factory, tasks, of_episodes, find)
-
-
-def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
-    """Return the first observations of tasks, after an admissible step in each, for the start of training.
-
-    Raises:
-        EnvironmentContractError: if reset or step fails.
-    """
-    starts, failures = first_steps(pool, tasks)
-    for failure in failures:
-        raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")
-    return starts
-
-
-def first_steps(
-    pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]], invalid: Sequence[Mapping[str, Any]] = ()
-) -> tuple[list[Observation | EnvironmentFailure], list[EnvironmentFailure]]:
-    """Return the first observations of tasks, and the failures of resets and of a first step.
-
-    The step is an admissible action for `tasks`, and an inadmissible one for the tasks in `invalid`.
-    """
-    starts = pool.reset([*tasks, *invalid])
-    running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
-    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
-    actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
-    results = [*starts, *pool.step(actions).values()]
-    pool.end()
-    return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
 
 
 def of_several(found: Mapping[str, Sequence[Finding]], limits: EpisodeLimits) -> list[Finding]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..environments.contract import Observation
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..rollout.episode import sent
 from ..trajectory import Step
-from .episode import sent
 
 
 def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> str | None:

@@ -17,14 +17,14 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
-from ..evaluation.contract import Finding
-from ..evaluation.examine import Extra
-from ..evaluation.random_episodes import Played, RandomActor
 from ..prompts.conversation import ChatResponse
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..rollout.words import failure_kind
 from ..trajectory import Step
+from .contract import Finding
+from .examine import Extra
+from .play import Played, RandomActor
 
 FEW = 0.1  # of the expert's episodes
 EPISODES = 4  # of each task: an expert may be random

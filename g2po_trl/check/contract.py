@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
-import sysconfig
-import traceback
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..environments.causes import inner
 from ..environments.contract import Observation, TextEnvironment
+from ..environments.failures import where_raised
 from ..environments.validation import (
     EnvironmentContractError,
     check_task_columns,
@@ -24,9 +21,6 @@ from ..environments.validation import (
 from ..utils.show import show
 
 LEVELS = ("error", "warning", "ok")
-_PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
 
 
@@ -61,21 +55,6 @@ def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
         near += [" ".join([*words[:-1], "xyzzy"]), f"{action} xyzzy", f" {action}\n"]
         near += [" ".join(words[:-1])] if len(words) > 1 else []
     return [*IMPOSSIBLE, *dict.fromkeys(near)]
-
-
-def where_raised(error: BaseException | str) -> str:
-    """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
-    if isinstance(error, str):
-        frames = _FRAME.findall(error)
-    else:
-        traces = [one.__traceback__ for one in (error, *inner(error))]
-        frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
-    for file, line in reversed(frames):
-        path = Path(file)
-        if path.is_file() and not path.is_relative_to(_PACKAGE) and not file.startswith(_LIBRARIES):
-            here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            return f", {here}, line {line}"
-    return ""
 
 
 def check_environment(

@@ -15,6 +15,7 @@ from ..engines.sampling import Sampling
 from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
+from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import factory_name
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text
@@ -22,7 +23,7 @@ from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
-from .contract import Finding, contract_findings, where_raised
+from .contract import Finding, contract_findings
 
 TEXTS = ("yes", "no", "1", "2", "I do not know.")
 TEXT_SHARE = 0.1  # of the responses to requests with tools
@@ -176,16 +177,6 @@ def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], T
 
     make.__name__ = factory_name(environment_factory)
     return make
-
-
-def describe_failure(failure: EnvironmentFailure) -> str:
-    """Return the predicate of a sentence about a failure, e.g. "times out: …"."""
-    message = failure.message.rpartition("\nslot ")[0]
-    if failure.kind == "exception":
-        return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
-    *before, last = message.strip().splitlines() or [""]  # a traceback's last line says what
-    message = last if before and before[0].startswith("Traceback") else " ".join(message.split())
-    return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
 class _ProbedEnvironment(TextEnvironment):

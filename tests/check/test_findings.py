@@ -31,15 +31,16 @@ from g2po_trl import (
     Trajectory,
 )
 from g2po_trl.agents.agent import agent_factory
+from g2po_trl.check.contract import Finding
+from g2po_trl.check.examine import examine, of_several
+from g2po_trl.check.findings import call_findings, recurrence_by_key, spelled_words
+from g2po_trl.check.play import Played
 from g2po_trl.cli.first_prompt import FirstPrompt
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.adapters.trl_tools import played_as
 from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.environments.failures import describe_failure
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.evaluation.contract import Finding
-from g2po_trl.evaluation.examine import examine, of_several
-from g2po_trl.evaluation.findings import call_findings, recurrence_by_key, spelled_words
-from g2po_trl.evaluation.random_episodes import Played, describe_failure
 from g2po_trl.prompts.state_keys import workspace_key
 from g2po_trl.prompts.tokenization import ChatEncoder
 

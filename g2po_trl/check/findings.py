@@ -13,14 +13,15 @@ from typing import Any
 from ..credit.graph import StateGraph
 from ..credit.state_keys import count_in_keys, shared_share
 from ..environments.episode_limits import LIMITS, EpisodeLimits
+from ..environments.failures import describe_failure, where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
-from ..rollout.replay import replay_difference
 from ..rollout.words import NEWS_KEYS
 from ..trajectory import Step, Trajectory
-from .contract import Finding, where_raised
-from .random_episodes import Played, describe_failure
+from .contract import Finding
+from .play import Played
+from .replay import replay_difference
 
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length

@@ -1,0 +1,1 @@
+"""Check: environments and agents examined before training."""
