@@ -94,7 +94,7 @@ def less(a: str, b: str, setting: str = "default", other: str | None = None) -> 
 
 
 def of_language_model(estimator: str) -> tuple[float, float]:
-    """Cosine less G2PO's before training, paired by house: language.py."""
+    """Cosine less G2PO's before training, paired by house: results/truth_language."""
     before = raw("truth_language/results.json")["runs"]["8 houses"]["credit"]["0"]
     values, of_g2po = (np.array(before[name]["cosine"]["values"]) for name in (estimator, G2PO))
     return student(values - of_g2po)
@@ -119,7 +119,7 @@ def options(setting: str = "default") -> dict[str, Any]:
     return {**facts["defaults"], **facts["settings"][setting]}
 
 
-# --- Without a language model: credit.py, credit_lambda.py; its gradient's noise: credit_signal.py
+# --- Without a language model: credit.py, credit_lambda.py
 
 
 def areas(estimator: str, norm: str) -> tuple[float, float, float]:
@@ -294,7 +294,7 @@ def rooms_difference(arm: str, other: str, temperature: str) -> tuple[float, flo
     return student(rooms_by_game(temperature, arm) - rooms_by_game(temperature, other))
 
 
-# --- Learning curves from the earlier initial model: results/methods; temperature.py
+# --- Learning curves from the earlier initial model: results/temperature, results/oracles
 
 
 def at_temperature(temperature: str, when: str, model: str = "results") -> np.ndarray:

@@ -5,10 +5,9 @@
     learn    python -m benchmarks.gpu.pretrained --stages smollm2-methods --seeds 200 201 202 203, then
              python -m benchmarks.gpu.methods results.json
     repeat   python -m benchmarks.gpu.repeat
-    memory   python -m benchmarks.gpu.memory
     rooms    python -m benchmarks.gpu.pretrained --stages smollm2-rooms --winner "full weights"
 
 `--shrink` rehearses each without a GPU (`repeat` and `pretrained` with `--generate`), as the tests of the benchmarks
-marked `slow` do. `memory` and `rooms` have no results from a GPU so far, and of `speed` neither hybrids, nor flex
+marked `slow` do. `rooms` has no results from a GPU so far, and of `speed` neither hybrids, nor flex
 attention and TRL's padding on conversations.
 """

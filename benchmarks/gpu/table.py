@@ -1,4 +1,4 @@
-"""The page of a results file on a GPU: `run.py`, `repeat.py`, `pretrained.py` and `memory.py` write it at their end.
+"""The page of a results file on a GPU: `run.py`, `repeat.py` and `pretrained.py` write it at their end.
 
 python -m benchmarks.gpu.table benchmarks/results/gpu/h200/repeat.json    # of a file that is there
 """
@@ -45,7 +45,7 @@ def table(content: Mapping[str, Any]) -> str:
     for name, part in parts.items():
         if name.startswith("phases"):
             lines += speed(name, part.get("findings", []), peak_of(content["machine"]))
-    return "\n".join([*lines, *repeats(content), *memory(content), *runs(parts)]) + "\n"
+    return "\n".join([*lines, *repeats(content), *runs(parts)]) + "\n"
 
 
 def tests(findings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -100,23 +100,6 @@ def repeats(content: Mapping[str, Any]) -> list[str]:
     seconds = content.get("seconds of iterations", {}).items()
     means = [(name, f"{sum(each) / len(each):.2f}") for name, each in seconds if each]
     return [*found, *lines_of(("run", "seconds an iteration, without the first"), means)]
-
-
-def memory(content: Mapping[str, Any]) -> list[str]:
-    """Return the tables of `memory.py`: peaks in GB, and bytes by part."""
-    peaks, parts = [], []
-    for arm in content.get("arms", {}):
-        findings = content["parts"].get(arm, {}).get("findings", [])
-        of = {name: value for finding in findings for name, value in finding.items()}
-        if "held" not in of:
-            continue
-        for phase, counted in of["peaks_counted"].items():
-            used = of["peaks"].get(phase, 0)
-            off = f"{100 * (used / counted - 1):+.1f}" if of["memory_of"] == "GPU" else "not of a GPU"
-            peaks.append((arm, phase, f"{counted / 1e9:.2f}", f"{used / 1e9:.2f}", off))
-        parts += [(arm, part, f"{of['counted'][part]:,.0f}", f"{held:,}") for part, held in of["held"].items()]
-    found = lines_of(("arm", "peak of", "counted, GB", "in use, GB", "off, %"), peaks)
-    return [*found, *lines_of(("arm", "part", "counted, bytes", "held, bytes"), parts)]
 
 
 def runs(parts: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,7 @@ episode and its turn, so that they are the same both ways. Then all prompts of t
 vLLM, with the same lengths and without turns or environments, all at once and as many at a time as there are episodes:
 the engine's own limits. In turn, `repetitions` times; then greedy
 rollouts, whose trajectories must be equal. Prints and writes OUTPUT/results.json: command, machine, raw seconds,
-medians, ratios; and what `simulate_rollout.py` predicts them from: tokens of each prompt and completion, the engine's
-times with so many sequences at once. Needs vLLM (on a CPU: the environment of `make test-vllm`).
+medians, ratios. Needs vLLM (on a CPU: the environment of `make test-vllm`).
 """
 
 from __future__ import annotations

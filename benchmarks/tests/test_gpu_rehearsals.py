@@ -1,7 +1,7 @@
 """Rehearsals without a GPU of stages that a lent GPU runs: their raw files are what the runs have written and held.
 
-The commands are those of a GPU, with `--shrink`, and `generate` in place of vLLM. What only a GPU can do (sleep mode,
-memory in use, kernels) is not in them. `tests` and `speed` have theirs in test_gpu_work.py and test_gpu_run.py.
+The commands are those of a GPU, with `--shrink`, and `generate` in place of vLLM. `tests` and `speed` have theirs in
+test_gpu_work.py and test_gpu_run.py.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu import memory, run
+from benchmarks.gpu import run
 from benchmarks.gpu.table import table
 
 # Enough turns and episodes for some to succeed, and two optimizer steps an iteration.
@@ -100,62 +100,12 @@ def test_learning(tmp_path, stage, seed, port):
     assert ids[0] == ids[1], "methods of a seed play the same tasks with the same weights"
 
 
-@pytest.mark.slow
-def test_memory(tmp_path):
-    """What the trainer holds is what `g2po estimate` counts, to the byte."""
-    found = rehearse("memory", tmp_path)
-    hidden, intermediate, layers, heads, kv_heads, vocabulary = 64, 128, 2, 4, 2, 2048
-    kv = hidden // heads * kv_heads
-    inputs_outputs = {"q": (hidden, hidden), "k": (hidden, kv), "v": (hidden, kv), "o": (hidden, hidden)}
-    inputs_outputs |= {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
-    matrices = sum(a * b for a, b in inputs_outputs.values())
-    parameters = vocabulary * hidden + layers * (matrices + hidden + 2 * kv + 2 * hidden) + hidden
-    adapter = layers * sum(64 * (a + b) for a, b in inputs_outputs.values())
-    float32, bfloat16 = 4 * parameters, 2 * parameters
-    wanted = {
-        "awake": {"weights": float32, "reference": float32, "gradients": float32, "Adam": 2 * float32},
-        "lora": {"weights": bfloat16, "adapter": 4 * 4 * adapter},
-    }
-    assert list(found["skipped"]) == ["asleep"]
-    for arm, parts in wanted.items():
-        findings = found["parts"][arm]["findings"]
-        counted, measured = findings[0], findings[-1]
-        assert measured["held"] == parts
-        assert {part: counted["counted"][part] for part in parts} == parts
-        assert measured["steps"] == 2 and [line["generated_tokens"] > 0 for line in findings[1:-1]] == [True, True]
-        assert 0 < measured["peaks"]["rollout"] < 1e9 and measured["torch_peak"] is None
-        assert measured["update"]["micro_batches"] > 1, "some are full"
-
-
-def test_peaks_are_counted_by_phase():
-    parts = {"weights": 3.0, "gradients": 3.0, "Adam": 6.0, "update": 5.0, "vLLM": 10.0}
-    assert memory.counted(parts, asleep=False) == {"rollout": 19.0, "update": 27.0}
-    assert memory.counted(parts, asleep=True) == {"rollout": 19.0, "update": 17.0}
-    adapter = {"weights": 3.0, "adapter": 1.0, "update": 5.0}
-    assert memory.counted(adapter, asleep=False) == {"rollout": 4.0, "update": 9.0}
-
-
-def test_a_meter_keeps_the_peak_of_each_phase():
-    used = iter([100, 130, 150, 120, 170, 110])  # the first before all
-    meter = memory.Meter(lambda: next(used))
-    for phase in ("rollout", "rollout", "rollout", "update", "update"):
-        meter.phase = phase
-        meter.look()
-    assert meter.peaks == {"rollout": 50, "update": 70}
-
-
-def test_pages_of_peaks_and_repeats():
-    awake = [{"counted": {"weights": 2e9}, "peaks_counted": {"rollout": 60e9, "update": 80e9}, "memory_of": "GPU"}]
-    awake += [
-        {"generated_tokens": 3},
-        {"held": {"weights": 2_000_000_000}, "peaks": {"rollout": 60e9, "update": 88e9}},
-    ]
+def test_page_of_repeats():
     content = {
         "machine": {},
         "started": "today",
-        "arms": {"awake": {}, "asleep": {}},
         "skipped": {"asleep": "no GPU"},
-        "parts": {"awake": {"findings": awake, "exit": 0}},
+        "parts": {},
         "equal until": {"usual": {"of": 6, "weights": 2}},
         "seconds of iterations": {"usual-a": [1.0, 2.0], "usual-b": []},
     }
@@ -163,9 +113,6 @@ def test_pages_of_peaks_and_repeats():
     for line in (
         "no GPU, torch None; today",
         "| asleep |  |  | skipped: no GPU |",
-        "| awake | rollout | 60.00 | 60.00 | +0.0 |",
-        "| awake | update | 80.00 | 88.00 | +10.0 |",
-        "| awake | weights | 2,000,000,000 | 2,000,000,000 |",
         "| usual | weights | 2 of 6 |",
         "| usual-a | 1.50 |",
     ):

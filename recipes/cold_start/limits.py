@@ -2,8 +2,7 @@
 
 *copying*: each action is one of the listed ones, drawn by the model's probabilities of their completions; not where
 these have thoughts. *planning*: the expert's action replaces each of the model's that has an effect, so that what is
-left to the model is to write one. The larger gain in success names the limit. `benchmarks/learning/oracles.py`
-measures the same in ALFWorld.
+left to the model is to write one. The larger gain in success names the limit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
 
 ROOT = Path(__file__).parents[2]
-AGENT, CONFIG = ROOT / "benchmarks/learning/treasure_agent.py", ROOT / "benchmarks/learning/treasure_agent.yaml"
+AGENT, CONFIG = (Path(__file__).with_name(f"treasure_agent.{kind}") for kind in ("py", "yaml"))
 TEACH = (
     "--num_exam_tasks 0 --num_episodes 80 --num_demonstrations 150 --exam_steps 100 --num_exam_episodes 20 "
     "--per_device_train_batch_size 2 --learning_rate 2e-4 --warmup_steps 2 --save_strategy no"
