@@ -12,7 +12,7 @@ from ..credit.graph import StateGraph
 from ..rollout.words import action_text, state_text
 from ..trajectory import Step, Trajectory
 from ..utils.show import ROOM, different_parts, one_line
-from .state_key_test import same_actions
+from .key_quality import same_actions
 
 
 def key_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from ..credit.state_keys import count_in_keys, returned_share
 from ..runs.iterations import Iteration
 from ..runs.summary import FEWEST, before_and_after, careful_error, error_of_share
 from ..trajectory import Trajectory
+from . import key_quality as keys
 from . import losses
-from . import state_key_test as keys
 
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14

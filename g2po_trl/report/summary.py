@@ -9,7 +9,7 @@ from ..runs.iterations import Iteration
 from ..runs.metrics import without_texts
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
-from . import state_key_test as keys
+from . import key_quality as keys
 from .key_texts import hidden_example, key_texts
 from .losses import losses
 

@@ -67,20 +67,6 @@ def as_blocks(messages):
     return found
 
 
-def as_parts(messages):
-    """Return messages as OpenTelemetry's conventions have them."""
-    found = []
-    for message in messages:
-        parts = [{"type": "text", "content": message["content"]}]
-        if message["role"] == "tool":
-            parts = [{"type": "tool_call_response", "id": message["tool_call_id"], "response": message["content"]}]
-        elif message["role"] == "assistant":
-            parts = [{"type": "reasoning", "content": "…"}]
-            parts += [{"type": "tool_call", "id": c["id"], **c["function"]} for c in message["tool_calls"]]
-        found.append({"role": message["role"], "parts": parts})
-    return found
-
-
 def conversations():
     return [
         {"task_id": "mug", "id": name, "reward": reward, "messages": conversation(*places, number=n)}

@@ -31,13 +31,25 @@ MAY_IMPORT = {
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build"},
     "ppo": TRAINING | {"trainer"},
-    "report": {"utils", "trajectory", "prompts", "environments", "agents", "rollout", "credit", "runs"},
+    "report": {"utils", "trajectory", "rollout", "credit", "runs"},
+    "logs": {"utils", "trajectory", "prompts", "environments", "agents", "rollout", "credit"},
     "evaluation": RUNS,
     "check": RUNS | {"evaluation"},
     "estimate": {"utils"},
     "view": RUNS,
     "cli": RUNS
-    | {"experimental", "config", "config_validation", "trainer", "evaluation", "check", "estimate", "report", "view"},
+    | {
+        "experimental",
+        "config",
+        "config_validation",
+        "trainer",
+        "evaluation",
+        "check",
+        "estimate",
+        "report",
+        "logs",
+        "view",
+    },
 }
 MOST_FILES, MOST_MODULES_AT_THE_TOP = 13, 6
 

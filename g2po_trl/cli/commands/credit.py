@@ -7,9 +7,8 @@
 Each line of FILE (or element, of a JSON array) is an episode, as {"task_id", "reward", "messages"} or {"task_id",
 "reward", "calls": [{"messages", "response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"}
 with the reward on one line of the episode. Episodes of one task are compared. Messages, items ("input", "output") and
-responses are as in OpenAI's chat completions and Responses and in Anthropic's Messages. Spans of OpenTelemetry are
-read as exported, with task_id and reward as attributes or on lines of {"task_id", "episode_id": TRACE, "reward"}.
-Parts of unknown kinds are skipped and counted.
+responses are as in OpenAI's chat completions and Responses and in Anthropic's Messages. Parts of
+unknown kinds are skipped and counted.
 
 Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po view FOLDER` and `g2po report FOLDER`.
 """
@@ -25,8 +24,8 @@ from typing import Any
 from ...credit.estimators.registry import ESTIMATORS, compares_steps, estimator_name, make_estimator
 from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
-from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
-from ...report.traces import Traces, trajectories_of_file
+from ...logs.credit import TraceCredit, counts, credit_traces, extremes, rows, states
+from ...logs.traces import Traces, trajectories_of_file
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...report import key_quality as keys
 from ...report import key_texts, losses
-from ...report import state_key_test as keys
 from ...report.plain import five_lines
 from ...report.summary import analyse, verdict_on
 from ...runs.iterations import load_evaluations, load_iterations, load_replaced

@@ -8,7 +8,6 @@ A line of a log is a JSON object in one of these formats (`FORMATS`), distinguis
 | an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and responses |
 | a call | `task_id`, `episode_id`, its request and response |
 | a result | `task_id`, `episode_id`, `reward`, of an episode whose calls are on other lines |
-| spans of OpenTelemetry | those of the OTLP file exporter, or one span (`otel`) |
 
 `success`, `tools` (of an episode or of a call) and the `id` of an episode are optional; `task` may stand for
 `task_id`. A reward of `null` is no result. `reward` is on at least one line of an episode.
@@ -16,7 +15,7 @@ A line of a log is a JSON object in one of these formats (`FORMATS`), distinguis
 A request is `messages` as in OpenAI's chat completions or (with `system`) in Anthropic's Messages, or `input` (and
 `instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's
 message, or the body. An episode of items has `items` in place of `messages`. Parts of unknown kinds are skipped and
-counted (`log_protocols`).
+counted (`protocols`).
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ from ..prompts.state_keys import request_key, state_key_text
 from ..trajectory import Step, Trajectory
 from ..utils.json import json_values
 from ..utils.show import show
-from .log_fields import COMMON, Episode, check_fields, task_of
-from .log_protocols import REQUEST_FIELDS, Request, Response, Skipped, Tools, read_request, read_response
-from .otel import Spans, is_of_spans
+from .fields import COMMON, Episode, check_fields, task_of
+from .protocols import REQUEST_FIELDS, Request, Response, Skipped, Tools, read_request, read_response
 
 StateKey = Callable[[list[Message]], Any]
 
@@ -121,7 +119,6 @@ class _Reader:
         self.state_key = state_key
         self.episodes: dict[tuple[str, str | int], Episode] = {}
         self.free: dict[str, int] = {}  # of each task, the next number for an episode without a name
-        self.spans = Spans()
         self.results: list[tuple[int, Mapping[str, Any]]] = []
         self.found = Traces()
 
@@ -162,9 +159,6 @@ class _Reader:
                     "messages and id"
                 )
         self._add_call(self._episode(number, data, "episode_id"), data)
-
-    def read_spans(self, number: int, data: Mapping[str, Any]) -> None:
-        self.spans.add(number, data)
 
     def read_result(self, number: int, data: Mapping[str, Any]) -> None:
         task_of(data)
@@ -239,10 +233,6 @@ class _Reader:
         return state_key_text(key)
 
     def finish(self) -> Traces:
-        named = {str(data["episode_id"]): data for _, data in self.results}
-        for number, line in self.spans.episodes(named, self.found.skipped):
-            with _at(number):
-                self.read(number, line)
         for number, data in self.results:
             with _at(number):
                 self._episode(number, data, "episode_id")
@@ -304,7 +294,6 @@ class Format:
 
 
 FORMATS = {  # the first that fits
-    "spans": Format(is_of_spans, _Reader.read_spans),
     "calls": Format(lambda data: "calls" in data, _Reader.read_calls, frozenset({"calls", "id"})),
     "call": Format(
         lambda data: data.keys() & {*_RESPONSE, "request"} or (data.keys() & _REQUEST and "episode_id" in data),

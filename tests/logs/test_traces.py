@@ -26,8 +26,8 @@ from run_g2po import outcome
 
 from g2po_trl import StateGraph, g2po
 from g2po_trl.credit.state_keys import merge_similar_keys
-from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
-from g2po_trl.report.traces import trajectories_of_file, trajectories_of_traces
+from g2po_trl.logs.credit import credit_traces, is_shared, rows, states
+from g2po_trl.logs.traces import trajectories_of_file, trajectories_of_traces
 from g2po_trl.rollout.words import action_text
 from g2po_trl.utils.images import as_picture
 

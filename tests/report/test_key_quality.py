@@ -10,9 +10,9 @@ from letter_graphs import episode
 from g2po_envs.sokoban import SokobanEnvironment, level_rows
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
-from g2po_trl.report import state_key_test as keys
+from g2po_trl.report import key_quality as keys
+from g2po_trl.report.key_quality import LAMBDAS, OFTEN, LeftOutErrors
 from g2po_trl.report.plain import five_lines
-from g2po_trl.report.state_key_test import LAMBDAS, OFTEN, LeftOutErrors
 from g2po_trl.runs.iterations import Iteration
 
 
