@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass
 from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
+from .diagnosis import Evidence, Fault
 
 ALMOST_NONE, NEARLY_ALL = 0.01, 0.9  # of completions or actions
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
 
 
 @dataclass
-class Tally:
+class Tally(Evidence):
     """Counts over the rollouts of a run, of all processes.
 
     Args:
-        episodes, errors, successes: number of episodes, those that ended in an error or were lost, successful ones.
-        groups, unequal_groups: number of trained groups with a result, and of those with unequal rewards.
+        unequal_groups: number of trained groups with unequal rewards.
         completions, valid, cut: number of completions, of those with the required format, and of those that reached
             `max_completion_length`, if it is not that of short actions.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
@@ -32,10 +32,6 @@ class Tally:
             visited more than once in its group.
     """
 
-    episodes: int = 0
-    errors: int = 0
-    successes: int = 0
-    groups: int = 0
     unequal_groups: int = 0
     completions: int = 0
     valid: int = 0
@@ -54,11 +50,10 @@ class Tally:
         replaced: Iterable[TrajectoryRecord] = (),
     ) -> None:
         """Count a rollout: the groups that are trained on, all trajectories, and records of `replaced` groups."""
-        self._add_episodes(replaced)
+        self.add_episodes(replaced)
         for group in groups:
-            self._add_episodes(group)
+            self.add_group(group)
             counted = [one for one in group if one.counted]
-            self.groups += bool(counted)
             self.unequal_groups += len({one.reward for one in counted}) > 1
             visits = Counter(key for one in counted for key in one.keys)
             later = [key for one in counted for key in one.keys[1:]]
@@ -72,12 +67,6 @@ class Tally:
             self.admissible += bool(step.admissible)
             self.offered += step.call is not None
             self.called += step.call not in (None, "none")
-
-    def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
-        for one in records:
-            self.episodes += 1
-            self.errors += not one.counted
-            self.successes += one.outcome == "success"
 
     def restart(self) -> None:
         """Reset all counts: training starts again."""
@@ -106,6 +95,9 @@ def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str 
         )
     if (text := cut_off(tally)) is not None:
         return text
+    faults = tally.faults()
+    if faults and faults[0] is not Fault.NO_REWARD:
+        return "{}. {}".format(*tally.describe(faults[0]))
     row = row_of(estimator)
     compares = row.compares if row else None  # an own estimator, or a critic
     if tally.unequal_groups:
@@ -170,6 +162,9 @@ def _remedy(tally: Tally) -> str:
             f"{tally.valid / tally.completions:.1%} of the completions had the required format. Use a stronger model, "
             "or fine-tune it on demonstrations (`g2po teach`)."
         )
+    if Fault.NO_REWARD in tally.faults():
+        text, remedy = tally.describe(Fault.NO_REWARD)
+        return f"{text}. {remedy} If it does, start from a model fine-tuned on demonstrations (`g2po teach`)."
     return "Start from a larger model or one fine-tuned on demonstrations (`g2po teach`), or from easier tasks."
 
 

@@ -63,10 +63,7 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     main([str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "Success 0.0 % in iteration 1. Failures 2 of 2 groups failed in every episode in iteration 1." in said
-    assert (
-        "Verdict Nothing to learn from: all 2 groups failed in every episode, with equal rewards. What to do Start"
-        in said
-    )
+    assert "Verdict Nothing to learn from: all 2 groups failed in every episode, with equal rewards." in said
     main([str(tmp_path), "--details"])
     assert "nan" not in said + capsys.readouterr().out
 
