@@ -29,8 +29,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if "starter" not in parts:  # files that `g2po init` copies
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 

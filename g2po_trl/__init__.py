@@ -11,7 +11,7 @@ from .credit.estimators.registry import ESTIMATORS
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
-_PUBLIC = {  # module -> its public names
+_PUBLIC = {  # module -> its public names; those of g2po_envs are adapters of other libraries
     "config": ("G2POConfig",),
     "credit": (
         *("StateGraph", "TrajectoryRecord", "NormalisedKey", "episode_advantage", "node_advantage", "edge_advantage"),
@@ -22,9 +22,9 @@ _PUBLIC = {  # module -> its public names
     "agents.agent": ("AgentEnvironment",),
     "agents.command": ("AgentCommand",),
     "agents.workspace": ("Workspace",),
-    "environments.adapters.gymnasium": ("GymnasiumEnvironment",),
-    "environments.adapters.textarena": ("TextArenaEnvironment",),
-    "environments.adapters.trl_tools": ("ToolEnvironment",),
+    "g2po_envs.adapters.gymnasium": ("GymnasiumEnvironment",),
+    "g2po_envs.adapters.textarena": ("TextArenaEnvironment",),
+    "environments.tools.trl_tools": ("ToolEnvironment",),
     "environments.contract": ("Observation", "StepResult", "TextEnvironment"),
     "check.contract": ("check_environment",),
     "environments.episode_limits": ("EpisodeLimits",),
@@ -47,7 +47,9 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    module = _MODULE_OF[name]
+    module = module if module.startswith("g2po_envs.") else f"{__name__}.{module}"
+    globals()[name] = value = getattr(import_module(module), name)
     return value
 
 

@@ -36,12 +36,12 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
-from .environments.adapters.mixed import environments_of, mixed
-from .environments.adapters.trl_rewards import with_rewards
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, check_start
+from .environments.several import environments_of, mixed
 from .environments.tasks import check_rows, own_columns, plain, tasks_hash
+from .environments.tools.trl_rewards import with_rewards
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
 from .rollout.stats import RolloutStats

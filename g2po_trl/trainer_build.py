@@ -23,13 +23,13 @@ from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
-from .environments.adapters.mixed import environments_of
-from .environments.adapters.trl_tools import is_tool_environment
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
+from .environments.several import environments_of
 from .environments.tasks import panels_of
+from .environments.tools.trl_tools import is_tool_environment
 from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
 from .prompts.conversation import Message, pictures_of

@@ -33,16 +33,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..environments.adapters.common import import_extra
-from ..environments.adapters.mixed import mixed
-from ..environments.adapters.trl_tools import awaited
 from ..environments.causes import in_words, is_of_environment, is_of_time
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.loading import load, names_a_dictionary, resolve_agent_name
+from ..environments.several import mixed
+from ..environments.tools.trl_tools import awaited
 from ..environments.validation import EnvironmentContractError, unwrap_factory
 from ..prompts.conversation import ChatResponse, Message, as_text, since_last_completion
 from ..prompts.state_keys import request_key, state_key_text, workspace_key
 from ..utils.errors import G2POError
+from ..utils.extras import import_extra
 from ..utils.show import show
 from .dialects.request import MODEL, RefusedRequestError
 from .endpoint import running_endpoint

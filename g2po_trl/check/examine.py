@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..agents.agent import is_agent
 from ..engines.sampling import Sampling, derived_seed
-from ..environments.adapters.mixed import COLUMN, check_limits, check_mixture, environments_of
-from ..environments.adapters.trl_tools import default_history, played_as, text_environment_factory
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.setup import first_steps
+from ..environments.several import COLUMN, check_limits, check_mixture, environments_of
+from ..environments.tools.trl_tools import default_history, played_as, text_environment_factory
 from ..environments.validation import check_task_columns, player_of
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode

@@ -11,12 +11,12 @@ from typing import Any
 
 from ..agents.agent import is_agent
 from ..engines.sampling import derived_seed
-from ..environments.adapters.mixed import environments_of
-from ..environments.adapters.trl_tools import default_history, text_environment_factory
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
+from ..environments.several import environments_of
 from ..environments.tasks import task_id_of
+from ..environments.tools.trl_tools import default_history, text_environment_factory
 from ..prompts.conversation import ChatResponse
 from ..rollout.episode import Episode
 from ..rollout.player import Player

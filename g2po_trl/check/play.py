@@ -12,11 +12,11 @@ from typing import Any
 
 from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling
-from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.tools.trl_tools import random_arguments
 from ..environments.validation import factory_name
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text
 from ..rollout.episode import Episode

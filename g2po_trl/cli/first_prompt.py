@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.sampling import Sampling
-from ..environments.adapters.mixed import COLUMN, environments_of
-from ..environments.adapters.trl_tools import played_as
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.several import COLUMN, environments_of
+from ..environments.tools.trl_tools import played_as
 from ..environments.validation import check_task_columns, player_of
 from ..prompts.conversation import message_text, pictures_of
 from ..prompts.template import PromptTemplate

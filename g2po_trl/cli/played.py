@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..environments.adapters.mixed import mixed
 from ..environments.loading import beside, load
+from ..environments.several import mixed
 from ..environments.tasks import read_tasks
 from ..runs.run_json import load_object, panels_in, read_run
 from ..utils.errors import G2POError

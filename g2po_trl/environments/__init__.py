@@ -1,6 +1,6 @@
 """Environments: the contract of an environment, its validation, tasks and loading.
 
-`pool` runs environments in worker processes; `adapters` wrap environments of other libraries. Only `prompts` and
+`pool` runs environments in worker processes; `tools` wraps those in TRL's style. Only `prompts` and
 `utils` are imported.
 """
 

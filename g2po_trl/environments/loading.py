@@ -28,7 +28,7 @@ def load(name: str) -> Any:
         G2POError: if the object does not exist or cannot be imported.
     """
     if name.startswith(("http://", "https://")):
-        from .adapters.openenv import RemoteEnvironment
+        from g2po_envs.adapters.openenv import RemoteEnvironment
 
         return partial(RemoteEnvironment, [name])
     module, _, attribute = resolve_environment_name(name).rpartition(":")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .adapters.mixed import check_limits, one_task_each, weighted
-from .adapters.trl_rewards import check_reward_columns
-from .adapters.trl_tools import played_as
 from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
 from .failures import describe_failure
 from .pool.pool import EnvironmentFailure, EnvironmentPool
+from .several import check_limits, one_task_each, weighted
 from .tasks import check_datasets, plain
+from .tools.trl_rewards import check_reward_columns
+from .tools.trl_tools import played_as
 from .validation import EnvironmentContractError
 
 if TYPE_CHECKING:

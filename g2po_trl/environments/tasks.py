@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..utils.errors import G2POError
 from ..utils.json import json_values
 from ..utils.show import show
-from .adapters.mixed import COLUMN as ENVIRONMENT
-from .adapters.mixed import check_mixture, environments_of
+from .several import COLUMN as ENVIRONMENT
+from .several import check_mixture, environments_of
 from .validation import check_task_columns
 
 if TYPE_CHECKING:

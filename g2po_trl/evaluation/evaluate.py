@@ -19,13 +19,13 @@ import xxhash
 
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling
-from ..environments.adapters.mixed import check_limits, environments_of, mixed
-from ..environments.adapters.trl_tools import default_history, prompt_template_of, text_environment_factory
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
+from ..environments.several import check_limits, environments_of, mixed
 from ..environments.tasks import read_tasks
+from ..environments.tools.trl_tools import default_history, prompt_template_of, text_environment_factory
 from ..environments.validation import check_task_columns, is_score
 from ..prompts.template import DEFAULT_PROMPT
 from ..runs.panel import Panel

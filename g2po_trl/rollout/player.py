@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines.sampling import Sampling
-from ..environments.adapters.mixed import COLUMN
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.pool import EnvironmentPool
+from ..environments.several import COLUMN
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory, stored_row
 from ..utils.errors import G2POError

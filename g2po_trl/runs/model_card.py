@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from ..agents.agent import is_agent
 from ..engines.sampling import Sampling
-from ..environments.adapters.mixed import environments_of
-from ..environments.adapters.trl_tools import is_tool_environment
+from ..environments.several import environments_of
+from ..environments.tools.trl_tools import is_tool_environment
 from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported

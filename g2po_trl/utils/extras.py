@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import import_module
 from importlib.metadata import requires
 from pathlib import Path
+from types import ModuleType
 
 # Modules that the package of an extra brings along.
 _BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "openenv"}
@@ -28,6 +30,16 @@ def install_command(extra: str) -> str:
     if (clone / "setup.cfg").is_file():
         return f"pip install -e '{clone}[{extra}]'"
     return f"pip install 'g2po-trl[{extra}]'"
+
+
+def import_extra(module: str) -> ModuleType:
+    """Return a module that an extra of the package installs. Raises `ImportError`, naming the extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # the library is installed, one of its dependencies is not
+        raise ImportError(f"{module} is not installed: {install_command(extra_of(module))}") from error
 
 
 def missing_extra(error: ImportError) -> str | None:

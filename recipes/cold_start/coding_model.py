@@ -25,11 +25,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from g2po_recipes.cold_start.coding_modules import draw_state
-from g2po_trl.cli.commands.init import STARTER
+from g2po_trl.cli.commands.init import SOURCES
 from g2po_trl.environments.loading import import_named
 from g2po_trl.prompts.conversation import Message
 
-AGENT = STARTER / "coding" / "agent.py"
+AGENT = SOURCES["coding"] / "agent.py"
 KEYS = ["<action>", "</action>", "|line=", "|old=", "|new=", "|file="]  # tokens of their own, as are line numbers
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY, LINES, WIDTH, LONGEST = 768, 40, 64, 512

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_environment, random_arguments
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.environments.loading import import_named, load
+from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment, random_arguments
 from g2po_trl.environments.validation import validate_observation
 from g2po_trl.prompts.conversation import Message, normalize_messages
 from g2po_trl.prompts.tool_format import ProseTools

@@ -41,7 +41,7 @@ from scripted_agents import (
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.agents import agent as agent_module
 from g2po_trl.agents import endpoint, session
-from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
+from g2po_trl.environments.tools.trl_tools import BrokenEnvironmentError
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.utils.errors import G2POError

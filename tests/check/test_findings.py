@@ -37,10 +37,10 @@ from g2po_trl.check.findings import call_findings, recurrence_by_key, spelled_wo
 from g2po_trl.check.play import Played
 from g2po_trl.cli.first_prompt import FirstPrompt
 from g2po_trl.engines.base import Completion
-from g2po_trl.environments.adapters.trl_tools import played_as
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.failures import describe_failure
 from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.tools.trl_tools import played_as
 from g2po_trl.prompts.state_keys import workspace_key
 from g2po_trl.prompts.tokenization import ChatEncoder
 

@@ -10,15 +10,15 @@ from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
 from g2po_trl.agents.agent import agent_factory
-from g2po_trl.environments.adapters.mixed import check_mixture, mixed, one_task_each, weighted
-from g2po_trl.environments.adapters.trl_rewards import check_reward_columns, with_rewards
-from g2po_trl.environments.adapters.trl_tools import (
+from g2po_trl.environments.several import check_mixture, mixed, one_task_each, weighted
+from g2po_trl.environments.tasks import check_datasets
+from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards
+from g2po_trl.environments.tools.trl_tools import (
     ChatToolEnvironment,
     ToolEnvironment,
     prompt_template_of,
     text_environment_factory,
 )
-from g2po_trl.environments.tasks import check_datasets
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.runs.run_json import describe_object, describe_prompt, load_object, load_prompt

@@ -9,15 +9,15 @@ from tools_by_hand import Safe
 from toy_environments import Countdown
 
 from g2po_trl import EnvironmentPool, G2POError, PoolLimits
-from g2po_trl.environments.adapters.trl_rewards import (
+from g2po_trl.environments.episode_limits import EpisodeLimits
+from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.tools.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
     named_functions,
     with_rewards,
 )
-from g2po_trl.environments.adapters.trl_tools import default_prompt_template, text_environment_factory
-from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.tools.trl_tools import default_prompt_template, text_environment_factory
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.runs.run_json import describe_object, load_object
 

@@ -33,7 +33,7 @@ def test_the_wheel_has_every_file_of_its_folders():
     kinds = {pattern.strip().removeprefix("**/*") for pattern in setup["options.package_data"]["*"].split(",")}
     command = ["git", "ls-files", "g2po_trl", "envs", "recipes"]
     tracked = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    files = [Path(line) for line in tracked if "starter/" not in line]
+    files = [Path(line) for line in tracked if not line.startswith(("envs/starters/", "envs/coding/"))]
     assert files
     assert not [str(file) for file in files if file.suffix not in {".py", *kinds}]
 

@@ -15,7 +15,7 @@ from vision_models import drawing
 from g2po_trl import G2POError
 from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError
-from g2po_trl.environments.adapters.trl_tools import ChatToolEnvironment, ToolEnvironment
+from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation, validate_step
 from g2po_trl.prompts.chat_template import merge_same_roles
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse, Transcript, normalize_messages, pictures_of

@@ -11,10 +11,10 @@ from scripted_actors import ScriptedActor
 from scripted_agents import ask
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
-from g2po_trl.environments.adapters.mixed import check_limits, mixed
-from g2po_trl.environments.adapters.trl_tools import text_environment_factory
 from g2po_trl.environments.contract import Observation, TextEnvironment
 from g2po_trl.environments.episode_limits import LIMITS
+from g2po_trl.environments.several import check_limits, mixed
+from g2po_trl.environments.tools.trl_tools import text_environment_factory
 from g2po_trl.prompts.conversation import ChatRequest, response_action
 from g2po_trl.runs.metrics import rollout_metrics
 from g2po_trl.runs.summary import summarize

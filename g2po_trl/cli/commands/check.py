@@ -30,7 +30,6 @@ from ...check.examine import examine, try_model
 from ...check.findings import spelled_words
 from ...check.play import TEXTS, Played
 from ...engines.sampling import Sampling
-from ...environments.adapters.mixed import COLUMN, environments_of
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import (
     beside,
@@ -43,6 +42,7 @@ from ...environments.loading import (
     resolve_environment_name,
 )
 from ...environments.pool.limits import PoolLimits
+from ...environments.several import COLUMN, environments_of
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import random
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+import g2po_envs
+
 from ...utils.errors import G2POError
 from ..parser import option, parse
 from ..recipe_files import bundled_model
 
-STARTER = Path(__file__).parent / "starter"
+SOURCES = {
+    "environment": Path(g2po_envs.__file__).parent / "starters" / "environment",
+    "agent": Path(g2po_envs.__file__).parent / "starters" / "agent",
+    "coding": Path(g2po_envs.__file__).parent / "coding",
+}
 BUNDLED = "model"  # the bundled model's folder in the new one
 FILES = {
     kind: (f"{kind}.py", "tasks.jsonl", "config.yaml", "teach.yaml", f"test_{kind}.py", "README.md")
@@ -29,16 +32,8 @@ _SMALL = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3
 BUNDLED_SETTINGS = {
     "environment": _SMALL,
     "agent": _SMALL,
-    "coding": {**_SMALL, "STEPS": "30", "TOKENS": "32", "TEACH_RATE": "2.0e-4"},
+    "coding": {**_SMALL, "TOKENS": "32", "TEACH_RATE": "2.0e-4"},
 }
-
-HELD_OUT = 4  # repositories that are never trained on, the last ones of bugs.json
-NAMES = """
-apple bird boat book bottle box bridge cake card chair city cloud coin color cup day desk dog door dress egg engine
-farm field fish flag flower garden glass goal hat hill horse house island jar key kite lake lamp letter mile milk month
-night note paper path pen plant plate pool ring river road room rope shelf ship song star street sun tower toy tree
-wall wheel
-""".split()
 
 
 def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:
@@ -51,56 +46,22 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
         raise G2POError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
     folder.mkdir(parents=True, exist_ok=True)
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
-    if kind == "coding":
-        write_repositories(folder)
-    for source in filter(Path.is_file, (STARTER / kind / name for name in FILES[kind])):
+    for source in filter(Path.is_file, (SOURCES[kind] / name for name in FILES[kind])):
         name, text = source.name, source.read_text(encoding="utf-8")
         text = text.replace("runs/{NAME}", quoted(f"runs/{own}", name)).replace("{NAME}", own)
         for key, value in {**settings, "MODEL": quoted(model or BUNDLED, name)}.items():
             text = text.replace(f"{{{key}}}", value)
         (folder / name).write_text(text, encoding="utf-8")
-    if model is None:
-        own_model = STARTER / kind / BUNDLED
-        shutil.copytree(own_model if own_model.is_dir() else bundled_model("alfworld"), folder / BUNDLED)
-
-
-def write_repositories(folder: Path) -> None:
-    """Write the repositories of the coding agent with a mistake each, and tasks.jsonl, which names them.
-
-    bugs.json has pairs of a correct and a faulty text. Each copy has its functions in another order, and each copy for
-    training its own names. Otherwise a model would learn the files instead of what mistakes look like.
-    """
-    sources, names = STARTER / "coding" / "repositories", []
-    bugs = json.loads((sources / "bugs.json").read_text(encoding="utf-8"))
-    for place, repository in enumerate(bugs):
-        code, tests = (
-            (sources / repository / name).read_text(encoding="utf-8") for name in ("task.py", "test_task.py")
-        )
-        trained = place < len(bugs) - HELD_OUT
-        for number, (right, wrong) in enumerate(bugs[repository], 1):
-            functions = code.strip().replace(right, wrong).split("\n\n\n")
-            first = number % len(functions)
-            names.append(f"{repository}-{number}")
-            texts = {"task.py": "\n\n\n".join([*functions[first:], *functions[:first]]) + "\n", "test_task.py": tests}
-            if trained:
-                texts = renamed(texts, random.Random(names[-1]))
-            copy = folder / "repositories" / names[-1]
+    if kind == "coding":
+        for line in (SOURCES[kind] / "repositories.jsonl").read_text(encoding="utf-8").splitlines():
+            files = json.loads(line)
+            copy = folder / "repositories" / files.pop("repository")
             copy.mkdir(parents=True)
-            for name, text in texts.items():
+            for name, text in files.items():
                 (copy / name).write_text(text, encoding="utf-8")
-    lines = [json.dumps({"repository": name}) + "\n" for name in names]
-    (folder / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
-
-
-def renamed(texts: dict[str, str], rng: random.Random) -> dict[str, str]:
-    """Return Python files with new names for the functions, arguments and variables that task.py defines."""
-    nodes = list(ast.walk(ast.parse(texts["task.py"])))
-    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    given = dict(zip(sorted(own), rng.sample(NAMES, len(own)), strict=True))
-    word = re.compile(r"(?<![\w.\"])(test_)?(" + "|".join(own) + r")(?![\w\"])")
-    return {name: word.sub(lambda found: (found[1] or "") + given[found[2]], text) for name, text in texts.items()}
+    if model is None:
+        own_model = SOURCES[kind] / BUNDLED
+        shutil.copytree(own_model if own_model.is_dir() else bundled_model("alfworld"), folder / BUNDLED)
 
 
 def quoted(word: str, file: str) -> str:

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.causes import in_words
 from ...environments.contract import Observation
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.failures import where_raised
 from ...environments.tasks import read_tasks, task_id_of
+from ...environments.tools.trl_tools import text_environment_factory
 from ...environments.validation import (
     EnvironmentContractError,
     check_task_columns,

@@ -25,8 +25,8 @@ import cloudpickle
 
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
-from ..adapters.mixed import environments_of
 from ..contract import Observation, StepResult, TextEnvironment
+from ..several import environments_of
 from ..validation import factory_name
 from .answers import InvalidAnswerError
 from .episode_log import EnvironmentFailure, PooledEpisode

@@ -1,1 +1,0 @@
-"""Adapters: environments of other libraries as `TextEnvironment`s."""

@@ -1,0 +1,201 @@
+"""TRL's arguments `reward_funcs` and `tools` for environment workers.
+
+`GRPOTrainer` calls a reward function once per batch, with lists. Here it is called in the worker when an episode ends,
+with lists of one, because the environments whose state it reads are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...prompts.conversation import Message
+from ...utils.errors import G2POError
+from ...utils.options import is_of_kind, require
+from ...utils.show import show
+from ..contract import TextEnvironment
+from ..several import environments_of, for_each
+from ..validation import player_of, unwrap_factory
+
+NOT_TOOLS = ("reset", "get_reward", "close")
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
+
+
+class TRLEnvironment:
+    """Tool methods of an environment, functions as tools, and reward functions, combined as in `GRPOTrainer`.
+
+    Args:
+        environment_factory: constructs the environment. `None`: there are only `tools`.
+        reward_funcs: functions `(prompts, completions, environments, **columns)`, which return a list with a number
+            or `None`. Their weighted sum is added to `get_reward()`.
+        reward_weights: one per function. `None`: 1 each.
+        tools: stateless functions.
+
+    Raises:
+        G2POError: if there is no source of rewards, or no tool.
+    """
+
+    def __init__(
+        self,
+        environment_factory: Callable[[], Any] | None,
+        reward_funcs: Sequence[Callable] = (),
+        reward_weights: Sequence[float] | None = None,
+        tools: Sequence[Callable] = (),
+    ):
+        self.environment = None if environment_factory is None else environment_factory()
+        self.reward_funcs = named_functions(reward_funcs)
+        self.reward_weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
+        self.has_get_reward = callable(getattr(self.environment, "get_reward", None))
+        name = "tools" if self.environment is None else type(self.environment).__name__
+        if not self.has_get_reward and not reward_funcs:
+            raise G2POError(
+                f"{name} has no get_reward: add this method, which returns the reward of an episode, or pass "
+                "reward_funcs to the trainer"
+            )
+        methods = () if self.environment is None else class_tools(type(self.environment))
+        self.tools = {tool.__name__: tool for tool in tools}
+        self.tools |= {method: getattr(self.environment, method) for method in methods}
+        if not self.tools:
+            raise G2POError(
+                f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
+            )
+
+    def reset(self, **row: Any) -> Any:
+        """Return what the environment's `reset` returns; `None` without one."""
+        self.take_columns(row)
+        return None if self.environment is None else self.environment.reset(**row)
+
+    def take_columns(self, row: Mapping[str, Any]) -> None:
+        """Set the columns that reward functions get; with several environments those of all, as in TRL."""
+        self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
+
+    async def reward(self, prompt: list[Message], completion: list[Message]) -> tuple[float, dict[str, float]]:
+        """Return an episode's reward and, if it has several parts, each part by its name.
+
+        Raises:
+            G2POError: if a function does not return a list with a number or `None`, or all return `None`.
+        """
+        given = {} if self.environment is None else {"environments": [self.environment]}
+        total, parts = 0.0, {}
+        for (name, function), weight in zip(self.reward_funcs.items(), self.reward_weights):
+            returned = function(prompts=[prompt], completions=[completion], **self._columns, **given)
+            part = _only_reward(name, await returned if inspect.isawaitable(returned) else returned)
+            if part is not None:
+                total, parts[name] = total + weight * part, part
+        if self.has_get_reward:
+            returned = self.environment.get_reward()
+            part = float(await returned if inspect.isawaitable(returned) else returned)
+            total, parts[type(self.environment).__name__] = total + part, part
+        if not parts:
+            raise G2POError(f"no reward: {', '.join(self.reward_funcs)} returned None; one must return a number")
+        return total, parts if len(self.reward_funcs) + self.has_get_reward > 1 else {}
+
+    def close(self) -> Any:
+        return self.environment.close() if callable(getattr(self.environment, "close", None)) else None
+
+
+def class_tools(environment_class: type) -> list[str]:
+    """Return the names of a class's tools: all public methods but the reserved ones. Properties are not read."""
+    names = [name for name, _ in inspect.getmembers(environment_class, inspect.isfunction)]
+    return [name for name in names if not name.startswith("_") and name not in NOT_TOOLS]
+
+
+def with_rewards(
+    environment_factory: Callable | None, reward_funcs: Any, reward_weights: Sequence[float] | None, tools: Any
+) -> Callable | None:
+    """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
+
+    With several environments, each gets them.
+
+    Raises:
+        G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
+    """
+    functions, tools = _as_list(reward_funcs), _as_list(tools)
+    fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions)
+    fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
+    remedy = f"give a list of {len(functions)} numbers, one for each of reward_funcs"
+    remedy = remedy if functions else "leave it out, there are no reward_funcs; scale the reward in the environment"
+    require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
+    if environments_of(environment_factory):
+        return for_each(environment_factory, lambda _, one: with_rewards(one, reward_funcs, reward_weights, tools))
+    made = environment_factory and unwrap_factory(environment_factory)
+    if not tools and (not functions or not callable(made)):
+        return environment_factory
+    if isinstance(made, type) and issubclass(made, TextEnvironment):
+        name = "reward_funcs" if functions else "tools"
+        raise G2POError(
+            f"G2POTrainer does not accept {name} with {made.__name__}: its own steps return rewards. Remove it"
+        )
+    for function in functions:
+        if isinstance(function, str) or not callable(function) or hasattr(function, "forward"):
+            raise G2POError(
+                f"reward_funcs has {show(function)}, a reward model, and rewards are computed in environment workers: "
+                "pass a function that calls a server instead"
+            )
+    keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
+    return functools.partial(TRLEnvironment, environment_factory, **{k: v for k, v in keywords.items() if v})
+
+
+def bound_environment(environment_factory: Callable) -> tuple[Callable | None, Sequence[Callable]]:
+    """Return the environment's class or function, `None` if there is none, and the `tools` of `with_rewards`."""
+    made = unwrap_factory(environment_factory)
+    if made is not TRLEnvironment:
+        return made, ()
+    arguments = _arguments(environment_factory)
+    inner = arguments["environment_factory"]
+    return None if inner is None else unwrap_factory(inner), arguments.get("tools", ())
+
+
+def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
+    """Refuse (`G2POError`) a reward function that cannot be called with the columns of a task."""
+    environment_factory, _ = player_of(environment_factory, task)
+    if unwrap_factory(environment_factory) is not TRLEnvironment:
+        return
+    arguments = _arguments(environment_factory)
+    known = {"prompts", "completions", *(name for name in task if name not in _NOT_COLUMNS)}
+    known |= set() if arguments["environment_factory"] is None else {"environments"}
+    for name, function in named_functions(arguments.get("reward_funcs", ())).items():
+        try:
+            inspect.signature(function).bind(**dict.fromkeys(known))
+        except TypeError as error:
+            raise G2POError(
+                f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers ({error}): add "
+                "the column to the dataset, give the argument a default, or add **kwargs"
+            ) from error
+
+
+def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
+    """Return functions by name; a number is added to equal names."""
+    named: dict[str, Callable] = {}
+    for function in functions:
+        name = own = getattr(function, "__name__", type(function).__name__)
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{own}_{number}"
+        named[name] = function
+    return named
+
+
+def _arguments(environment_factory: functools.partial) -> dict[str, Any]:
+    """Return the arguments of `TRLEnvironment` that `with_rewards` bound."""
+    return inspect.signature(TRLEnvironment).bind(*environment_factory.args, **environment_factory.keywords).arguments
+
+
+def _as_list(given: Any) -> list:
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _only_reward(name: str, returned: Any) -> float | None:
+    """Return the only element of what a reward function returned, a number or `None`."""
+    try:
+        (reward,) = returned
+        number = None if reward is None else float(reward)
+    except (TypeError, ValueError):
+        number = math.inf
+    if number is not None and math.isinf(number):
+        raise G2POError(f"{name} returned {returned!r} for one completion: return a list with one number, or None")
+    return None if number is None or math.isnan(number) else number

@@ -1,0 +1,193 @@
+"""The folder of `g2po init NAME --coding`: its repositories, its agent, and its bundled model's form of calls."""
+
+import ast
+import json
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+from run_g2po import outcome
+
+from g2po_trl.agents.agent import AgentEnvironment
+from g2po_trl.agents.workspace import Workspace
+from g2po_trl.cli.commands.init import FILES, SOURCES
+from g2po_trl.environments.loading import import_named, load
+from g2po_trl.prompts.conversation import ChatResponse
+from g2po_trl.prompts.tool_format import make_tool_format
+
+CODING = SOURCES["coding"]
+REPOSITORIES = [json.loads(line) for line in (CODING / "repositories.jsonl").read_text().splitlines()]
+HELD_OUT = 24  # the last four repositories, with six mistakes each
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, capsys):
+    code, said, errors = outcome(capsys, "init", str(tmp_path / "fix"), "--coding")
+    assert code == 0 and said.endswith("&& g2po check\n"), errors
+    monkeypatch.chdir(tmp_path / "fix")
+    return tmp_path / "fix"
+
+
+def run_tests(folder):
+    command = [sys.executable, "-S", CODING / "run_tests.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_lines_that_the_failing_test_runs(tmp_path):
+    grades = next(one for one in REPOSITORIES if one["repository"] == "grades-6")
+    for name in ("task.py", "test_task.py"):
+        (tmp_path / name).write_text(grades[name])
+    assert run_tests(tmp_path).stdout == (
+        "1 of 3 tests fail: assert plate([40, 90, 60]) == 2\n"
+        "ran task.py:14 task.py:15 task.py:16 task.py:2 task.py:17 task.py:18\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("class TestIt:\n    def test_one(self):\n        assert False\n", "no function test_*"),
+        ("def test_one(tmp_path):\n    pass\n", "1 of 1 tests fail: test(): TypeError"),
+    ],
+)
+def test_tests_that_are_not_run_do_not_pass(tmp_path, tests, said):
+    (tmp_path / "test_task.py").write_text(tests)
+    done = run_tests(tmp_path)
+    assert done.returncode == 1 and said in done.stdout + done.stderr
+
+
+def test_a_call_that_fails_changes_nothing(folder):
+    desk = import_named(str(folder / "agent.py")).Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
+    desk.read("task.py")
+    before = desk.file.read_bytes()
+    for line, new in ((0, "x"), (-1, "x"), (99, "x"), (1, "\ud800")):
+        desk.use("edit", json.dumps({"line": line, "old": "def", "new": new}))
+        assert desk.note.startswith("This call failed") and desk.file.read_bytes() == before, (line, desk.note)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import time\ntime.sleep(9)\n", "the tests take more than 0.2 s"),
+        ("import os, time\nos.fork() or time.sleep(9)\n", "the tests take more than 0.2 s"),
+        ("input()\n", "the tests cannot be run: EOFError"),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff')\n", "\N{REPLACEMENT CHARACTER}1 of "),
+    ],
+)
+def test_code_that_waits_fails_its_tests(folder, monkeypatch, code, said):
+    agent = import_named(str(folder / "agent.py"))
+    desk = agent.Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
+    monkeypatch.setattr(agent, "SECONDS", 0.2 if "take more" in said else 60)
+    (desk.workspace.folder / "task.py").write_text(code + (desk.workspace.folder / "task.py").read_text())
+    desk.use("test", "{}")
+    assert desk.results[-1].startswith(said) and not desk.note
+
+
+def form(function):
+    """Return what a function has in common with its copies in other names and with other constants."""
+    names = {}
+    for node in ast.walk(function):
+        for field in {"name", "arg", "id"} & set(node._fields):
+            setattr(node, field, names.setdefault(getattr(node, field), f"name{len(names)}"))
+        if isinstance(node, ast.Constant):
+            node.value = type(node.value).__name__
+    return ast.dump(function)
+
+
+def test_no_held_out_function_is_trained_on():
+    forms = [{form(function) for function in ast.parse(one["task.py"]).body} for one in REPOSITORIES]
+    assert set.union(*forms[:-HELD_OUT]).isdisjoint(set.union(*forms[-HELD_OUT:]))
+
+
+def test_what_init_writes_is_good(folder, capsys):
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES["coding"], "model"])
+    tasks = [json.loads(line)["repository"] for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    assert tasks == [one["repository"] for one in REPOSITORIES]
+    assert sorted(tasks) == sorted(path.name for path in (folder / "repositories").iterdir())
+    trained, held_out = ({name.partition("-")[0] for name in part} for part in (tasks[:-HELD_OUT], tasks[-HELD_OUT:]))
+    assert len(trained) == 16 and len(held_out) == 4 and trained.isdisjoint(held_out)
+    assert f"num_eval_tasks: {HELD_OUT} " in (folder / "config.yaml").read_text()
+    code, said, errors = outcome(capsys, "check")
+    *lines, following = said.splitlines()
+    warned, *lines = lines
+    assert code == 0 and "random responses succeed in 0 of" in warned, said + errors
+    assert {line.split()[0] for line in lines} <= {"ok", "warning"} and "there is a graph to learn from" in said, said
+    assert following == "Next: g2po teach --agent agent.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout
+
+
+def test_a_command_line_agent_as_in_the_readme(folder):
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    named = '"my-agent", "--prompt"'
+    assert named in code
+    (folder / "command.py").write_text(code.replace(named, f'"python", "{folder}/fake.py"'))
+    (folder / "fake.py").write_text(
+        "import os, pathlib, sys\n"
+        "from openai import OpenAI\n"
+        "asked = [{'role': 'user', 'content': sys.argv[1]}]\n"
+        "said = OpenAI().chat.completions.create(model=os.environ['OPENAI_MODEL'], messages=asked)\n"
+        "file = pathlib.Path('task.py')\n"
+        "file.write_text(file.read_text().replace('-=', said.choices[0].message.content))\n"
+        "pathlib.Path('test_task.py').write_text('')\n"
+    )
+    for said, reward in (("+=", 1.0), ("*=", 0.0)):
+        environment = AgentEnvironment(load(f"{folder}/command.py:coder"), max_turns=2)
+        environment.reset(repository="weather-2")
+        end = environment.step(ChatResponse(said).to_action())
+        environment.close()
+        assert end.terminated and end.reward == reward, end
+        assert f"+        total {said} value" in end.info["diff"] and "test_task.py" in end.info["diff"]
+    assert "-= value" in (folder / "repositories" / "weather-2" / "task.py").read_text()
+
+
+def test_the_bundled_model_writes_short_calls(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tools, form = load(f"{folder}/agent.py:TOOLS"), make_tool_format(tokenizer)
+    assert form.native
+    arguments = {"line": 14, "old": " - 1", "new": ""}
+    call = {"type": "function", "function": {"name": "edit", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    prompt, whole = (
+        tokenizer.apply_chat_template(part, add_generation_prompt=len(part) == 1, return_dict=False)
+        for part in (messages[:1], messages)
+    )
+    assert whole[: len(prompt)] == prompt
+    ids = whole[len(prompt) : whole.index(tokenizer.eos_token_id, len(prompt)) + 1]
+    assert len(ids) <= 24
+    text = tokenizer.decode(ids)
+    assert text == "<action>edit|line= 14|old= - 1|new=</action><|im_end|>"
+    message, valid = form.parse(text, ids, prompt, tools)
+    assert valid and message["tool_calls"] == [call]
+
+
+def test_samples_of_the_bundled_model_have_what_the_expert_does():
+    from tokenizers import Tokenizer
+
+    from g2po_recipes.cold_start.coding_model import Samples, probabilities
+
+    agent = import_named(str(CODING / "agent.py"))
+    code = " 1 def a(b, c):\n 2>     return b + c\n 5 def d(e):\n 6     return e < 1\n"
+    seen = f"{code}undone: line 2: + is now -\n1 of 2 tests fail: assert a(1, 2) == 2"
+    call = agent.expert([{"content": seen}], None, random.Random(0))
+    chances = {tuple(one["arguments"].values()): chance for chance, one in probabilities(agent, seen, call, care=0.4)}
+    assert chances == pytest.approx({(2, "+", "*"): 0.5, (2, "+", "-"): 0.1, (6, "<", "<="): 0.2, (6, "1", "0"): 0.2})
+    tokenizer = Tokenizer.from_file(str(CODING / "model" / "tokenizer.json"))
+    for sample in (Samples(tokenizer, agent, seed).draw(care=0.5) for seed in range(20)):
+        assert [sum(one.values()) for one in sample.following] == pytest.approx([1] * len(sample.positions))
+        assert all(sample.ids[place + 1] in one for place, one in zip(sample.positions, sample.following, strict=True))
+        marked = tokenizer.decode([i for i, mark in zip(sample.ids, sample.marks, strict=False) if mark == 1])
+        assert "\n" not in marked and "def" not in marked and bool(marked) == (">  " in tokenizer.decode(sample.ids))
+
+
+def test_one_kind_at_a_time(tmp_path, capsys):
+    code, _, errors = outcome(capsys, "init", str(tmp_path / "fix"), "--coding", "--agent")
+    assert code and "agent and coding are both given" in errors
