@@ -8,22 +8,63 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 
 from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
-from .diagnosis import Evidence, Fault
 
 ALMOST_NONE, NEARLY_ALL = 0.01, 0.9  # of completions or actions
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
+OVERFLOW = "context overflow"  # failure reason of a prompt that exceeds the model's context
+MOST = 0.5  # of groups or episodes
+
+
+class Fault(StrEnum):
+    """A fault of an environment, in the order in which they are named."""
+
+    DIFFERENT_STARTS = "different_starts"
+    CONTEXT_OVERFLOW = "context_overflow"
+    SINGLE_STATE = "single_state"
+    NO_REWARD = "no_reward"
+
+
+# What was seen, with counts of a `Tally`, and what to do.
+WORDING = {
+    Fault.DIFFERENT_STARTS: (
+        "{different_starts:,} of {groups:,} groups began in different states, so their episodes cannot be compared",
+        "Make reset deterministic in the task's columns, and leave times and random names out of the first "
+        "observation or its state_key.",
+    ),
+    Fault.CONTEXT_OVERFLOW: (
+        "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
+        "Lower max_prompt_length so that prompt and completion fit, shorten observations, or use a model with a "
+        "longer context.",
+    ),
+    Fault.SINGLE_STATE: (
+        "{single_states:,} of {groups:,} groups have one state only, so no action is told from another by where it "
+        "leads",
+        "Show in the observation or the state_key what an action changes.",
+    ),
+    Fault.NO_REWARD: (
+        "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
+        "Check that the environment pays for success: let an expert play (`g2po check`), or play yourself "
+        "(`g2po play`).",
+    ),
+}
 
 
 @dataclass
-class Tally(Evidence):
+class Tally:
     """Counts over the rollouts of a run, of all processes.
 
     Args:
-        unequal_groups: number of trained groups with unequal rewards.
+        episodes, errors, successes: number of episodes, those that ended in an error or were lost, successful ones.
+        overflows, ended, rewarded: number of episodes that ended because the prompt exceeded the model's context, that
+            the environment itself ended, and that succeeded or had a positive reward.
+        groups, unequal_groups: number of trained groups with a result, and of those with unequal rewards.
+        different_starts, single_states: number of groups whose episodes began in different states, and of groups with
+            one state, although an episode has several steps.
         completions, valid, cut: number of completions, of those with the required format, and of those that reached
             `max_completion_length`, if it is not that of short actions.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
@@ -32,7 +73,16 @@ class Tally(Evidence):
             visited more than once in its group.
     """
 
+    episodes: int = 0
+    errors: int = 0
+    successes: int = 0
+    overflows: int = 0
+    ended: int = 0
+    rewarded: int = 0
+    groups: int = 0
     unequal_groups: int = 0
+    different_starts: int = 0
+    single_states: int = 0
     completions: int = 0
     valid: int = 0
     cut: int = 0
@@ -50,13 +100,16 @@ class Tally(Evidence):
         replaced: Iterable[TrajectoryRecord] = (),
     ) -> None:
         """Count a rollout: the groups that are trained on, all trajectories, and records of `replaced` groups."""
-        self.add_episodes(replaced)
+        self._add_episodes(replaced)
         for group in groups:
-            self.add_group(group)
-            counted = [one for one in group if one.counted]
-            self.unequal_groups += len({one.reward for one in counted}) > 1
-            visits = Counter(key for one in counted for key in one.keys)
-            later = [key for one in counted for key in one.keys[1:]]
+            self._add_episodes(group)
+            counted = [episode for episode in group if episode.counted]
+            self.groups += bool(counted)
+            self.unequal_groups += len({episode.reward for episode in counted}) > 1
+            self.different_starts += len({episode.keys[0] for episode in counted if episode.keys}) > 1
+            visits = Counter(key for episode in counted for key in episode.keys)
+            later = [key for episode in counted for key in episode.keys[1:]]
+            self.single_states += bool(later) and len(visits) == 1
             self.later_steps += len(later)
             self.shared_steps += sum(visits[key] > 1 for key in later)
         for step in (step for played in trajectories if played.counted for step in played.steps):
@@ -67,6 +120,36 @@ class Tally(Evidence):
             self.admissible += bool(step.admissible)
             self.offered += step.call is not None
             self.called += step.call not in (None, "none")
+
+    def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
+        for episode in records:
+            self.episodes += 1
+            self.errors += not episode.counted
+            self.successes += episode.outcome == "success"
+            if episode.counted:
+                self.overflows += (episode.failure_reason or "").startswith(OVERFLOW)
+                self.ended += episode.outcome != "truncated" and not episode.failure_reason
+                self.rewarded += episode.outcome == "success" or episode.reward > 0
+
+    @property
+    def counted(self) -> int:
+        """Number of episodes with a result."""
+        return self.episodes - self.errors
+
+    def faults(self) -> list[Fault]:
+        """Return the environment's faults, the first to correct first."""
+        seen = {
+            Fault.DIFFERENT_STARTS: self.different_starts > MOST * self.groups,
+            Fault.CONTEXT_OVERFLOW: self.overflows > MOST * self.counted,
+            Fault.SINGLE_STATE: self.single_states > MOST * self.groups,
+            Fault.NO_REWARD: not self.rewarded and self.ended > MOST * self.counted,
+        }
+        return [fault for fault in Fault if seen[fault]]
+
+    def describe(self, fault: Fault) -> tuple[str, str]:
+        """Return what was seen of a fault, and what to do, as sentences without and with a full stop."""
+        text, remedy = WORDING[fault]
+        return text.format(**vars(self), counted=self.counted), remedy
 
     def restart(self) -> None:
         """Reset all counts: training starts again."""

@@ -9,7 +9,7 @@ from letter_environment import BreakingEnvironment, LetterEnvironment
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.credit.graph import record
 from g2po_trl.runs.callbacks import ClosingVerdict
-from g2po_trl.runs.verdict import Tally, verdict
+from g2po_trl.runs.verdict import Fault, Tally, verdict
 
 
 def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **facts):
@@ -132,3 +132,35 @@ def test_a_run_that_learns_says_nothing(make_trainer, capsys):
     trainer.train()
     assert trainer.tally.unequal_groups and trainer.verdict.text is None
     assert "groups" not in capsys.readouterr().out
+
+
+def records(*paths, reward=0.0, outcome="failure", reason=None):
+    return [
+        record(Trajectory("t", [Step(state, "go") for state in path], reward, outcome, failure_reason=reason))
+        for path in paths
+    ]
+
+
+GOOD = records("ab", "ac", reward=10.0, outcome="success")
+
+
+@pytest.mark.parametrize(
+    ("groups", "faults"),
+    [
+        ([GOOD], []),
+        ([records("ab", "ac"), GOOD], []),
+        ([records("ab", "ac", outcome="truncated")], []),
+        ([records("ab", "ac")], [Fault.NO_REWARD]),
+        ([records("ab", "bc", reward=1.0)], [Fault.DIFFERENT_STARTS]),
+        ([records("aa", "aaa", reward=1.0)], [Fault.SINGLE_STATE]),
+        ([records("a", "a", reward=1.0)], []),
+        ([records("ab", "ab", reason="context overflow: 9 tokens")], [Fault.CONTEXT_OVERFLOW]),
+        ([records("ab", "bc"), records("aa", "bb", outcome="error")], [Fault.DIFFERENT_STARTS, Fault.NO_REWARD]),
+        ([], []),
+    ],
+)
+def test_faults_of_the_environment_come_in_their_order(groups, faults):
+    tally = Tally()
+    tally.add(groups, [])
+    assert tally.faults() == faults
+    assert all(tally.describe(fault)[1] for fault in faults)
