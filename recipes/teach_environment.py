@@ -58,12 +58,12 @@ from g2po_trl.environments.tools.trl_tools import played_as
 from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.rollout.words import failure_kind
 from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import option
 from g2po_trl.utils.show import printable
+from g2po_trl.view.words import failure_kind
 
 DEFAULTS = Path(__file__).parent / "teach" / "environment.yaml"
 DEFAULT_CONFIG = partial(keys_beside, name="teach.yaml")

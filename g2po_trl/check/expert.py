@@ -20,8 +20,8 @@ from ..environments.tools.trl_tools import default_history, text_environment_fac
 from ..prompts.conversation import ChatResponse
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..rollout.words import failure_kind
 from ..trajectory import Step
+from ..view.words import failure_kind
 from .contract import Finding
 from .examine import Extra
 from .play import Played, RandomActor

@@ -17,8 +17,8 @@ from ..environments.failures import describe_failure, where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
-from ..rollout.words import NEWS_KEYS
 from ..trajectory import Step, Trajectory
+from ..view.words import NEWS_KEYS
 from .contract import Finding
 from .play import Played
 from .replay import replay_difference

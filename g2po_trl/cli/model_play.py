@@ -16,10 +16,10 @@ from ..evaluation.actors import make_actor
 from ..evaluation.evaluate import load_panel, make_agent, make_chat_model
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..rollout.words import action_text
 from ..trajectory import Step
 from ..utils.json import to_json
 from ..utils.show import printable
+from ..view.words import action_text
 from .commands import evaluate
 from .played import ended, task_at, tasks_of
 

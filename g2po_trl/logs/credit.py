@@ -14,10 +14,10 @@ import numpy as np
 
 from ..credit.graph import StateGraph
 from ..credit.state_keys import shared_share
-from ..rollout.words import NEWS_KEYS, action_text, state_text
 from ..trajectory import Step
 from ..utils.errors import G2POError
 from ..utils.show import one_line
+from ..view.words import NEWS_KEYS, action_text, state_text
 from .traces import Traces
 
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..rollout.words import action_text, state_text
 from ..trajectory import Step, Trajectory
 from ..utils.show import ROOM, different_parts, one_line
+from ..view.words import action_text, state_text
 from .key_quality import same_actions
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..credit.turning import turning_steps
-from ..rollout.words import action_text, state_text
 from ..runs.iterations import Iteration
 from ..trajectory import Trajectory, is_whole
 from ..utils.json import to_json
 from ..utils.show import one_line, printable
+from ..view.words import action_text, state_text
 
 SHOWN = 5  # tasks and turning points
 TEXT = 60  # characters of a state or an action

@@ -8,7 +8,6 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from ..rollout.words import completion_text
 from ..trajectory import Trajectory
 
 BACKENDS = ("trackio", "wandb", "tensorboard")
@@ -20,10 +19,7 @@ def transcript(trajectory: Trajectory) -> str:
     """Return observations and completions in words, numbered by the steps of the episode."""
     lines = []
     for number, step in enumerate(trajectory.steps, 1):
-        lines += [
-            f"[{number}] {step.observation}",
-            f"> {completion_text(step)}",
-        ]
+        lines += [f"[{number}] {step.observation}", f"> {step.completion or step.action}"]
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 
 

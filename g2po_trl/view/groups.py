@@ -14,10 +14,10 @@ from ..credit.estimators.g2po import g2po_terms
 from ..credit.estimators.registry import ESTIMATORS, row_of
 from ..credit.graph import StateGraph
 from ..credit.turning import turning_steps
-from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
 from .labels import state_labels
 from .texts import Prompts, Texts, conversation_data, episode_data, step_data, task_data
+from .words import state_text
 
 NUM_DISAGREEMENTS = 8
 _ZERO = 1e-6  # values and advantages below it are 0, but for rounding

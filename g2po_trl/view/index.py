@@ -9,11 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..rollout.words import action_text, state_text
 from ..runs.iterations import files_of_iteration, iteration_numbers, load_iteration
 from ..runs.summary import success_error
 from ..trajectory import OUTCOMES, Step
 from .texts import Texts, task_data
+from .words import action_text, state_text
 
 LONGEST = 160  # characters of a state or an action that can be searched
 _NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*"([^"]*)"')

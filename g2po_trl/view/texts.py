@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..rollout.words import action_text, new_messages, state_text
 from ..trajectory import Step, Trajectory, image_file
 from ..utils.images import PLACE, Picture
+from .words import action_text, new_messages, state_text
 
 ONE_LINE = 60  # characters of arguments in a line
 _NAME = re.compile("[0-9a-f]{32}")  # of an image

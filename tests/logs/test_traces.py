@@ -28,8 +28,8 @@ from g2po_trl import StateGraph, g2po
 from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.logs.credit import credit_traces, is_shared, rows, states
 from g2po_trl.logs.traces import trajectories_of_file, trajectories_of_traces
-from g2po_trl.rollout.words import action_text
 from g2po_trl.utils.images import as_picture
+from g2po_trl.view.words import action_text
 
 
 def episodes_of_calls():

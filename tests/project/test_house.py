@@ -31,10 +31,10 @@ MAY_IMPORT = {
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build"},
     "ppo": TRAINING | {"trainer"},
-    "report": {"utils", "trajectory", "rollout", "credit", "runs"},
-    "logs": {"utils", "trajectory", "prompts", "environments", "agents", "rollout", "credit"},
+    "report": {"utils", "trajectory", "credit", "runs", "view"},
+    "logs": {"utils", "trajectory", "prompts", "agents", "credit", "view"},
     "evaluation": RUNS,
-    "check": RUNS | {"evaluation"},
+    "check": RUNS | {"evaluation", "view"},
     "estimate": {"utils"},
     "view": RUNS,
     "cli": RUNS

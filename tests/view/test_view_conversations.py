@@ -9,11 +9,10 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.prompts.conversation import as_text, response_action
 from g2po_trl.prompts.state_keys import request_key
-from g2po_trl.rollout.words import NOTHING, action_text, completion_text, state_text
-from g2po_trl.runs.sample_table import transcript
 from g2po_trl.utils.json import write_json
 from g2po_trl.view import Run
 from g2po_trl.view.texts import Texts, episode_data, step_data
+from g2po_trl.view.words import NOTHING, action_text, state_text
 
 SCRIPT = "<script>document.title = 'taken'</script>"
 SYSTEM = {"role": "system", "content": "You look for books."}
@@ -68,7 +67,7 @@ def folder(tmp_path):
 
 
 def test_steps_in_words():
-    good, bad = episodes()
+    good, _ = episodes()
     assert [state_text(one) for one in good.steps] == [
         "user: Which was the last?",
         f"tool: {RESULT['content']}",
@@ -76,18 +75,10 @@ def test_steps_in_words():
     ]
     query = json.dumps(LONG)
     assert [action_text(one) for one in good.steps] == [f"search({query})", 'open({"id": 7})', "The Land."]
-    assert completion_text(good.steps[0]) == f"Let me see.\nsearch({query})"
-    assert transcript(bad).splitlines()[-1] == "> No idea." and "<raw>" not in transcript(bad)
     assert state_text(step([SYSTEM], said(""))) == "system: You look for books.", "if there is nothing else"
-    assert (
-        action_text(step([SYSTEM], said("")))
-        == completion_text(step([], said("")))
-        == state_text(step([], said("")))
-        == NOTHING
-    )
+    assert action_text(step([SYSTEM], said(""))) == state_text(step([], said(""))) == NOTHING
     texts = Step("Hall.", '{"content": "go"}', completion="<action>go</action>")
-    words = ("Hall.", '{"content": "go"}', "<action>go</action>")
-    assert (state_text(texts), action_text(texts), completion_text(texts)) == words, "an environment of texts"
+    assert (state_text(texts), action_text(texts)) == ("Hall.", '{"content": "go"}'), "an environment of texts"
     assert action_text(Step("o", "free text", messages=[USER])) == "free text"
 
 

@@ -32,13 +32,13 @@ from ...environments.validation import (
     validate_step,
 )
 from ...rollout.episode import Episode, sent
-from ...rollout.words import action_text
 from ...runs.iterations import iteration_numbers, load_iteration
 from ...runs.run_json import read_run
 from ...trajectory import Step, Trajectory, is_whole
 from ...utils.errors import G2POError
 from ...utils.options import Options
 from ...utils.show import printable
+from ...view.words import action_text
 from ..parser import option, parse
 from ..played import ENVIRONMENT, ended, environment_and_tasks, environment_of, task_at
 

@@ -1,4 +1,4 @@
-"""Steps as readable text: in the viewer, in sample tables and in tables of credit.
+"""Steps and failures as readable text: in the viewer and in tables of credit.
 
 A step of a text environment is its observation and its action. A step that answers a chat request has messages and the
 assistant's message as JSON instead.
@@ -41,14 +41,6 @@ def action_text(step: Step) -> str:
     if answer is None:
         return step.action
     return message_text({**answer, "content": ""}) or answer["content"] or NOTHING
-
-
-def completion_text(step: Step) -> str:
-    """Return the model's text: the completion if it is known, or a chat response's content and calls."""
-    answer = step.response
-    if answer is None:
-        return step.action if step.completion is None else step.completion
-    return message_text(answer) or NOTHING
 
 
 def failure_kind(episode: Trajectory) -> str:
