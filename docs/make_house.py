@@ -20,7 +20,7 @@ BEGIN, END = "<!-- written by docs/make_house.py -->", "<!-- to here -->"
 ORDER = (
     "utils", "trajectory", "prompts", "environments", "agents", "engines", "rollout", "credit", "update", "runs",
     "experimental", "config_validation", "config", "trainer_build", "trainer_validation", "trainer", "ppo",
-    "evaluation", "view", "check", "estimate", "report", "logs", "cli",
+    "evaluation", "view", "check", "teach", "estimate", "report", "logs", "cli",
 )  # fmt: skip
 
 

@@ -22,14 +22,10 @@ from trl import ModelConfig, SFTConfig
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
 from g2po_envs.alfworld.games import SIZES
-from g2po_recipes.cold_start.sft import (
-    TeachingArguments,
-    draw_samples,
-    load_base_model,
-    run_teaching,
-)
+from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
+from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
@@ -53,7 +49,7 @@ def main() -> None:
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
     with held(args.output_dir, "output_dir"):
-        to_teach = load_base_model(script_args, args, model_args)
+        to_teach = load_base_model(script_args, args, model_args, smollm2_path)
         games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
         factory = partial(
             AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro

@@ -27,20 +27,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import ModelConfig, SFTConfig
 
-from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
-from g2po_recipes.cold_start.exam import SuccessEvaluation
-from g2po_recipes.cold_start.experts import (
-    Expert,
-    ExpertEnvironment,
-    agent_answer,
-    carried_answer,
-    find_expert,
-    random_answer,
-    recorded_answer,
-)
-from g2po_recipes.cold_start.images import pictures_in
-from g2po_recipes.cold_start.limits import describe_limits
-from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
+from g2po_recipes.smollm2 import smollm2_path
 from g2po_recipes.train_environment import OwnArguments
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.agents.agent import agent_factory
@@ -60,6 +47,20 @@ from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
+from g2po_trl.teach.demonstrations import ExpertActor, build_rows
+from g2po_trl.teach.exam import SuccessEvaluation
+from g2po_trl.teach.experts import (
+    Expert,
+    ExpertEnvironment,
+    agent_answer,
+    carried_answer,
+    find_expert,
+    random_answer,
+    recorded_answer,
+)
+from g2po_trl.teach.images import pictures_in
+from g2po_trl.teach.limits import describe_limits
+from g2po_trl.teach.sft import TeachingArguments, load_base_model, run_teaching
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import option
 from g2po_trl.utils.show import printable
@@ -341,7 +342,7 @@ def main() -> None:
     showing = replace(script_args, max_turns=script_args.demonstration_turns or script_args.max_turns)
     source = choose_source(showing, to_show, load_game(showing), args.seed)
     with held(args.output_dir, "output_dir"):
-        base_model = load_base_model(script_args, args, model_args)
+        base_model = load_base_model(script_args, args, model_args, smollm2_path)
         if script_args.chat_template:
             base_model[1].chat_template = Path(script_args.chat_template).read_text(encoding="utf-8")
         shown = demonstrate(showing, source, game, base_model, args.seed)

@@ -23,14 +23,10 @@ from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
-from g2po_recipes.cold_start.sft import (
-    TeachingArguments,
-    draw_samples,
-    load_base_model,
-    run_teaching,
-)
+from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
+from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
@@ -49,7 +45,7 @@ TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 def main() -> None:
     script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
     with held(args.output_dir, "output_dir"):
-        to_teach = load_base_model(script_args, args, model_args)
+        to_teach = load_base_model(script_args, args, model_args, smollm2_path)
         source = ShopSource(seed=script_args.shop_seed)
         # The expert reads lower-case texts and clicks products by position.
         factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)

@@ -106,7 +106,7 @@ class Learning:
             for split, number in self.sizes.items()
         )
         if "teach" in self.args.parts and not (self.args.shrink or self.args.start or self.args.model):
-            code += f"\nfrom g2po_recipes.cold_start.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
+            code += f"\nfrom g2po_recipes.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
         return [sys.executable, "-c", code]
 
     def teach(self) -> list[str]:

@@ -37,7 +37,7 @@ class ExpertActor(RandomActor):
     expert: Callable[[Episode, random.Random], Any] | None = None
 
     def _step(self, episode: Episode) -> Step | None:
-        from g2po_recipes.cold_start.experts import as_message, prose
+        from g2po_trl.teach.experts import as_message, prose
 
         answer = self.expert(episode, self.rng)
         if answer is None:
@@ -62,7 +62,7 @@ def expert_findings(
 
     `extra`: functions that return further findings about its episodes.
     """
-    from g2po_recipes.cold_start.experts import ExpertEnvironment, agent_answer, carried_answer
+    from g2po_trl.teach.experts import ExpertEnvironment, agent_answer, carried_answer
 
     if environments_of(environment):
         return []

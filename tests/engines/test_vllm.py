@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from second_runner import second_runner
 
-from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
+from g2po_recipes.smollm2 import smollm2_in_cache
 
 pytestmark = [
     pytest.mark.vllm,

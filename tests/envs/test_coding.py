@@ -172,7 +172,7 @@ def test_the_bundled_model_writes_short_calls(folder):
 def test_samples_of_the_bundled_model_have_what_the_expert_does():
     from tokenizers import Tokenizer
 
-    from g2po_recipes.cold_start.coding_model import Samples, probabilities
+    from g2po_envs.tiny.coding_model import Samples, probabilities
 
     agent = import_named(str(CODING / "agent.py"))
     code = " 1 def a(b, c):\n 2>     return b + c\n 5 def d(e):\n 6     return e < 1\n"

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
+from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import load_vllm

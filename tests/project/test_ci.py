@@ -33,10 +33,8 @@ def test_the_model_is_fetched_whenever_it_is_tested(tmp_path, taught):
         text=True,
     )
     fetch, tests, *treasure = log.read_text().splitlines()
-    assert fetch == "-m g2po_recipes.cold_start.smollm2" and tests.startswith(
-        "-m pytest tests/cold_start/test_pretrained.py"
-    )
+    assert fetch == "-m g2po_recipes.smollm2" and "tests/teach/test_pretrained.py" in tests
     assert "treasure" not in tests
-    long = "tests/cold_start/test_treasure.py tests/cold_start/test_treasure_agent.py"
+    long = "tests/teach/test_treasure.py tests/teach/test_treasure_agent.py"
     assert treasure == ([f"-m pytest {long} -m pretrained -o faulthandler_timeout=14400"] if taught else [])
     assert ("Treasure is left out" in done.stdout) == (not taught)

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "report": {"utils", "trajectory", "credit", "runs", "view"},
     "logs": {"utils", "trajectory", "prompts", "agents", "credit", "view"},
     "evaluation": RUNS,
-    "check": RUNS | {"evaluation", "view"},
+    "check": RUNS | {"evaluation", "teach", "view"},
+    "teach": RUNS | {"check"},
     "estimate": {"utils"},
     "view": RUNS,
     "cli": RUNS
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "trainer",
         "evaluation",
         "check",
+        "teach",
         "estimate",
         "report",
         "logs",

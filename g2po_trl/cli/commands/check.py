@@ -165,7 +165,7 @@ def _with_expert(
     """Return the findings with those of the file's expert, if there is one, the worst first."""
     if not _has_expert(file_of(options.name)):
         return list(findings)
-    from g2po_recipes.cold_start.experts import find_expert
+    from g2po_trl.teach.experts import find_expert
 
     from ...check.expert import expert_findings
 

@@ -14,10 +14,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_recipes.cold_start.dataset import build_dataset
-from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
+from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.teach.dataset import build_dataset
 
 FOLDER = smollm2_in_cache()
 pytestmark = [

@@ -27,11 +27,6 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
-from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
-from g2po_recipes.cold_start.images import COLUMN, ImageCollator
-from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
-from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.stop_tokens import get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
@@ -39,6 +34,9 @@ from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.teach.dataset import build_dataset, validate_samples
+from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation
+from g2po_trl.teach.images import COLUMN, ImageCollator
 from g2po_trl.utils.adapters import on_language_part
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.forward_pass import without_cudnn_attention
@@ -170,11 +168,12 @@ class TeachingArguments(Sampling):
 
 
 def load_base_model(
-    script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig
+    script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig, default: Callable[[str], Path]
 ) -> tuple[str, PreTrainedTokenizerBase | ProcessorMixin]:
     """Return the base model, a folder or a Hub id, and its tokenizer, or its processor if it reads images.
 
-    Called first, so that invalid options fail before any work.
+    Called first, so that invalid options fail before any work. `default` returns the folder of the model without
+    `model_name_or_path`, given `cache_dir`.
 
     Raises:
         G2POError: for unsupported options, and an output_dir with another fine-tuning, unless it is complete and
@@ -201,7 +200,7 @@ def load_base_model(
             f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
             "--resume-from-checkpoint auto to go on, --overwrite to begin again, or another --output-dir"
         )
-    name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
+    name = model_args.model_name_or_path or str(default(script_args.cache_dir))
     return name, load_processing_class(name, revision=model_args.model_revision)
 
 
@@ -265,7 +264,7 @@ def run_teaching(
     model.save_pretrained(output)
     processing_class.save_pretrained(output)
     last = results[-1]
-    about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": last["seconds"]}
+    about = {"model": model_args.model_name_or_path or Path(name).name, "seed": args.seed, "seconds": last["seconds"]}
     source = Path(name, "source.json")  # written with SmolLM2's weights
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
     reached = exam.is_passed(last)

@@ -11,15 +11,6 @@ from scripted_agents import tool_loop
 from shipped_templates import CALL, NATIVE, TASK, TOOLS, stop_ids, tokenizer_of
 from tools_by_hand import Safe
 
-from g2po_recipes.cold_start.demonstrations import ExpertActor, as_message, build_rows, message_ids, spoken_after
-from g2po_recipes.cold_start.experts import (
-    ExpertEnvironment,
-    agent_answer,
-    carried_answer,
-    find_expert,
-    random_answer,
-    recorded_answer,
-)
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
 from g2po_trl.agents.agent import agent_factory
 from g2po_trl.engines.base import Completion, Engine
@@ -31,6 +22,15 @@ from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.teach.demonstrations import ExpertActor, as_message, build_rows, message_ids, spoken_after
+from g2po_trl.teach.experts import (
+    ExpertEnvironment,
+    agent_answer,
+    carried_answer,
+    find_expert,
+    random_answer,
+    recorded_answer,
+)
 
 
 def episodes(tasks):

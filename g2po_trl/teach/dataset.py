@@ -9,9 +9,9 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_recipes.cold_start.demonstrations import until_stop
 from g2po_trl.prompts.template import PromptTemplate, last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.teach.demonstrations import until_stop
 from g2po_trl.utils.errors import G2POError
 
 COMPLETION = "<think></think><action>{action}</action>"

@@ -134,7 +134,7 @@ def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkey
 def test_exams_have_the_workers_and_turns_of_the_training(game, tiny_model_dir, monkeypatch, capsys):
     """An expert that needs a turn more than the game has is taught with `demonstration_turns`."""
     pools = []
-    monkeypatch.setattr("g2po_recipes.cold_start.sft.EnvironmentPool", lambda _, limits: pools.append(limits))
+    monkeypatch.setattr("g2po_trl.teach.sft.EnvironmentPool", lambda _, limits: pools.append(limits))
     with open("config.yaml", "a") as file:
         file.write("environment_step_timeout: 7\nenvironment_worker_resets: 5\n")
     (game / "config.yaml").write_text((game / "config.yaml").read_text().replace("max_turns: 3", "max_turns: 1"))

@@ -8,7 +8,7 @@ import programs
 import pytest
 import torch
 
-from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
+from g2po_recipes.smollm2 import smollm2_in_cache
 
 ROOT = Path(__file__).parents[2]
 AGENT, CONFIG = (Path(__file__).with_name(f"treasure_agent.{kind}") for kind in ("py", "yaml"))

@@ -14,11 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
-from g2po_recipes.cold_start.exam import SuccessEvaluation
-from g2po_recipes.cold_start.experts import as_message
-from g2po_recipes.cold_start.limits import completion_scores, describe_limits
-from g2po_recipes.cold_start.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
 from g2po_trl import (
     EnvironmentPool,
     Observation,
@@ -38,6 +33,11 @@ from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
+from g2po_trl.teach.dataset import build_dataset, validate_samples
+from g2po_trl.teach.exam import SuccessEvaluation
+from g2po_trl.teach.experts import as_message
+from g2po_trl.teach.limits import completion_scores, describe_limits
+from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
 
 HALLS = [f"hall {seed}" for seed in range(8)]
 SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for letter in "abcd"] + [
@@ -59,7 +59,7 @@ def arguments(folder, **options):
 
 @pytest.fixture
 def completion_is_a_letter(monkeypatch):
-    monkeypatch.setattr("g2po_recipes.cold_start.dataset.COMPLETION", "{action}")
+    monkeypatch.setattr("g2po_trl.teach.dataset.COMPLETION", "{action}")
 
 
 def trained_on(lessons, tokenizer, folder, model, **options):
@@ -178,7 +178,7 @@ def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, co
     args.bf16 = bf16
     model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
     samples = draw_samples(told, SHOWN, exam(), 0)
-    run_teaching(told, args, model_args, load_base_model(told, args, model_args), samples, exam())
+    run_teaching(told, args, model_args, load_base_model(told, args, model_args, str), samples, exam())
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
@@ -198,7 +198,7 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
     def run(folder, **options):
         args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
         once = exam(rows=[{"seed": 0}])
-        base_model = load_base_model(told, args, model_args)
+        base_model = load_base_model(told, args, model_args, str)
         run_teaching(told, args, model_args, base_model, draw_samples(told, SHOWN, once, 0), once)
 
     evaluate = SuccessEvaluation.evaluate
@@ -264,7 +264,7 @@ def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, o
     args, model_args = arguments(tmp_path), ModelConfig("nothing")
     setattr(model_args if hasattr(model_args, option) else args, option, True)
     with pytest.raises(ValueError, match=f"{option} is set: "):
-        load_base_model(TeachingArguments(), args, model_args)
+        load_base_model(TeachingArguments(), args, model_args, str)
 
 
 def bare_or_tagged(completion, prompt_end=""):

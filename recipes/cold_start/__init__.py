@@ -1,1 +1,0 @@
-"""Cold start: supervised fine-tuning on demonstrations of an expert, before reinforcement learning."""
