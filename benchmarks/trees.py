@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from g2po_trl.update.prefix_order import common_prefix, lexicographic
+from g2po_trl.update.prefix_order import PrefixOrder
 from g2po_trl.update.tree import Tree, grow
 
 
 def make_trees(sequences: Sequence[np.ndarray], max_tokens: int, fork_cost: int | None = None) -> list[Tree]:
     """Return trees of sequences, in lexicographic order; arguments as of `grow`."""
-    order = lexicographic(sequences)
-    overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))]
-    return grow(order, [len(sequences[row]) for row in order], overlaps, max_tokens, fork_cost)
+    return grow(*PrefixOrder(sequences).of(np.arange(len(sequences))), max_tokens, fork_cost)

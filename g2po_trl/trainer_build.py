@@ -291,7 +291,7 @@ def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
     seen = next((first for first in starts if first.images), None)
     if seen is None:
         return
-    trainer.update.layout.notice_images(True)
+    trainer.update.layout.notice_images()
     messages = request_of(Episode("", observation=seen), trainer.setup.prompt_template).messages
     trainer.start_check.sample = sample_conversation(actor.encode, messages)
 

@@ -126,7 +126,7 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str, made: list[Traj
     of = trainer.update.layout
     of.kind = layout
     of.fork_cost = fork_cost(weights_of_a_layer(of.language_model(trainer.model)), trainer.accelerator.device.type)
-    mini_batches, _ = trainer.update.split(batch)
+    mini_batches, _ = trainer.update.split([batch])
     return [micro_batch for part in mini_batches for micro_batch in part]
 
 
@@ -144,7 +144,7 @@ def measure(
     micro_batches, factor = cut(trainer, batch, layout, made), 1.0
     trainer.update.log_probs.needs_old_log_probs = True
     if layout in ("trie", "rows"):
-        of_steps = sum(map(sum, batch.lengths(range(len(batch)))))
+        of_steps = int(batch.lengths().sum())
         factor = of_steps / sum(len(conversation_tokens(one)[0]) for one in made)
     trainer.model.train()
 
@@ -280,7 +280,7 @@ def main() -> None:
             turns=RecordedTrainer.turns,
             step_samples=len(batch),
             conversations=args.conversations,
-            tokens=int(sum(map(sum, batch.lengths(range(len(batch)))))),
+            tokens=int(int(batch.lengths().sum())),
             unique_tokens=by_kind(batch, 0, 0)["different"],
             mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
             mean_completion=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),

@@ -220,10 +220,10 @@ def variants(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
     """Micro-batches of each layout, and tokens in them, without padding."""
     made = {"trl": trl_micro_batches(trainer, batch, max_tokens)}
-    tokens = {"trl": sum(map(sum, batch.lengths(range(len(batch)))))}
+    tokens = {"trl": int(batch.lengths().sum())}
     for layout in LAYOUTS[1:]:
         trainer.update.layout.kind = layout
-        ((made[layout],), metrics) = trainer.update.split(batch)
+        ((made[layout],), metrics) = trainer.update.split([batch])
         tokens[layout] = round(metrics["update/forwarded_tokens"] * (1 - metrics["update/padding_fraction"]))
     return made, tokens
 

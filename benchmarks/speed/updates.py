@@ -100,7 +100,7 @@ class Updates:
             else:
                 update.layout.kind = layout
                 update.config = replace(update.config, max_tokens=self.budget)
-                ((self.parts[layout],), _) = update.split(self.timed)
+                ((self.parts[layout],), _) = update.split([self.timed])
         return self.parts[layout]
 
     def update(self, layout: str, warm_up: bool = False) -> float:

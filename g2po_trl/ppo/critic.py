@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
 
-from ..update.balance import deal_rows, plan_micro_batches
+from ..update.balance import deal, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
 from ..utils.forward_pass import without_cudnn_attention
 
@@ -110,11 +110,12 @@ class Critic:
         Raises:
             FloatingPointError: for a gradient that is not finite, on every process. The weights are unchanged.
         """
-        lengths = list(map(len, prompts))
+        lengths = np.array(list(map(len, prompts)), dtype=np.int64)
         sums, updates = np.zeros(3), 0
         self.model.train()
         for _ in range(epochs):
-            for ranks in deal_rows(lengths, mini_batches, self.accelerator.num_processes, rng):
+            for part in np.array_split(rng.permutation(len(lengths)), mini_batches):
+                ranks = deal(part, lengths, self.accelerator.num_processes)
                 total = sum(map(len, ranks))
                 if total == 0:
                     continue

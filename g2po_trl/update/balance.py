@@ -13,83 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .prefix_order import Ordering
+from .prefix_order import PrefixOrder
 from .tree import Tree, grow, one_each
+
+Planned = list[list[Tree]]  # a micro-batch: the trees of each rank, one of several rows or several of one row each
 
 _BLOCKS = 8  # at least so many blocks of rows in a mini-batch, so that it has many tasks
 _WHOLE = np.iinfo(np.int64).max  # overlap of a row that begins with all of the one before it, as a conversation's turn
-_EVEN = 0.03  # a limit is sought until its bounds differ by this fraction
-
-
-@dataclass
-class RowSummary:
-    """Lengths, advantages and masks of all ranks' rows, numbered by rank and then in each rank's order.
-
-    Args:
-        prompts, completions: (N,) tokens.
-        advantages: (N,) float32.
-        trained: (N,) bool.
-        counts: number of rows that each rank played.
-        with_logprobs: whether the engine returned log-probabilities.
-        with_images: whether any row has an image.
-    """
-
-    prompts: np.ndarray
-    completions: np.ndarray
-    advantages: np.ndarray
-    trained: np.ndarray
-    counts: list[int]
-    with_logprobs: bool
-    with_images: bool = False
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[RowSummary]) -> RowSummary:
-        """Return the summary of all ranks' parts, by rank."""
-        names = ("prompts", "completions", "advantages", "trained")
-        whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        return cls(
-            **whole,
-            counts=[count for part in parts for count in part.counts],
-            with_logprobs=all(part.with_logprobs for part in parts if len(part)),
-            with_images=any(part.with_images for part in parts),
-        )
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    @property
-    def first(self) -> list[int]:
-        """Number of each rank's first row, followed by the number of all rows."""
-        return [0, *np.cumsum(self.counts).tolist()]
-
-    def num_trained_tokens(self, rows: Sequence[int] | slice = slice(None)) -> int:
-        """Return the number of completion tokens of those rows that are trained."""
-        return int((self.completions * self.trained)[rows].sum())
-
-    def with_gradient(self, kl: bool) -> np.ndarray:
-        """Return (N,) bool, whether a row has a gradient.
-
-        A row that is not trained has none. Without a KL term, a row of advantage 0 has none either, since each loss
-        multiplies a token's term by the advantage of its row.
-        """
-        return self.trained & ((self.advantages != 0) | kl)
-
-
-@dataclass
-class MicroBatchPlan:
-    """One micro-batch on all ranks: `trees[rank]`, one of several rows or several of one row each."""
-
-    trees: list[list[Tree]]
-
-    @property
-    def rows(self) -> list[list[int]]:
-        """`rows[rank]`, in the order of the layout."""
-        return [[row for tree in trees for row in tree.rows] for trees in self.trees]
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows on each rank, with those that fill gaps."""
-        return max(1, *map(len, self.rows))
+_HALVINGS = 5  # of the range in which the limit of even trees is sought
 
 
 @dataclass
@@ -129,35 +60,27 @@ class BatchingConfig:
         return self.pad_to_multiple_of if self.layout == "padded" else None
 
     def plan(
-        self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
-    ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-        """Return a plan that balances the tokens of all ranks' rows, in micro-batches, and its metrics.
+        self, order: PrefixOrder, kept: np.ndarray, num_ranks: int, rng: np.random.Generator
+    ) -> list[list[Planned]]:
+        """Return the micro-batches of each mini-batch, which balance the ranks' tokens.
 
         Args:
-            rows: rows of all ranks. Rows without a gradient belong to a mini-batch, but are not processed.
-            ordering: lexicographic order of the rows.
+            order: rows of all ranks.
+            kept: (N,) bool, rows with a gradient. Others belong to a mini-batch, but are not processed.
+            num_ranks: number of ranks.
             rng: in the same state on every rank.
-
-        Returns:
-            [mini-batch][micro-batch]; and metrics: numbers of rows and tokens, number of tokens that the model
-            processes, and the imbalance of ranks before and after.
         """
-        kept, lengths = rows.with_gradient(self.kl), rows.prompts.astype(np.int64) + rows.completions
-        number = self.num_mini_batches
+        number, mini_batches = self.num_mini_batches, []
         if self.mini_batch_size is not None:
-            number = count_mini_batches(len(rows), self.mini_batch_size)
-        order, mini_batches = ordering.sort(range(len(rows))), []
-        overlaps, before = ordering.neighbours(order, lengths), np.append(0, lengths[order])[: len(order)]
-        overlaps[(overlaps == before) & (before > 0)] = _WHOLE
-        for part in split_into_mini_batches(order, overlaps, number, rng):
-            part = part[kept[part]]
-            planned = []
-            for of_scale in self._by_scale(part, lengths):
-                first = len(planned) % len(rows.counts)  # parts of few rows begin with other ranks
-                for one in self._micro_batches(of_scale, lengths, ordering, len(rows.counts)):
-                    planned.append(MicroBatchPlan(one.trees[-first:] + one.trees[:-first]))
-            mini_batches.append(planned or [MicroBatchPlan([[] for _ in rows.counts])])
-        return mini_batches, self._metrics(rows, lengths, kept, mini_batches)
+            number = count_mini_batches(len(kept), self.mini_batch_size)
+        for part in split_into_mini_batches(*order.of(np.arange(len(kept))), number, rng):
+            planned: list[Planned] = []
+            for rows in self._by_scale(part[kept[part]], order.lengths):
+                first = len(planned) % num_ranks  # parts of few rows begin with other ranks
+                for trees in self._micro_batches(rows, order, num_ranks):
+                    planned.append(trees[-first:] + trees[:-first])
+            mini_batches.append(planned or [[[] for _ in range(num_ranks)]])
+        return mini_batches
 
     def _by_scale(self, part: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
         """Return the rows in parts whose forward passes may have several of them."""
@@ -166,60 +89,65 @@ class BatchingConfig:
             parts[scale].append(row)
         return [np.array(rows) for rows in parts.values()]
 
-    def _micro_batches(
-        self, part: np.ndarray, lengths: np.ndarray, ordering: Ordering, num_ranks: int
-    ) -> list[MicroBatchPlan]:
+    def _micro_batches(self, part: np.ndarray, order: PrefixOrder, num_ranks: int) -> list[Planned]:
         if self.layout == "padded":
-            ranks = _deal(part, lengths, num_ranks)
-            widths = [[self._width(lengths[row]) for row in own] for own in ranks]
+            ranks = deal(part, order.lengths, num_ranks)
+            widths = [[self.width(order.lengths[row]) for row in rows] for rows in ranks]
             return [
-                MicroBatchPlan([one_each(own[start:stop], lengths[own[start:stop]].tolist()) for own in ranks])
+                [one_each(rows[start:stop], order.lengths[rows[start:stop]].tolist()) for rows in ranks]
                 for start, stop in plan_micro_batches(widths, self.max_tokens)
             ]
-        order = ordering.sort(part)
-        of = order.tolist(), lengths[order], ordering.neighbours(order, lengths)
+        of = order.of(part)
         trees = grow(*of, self.max_tokens, self.fork_cost)
         if num_ranks > 1:
             trees = self._even(trees, of, num_ranks)
-        ranks = _deal(np.arange(len(trees)), np.array([tree.num_tokens for tree in trees]), num_ranks)
+        ranks = deal(np.arange(len(trees)), np.array([tree.num_tokens for tree in trees]), num_ranks)
         return [
-            MicroBatchPlan([[trees[tree] for tree in own[place : place + 1]] for own in ranks])
-            for place in range(max(map(len, ranks)))
+            [[trees[index] for index in rank[step : step + 1]] for rank in ranks]
+            for step in range(max(map(len, ranks)))
         ]
 
-    def _even(self, trees: list[Tree], of: tuple, num_ranks: int) -> list[Tree]:
-        """Return trees of the smallest limit of tokens at which no rank has more of them than before."""
+    def _even(self, trees: list[Tree], of: tuple[np.ndarray, ...], num_ranks: int) -> list[Tree]:
+        """Return trees of about the smallest limit of tokens at which no rank has more of them than before."""
         number = -(-len(trees) // num_ranks) * num_ranks
-        low, high = sum(tree.num_tokens for tree in trees) // max(number, 1), self.max_tokens
-        while high - low > max(1, _EVEN * high):
+        low = max(sum(tree.num_tokens for tree in trees) // max(number, 1), of[1].max(initial=0))
+        high = self.max_tokens
+        for _ in range(_HALVINGS if low < high else 0):
             middle = (low + high) // 2
-            smaller = grow(*of, middle, self.fork_cost, longer=1.0)
-            if len(smaller) > number:
-                low = middle
-            else:
-                high, trees = middle, smaller
+            smaller = grow(*of, middle, self.fork_cost)
+            low, high, trees = (middle, high, trees) if len(smaller) > number else (low, middle, smaller)
         return trees
 
-    def _width(self, tokens: int) -> int:
-        return -(-int(tokens) // (self.pad_to_multiple_of or 1)) * (self.pad_to_multiple_of or 1)
+    def width(self, tokens: int) -> int:
+        """Return the length of a padded row."""
+        return -(-int(tokens) // (self.row_multiple or 1)) * (self.row_multiple or 1)
 
-    def _metrics(
-        self, rows: RowSummary, lengths: np.ndarray, kept: np.ndarray, mini_batches: list[list[MicroBatchPlan]]
+    def metrics(
+        self, lengths: np.ndarray, kept: np.ndarray, counts: Sequence[int], plan: list[list[Planned]]
     ) -> dict[str, float]:
-        tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
-        for planned in (planned for part in mini_batches for planned in part):
-            for rank, trees in enumerate(planned.trees):
-                own = [tree.num_tokens for tree in trees]
-                tokens[rank] += sum(own) - sum(tree.padding for tree in trees)
-                padded = self.layout == "padded"
-                forwarded += max(len(own), 1) * self._width(max(own, default=1)) if padded else sum(own) or 1
-        first, kept_tokens = rows.first, int(lengths[kept].sum())
+        """Return numbers of rows and tokens, of tokens that the model processes, and the imbalance of ranks.
+
+        Args:
+            lengths: (N,) tokens of rows.
+            kept: (N,) whether they are processed.
+            counts: number of rows that each rank played.
+            plan: what `plan` returned.
+        """
+        tokens, forwarded = np.zeros(len(counts)), 0  # laid out on each rank; on all, with padding
+        for trees in (planned for part in plan for planned in part):
+            for rank, of_rank in enumerate(trees):
+                sizes = [tree.num_tokens for tree in of_rank]
+                tokens[rank] += sum(sizes) - sum(tree.padding for tree in of_rank)
+                padded = max(len(sizes), 1) * self.width(max(sizes, default=1))
+                forwarded += padded if self.layout == "padded" else sum(sizes) or 1
+        kept_tokens = int(lengths[kept].sum())
+        played = [int(part.sum()) for part in np.split(lengths, np.cumsum(counts)[:-1])]
         return {
-            "update/step_samples": len(rows),
-            "update/left_out_fraction": int((~kept).sum()) / max(len(rows), 1),
-            "update/micro_batches": sum(map(len, mini_batches)),
+            "update/step_samples": len(kept),
+            "update/left_out_fraction": int((~kept).sum()) / max(len(kept), 1),
+            "update/micro_batches": sum(map(len, plan)),
             "update/token_imbalance": imbalance(tokens),
-            "rollout/token_imbalance": imbalance([int(lengths[a:b].sum()) for a, b in zip(first, first[1:])]),
+            "rollout/token_imbalance": imbalance(played),
             "update/forwarded_tokens": forwarded,
             "update/repeated_token_fraction": 1 - tokens.sum() / kept_tokens if kept_tokens else 0.0,
             "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
@@ -231,30 +159,8 @@ def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
     return max(1, -(-num_rows // mini_batch_size))
 
 
-def deal_rows(
-    tokens: Sequence[int], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
-) -> list[list[list[int]]]:
-    """Return random mini-batches that do not depend on the number of ranks, each distributed evenly over ranks.
-
-    Mini-batches have equal numbers of rows, give or take one. Within a mini-batch, rows are sorted by length and
-    distributed back and forth, so that ranks get equal numbers of rows (give or take one), of similar lengths at
-    similar places, and sums of tokens that differ by less than the longest row.
-
-    Args:
-        tokens: number of tokens of each row, of all ranks.
-        num_mini_batches: number of mini-batches.
-        num_ranks: number of ranks.
-        rng: in the same state on every rank.
-
-    Returns:
-        [mini-batch][rank] -> row numbers, longest first.
-    """
-    total = np.asarray(tokens, dtype=np.int64)
-    return [_deal(part, total, num_ranks) for part in np.array_split(rng.permutation(len(total)), num_mini_batches)]
-
-
 def split_into_mini_batches(
-    order: np.ndarray, overlaps: np.ndarray, num_mini_batches: int, rng: np.random.Generator
+    rows: np.ndarray, lengths: np.ndarray, overlaps: np.ndarray, num_mini_batches: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Return the rows of random mini-batches of equal size, give or take one, that keep subtrees together.
 
@@ -263,33 +169,35 @@ def split_into_mini_batches(
     mini-batches, whose borders may cut a part.
 
     Args:
-        order: rows in lexicographic order.
-        overlaps: tokens that each has in common with the one before, `_WHOLE` if it continues that one.
+        rows: in lexicographic order.
+        lengths: tokens of each.
+        overlaps: tokens that each has in common with the one before.
         num_mini_batches: number of mini-batches.
         rng: in the same state on every rank.
     """
     if num_mini_batches == 1:
-        return [order]
-    most = max(1, len(order) // (num_mini_batches * _BLOCKS))
-    blocks, left = [], [(0, len(order))]
+        return [rows]
+    before = np.append(0, lengths)[: len(lengths)]
+    overlaps = np.where((overlaps == before) & (before > 0), _WHOLE, overlaps)
+    most = max(1, len(rows) // (num_mini_batches * _BLOCKS))
+    blocks, left = [], [(0, len(rows))]
     while left:
         start, stop = left.pop()
         inside = overlaps[start + 1 : stop]
         if stop - start <= most or inside.min() == _WHOLE:
-            blocks.append(order[start:stop])
+            blocks.append(rows[start:stop])
             continue
         cuts = start + 1 + np.flatnonzero(inside == inside.min())
         cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])
         left += [(start, cut), (cut, stop)]
     shuffled = [blocks[block] for block in rng.permutation(len(blocks))]
-    return np.array_split(np.concatenate([order[:0], *shuffled]), num_mini_batches)
+    return np.array_split(np.concatenate([rows[:0], *shuffled]), num_mini_batches)
 
 
-def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
-    """Return units by rank, longest first, distributed back and forth."""
+def deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
+    """Return units by rank, longest first, distributed back and forth: sums differ by less than the longest unit."""
     longest_first = units[np.argsort(-tokens[units], kind="stable")]
-    place = np.arange(len(units))
-    turn, seat = place // num_ranks, place % num_ranks
+    turn, seat = np.divmod(np.arange(len(units)), num_ranks)
     rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
     return [longest_first[rank == r].tolist() for r in range(num_ranks)]
 
@@ -312,7 +220,7 @@ def plan_micro_batches(widths: Sequence[Sequence[int]], max_tokens: int) -> list
     plan, start, widest = [], 0, 0
     num_rows = max(map(len, widths), default=0)
     for position in range(num_rows):
-        width = max(own[position] for own in widths if position < len(own))
+        width = max(of_rank[position] for of_rank in widths if position < len(of_rank))
         widest = max(widest, width)
         if position > start and (position + 1 - start) * widest > max_tokens:
             plan.append((start, position))

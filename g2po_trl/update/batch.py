@@ -7,8 +7,8 @@ mini-batch is split into micro-batches by *tokens*. Two numbers keep the gradien
   of the rollout or, with `mini_batch_size`, of an average mini-batch, since TRL does not see these mini-batches;
 - `loss_scale`, the factor of a micro-batch's loss for losses that average inside a micro-batch.
 
-All ranks make the same plan from lengths (`balance`), rows move to the ranks that train them (`redistribute`), and
-each rank makes its own tensors.
+All ranks receive all rows, which are small beside a model, and make the same plan (`balance`); each makes its own
+tensors.
 
 A micro-batch contains its rows twice: padded, for TRL's loss, and as the model reads them, in which tokens that rows
 have in common stand once (`tree`).
@@ -17,7 +17,7 @@ have in common stand once (`tree`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ import torch
 
 from ..trajectory import Trajectory
 from ..utils.images import Picture
-from .balance import BatchingConfig, MicroBatchPlan, RowSummary
+from .balance import BatchingConfig, Planned
 from .images import OwnersOf, images_of, keyed
-from .prefix_order import Ordering
+from .prefix_order import PrefixOrder
 from .tree import lay_out
 
 # How a TRL loss averages, and so how its micro-batches add up.
@@ -116,19 +116,18 @@ class StepBatch:
         """Return `images`, with an empty list for each row if there are none."""
         return [()] * len(self) if self.images is None else self.images
 
-    @property
-    def summary(self) -> RowSummary:
-        """Return the lengths, advantages and masks of the rows, from which plans are made."""
-        sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
-        return RowSummary(
-            prompts=sizes[:, 0],
-            completions=sizes[:, 1],
-            advantages=self.advantages,
-            trained=self.trained,
-            counts=[len(self)],
-            with_logprobs=self.logprobs is not None,
-            with_images=self.images is not None,
-        )
+    def with_gradient(self, kl: bool) -> np.ndarray:
+        """Return (rows,) bool, whether a row has a gradient.
+
+        A row that is not trained has none. Without a KL term, a row of advantage 0 has none either, since each loss
+        multiplies a token's term by the advantage of its row.
+        """
+        return self.trained & ((self.advantages != 0) | kl)
+
+    def num_trained_tokens(self, rows: Sequence[int] | None = None) -> int:
+        """Return the number of completion tokens of those rows that are trained; default: of all."""
+        rows = range(len(self)) if rows is None else rows
+        return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
 
     def sequences(self, owners_of: OwnersOf | None = None) -> list[np.ndarray]:
         """Return the token ids of each row, prompt and completion; with `owners_of`, see `images.keyed`."""
@@ -137,9 +136,16 @@ class StepBatch:
             return sequences
         return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images)]
 
-    def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (prompt tokens, completion tokens) of the rows."""
-        return [(len(self.prompt_ids[row]), len(self.completion_ids[row])) for row in rows]
+    def lengths(self) -> np.ndarray:
+        """Return (rows, 2) numbers of prompt tokens and completion tokens."""
+        sizes = [(len(prompt), len(completion)) for prompt, completion in zip(self.prompt_ids, self.completion_ids)]
+        return np.array(sizes, dtype=np.int64).reshape(-1, 2)
+
+    def take(self, rows: Sequence[int]) -> StepBatch:
+        """Return some rows."""
+        lists = (self.prompt_ids, self.completion_ids, self.logprobs, self.images)
+        prompts, completions, logprobs, images = (of and [of[row] for row in rows] for of in lists)
+        return StepBatch(prompts, completions, self.advantages[rows], self.trained[rows], logprobs, images)
 
     def collate(
         self, rows: Sequence[int], num_rows: int, pad_token_id: int, pad_to_multiple_of: int | None = None
@@ -150,10 +156,9 @@ class StepBatch:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
             `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) if the engine returned them.
         """
-        lengths = self.lengths(rows)
-        prompt_width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
+        prompt_width = _round_up(max([1, *(len(self.prompt_ids[row]) for row in rows)]), pad_to_multiple_of)
         # At least 2: TRL's metrics take a tensor of width 1 for one value per row, and would count filler rows.
-        completion_width = _round_up(max([2, *(c for _, c in lengths)]), pad_to_multiple_of)
+        completion_width = _round_up(max([2, *(len(self.completion_ids[row]) for row in rows)]), pad_to_multiple_of)
         prompt_ids = torch.full((num_rows, prompt_width), pad_token_id, dtype=torch.long)
         completion_ids = torch.full((num_rows, completion_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
@@ -182,48 +187,31 @@ class StepBatch:
 def make_mini_batches(
     batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Return one rank's mini-batches of the step samples that each rank played, and metrics."""
-    batch = StepBatch.concatenate(batches)
-    rows = RowSummary.concatenate([part.summary for part in batches])
-    plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences(config.owners_of)), rng)
-    place_of = {row: row for row in range(len(batch))}  # `batch` has the rows of all ranks
-    return collate_plan(plan, batch, place_of, rows, rank, config), metrics
+    """Return one rank's part of the step samples that each rank played, [mini-batch][micro-batch], and metrics.
 
-
-def collate_plan(
-    plan: Sequence[Sequence[MicroBatchPlan]],
-    batch: StepBatch,
-    place_of: dict[int, int],
-    rows: RowSummary,
-    rank: int,
-    config: BatchingConfig,
-) -> list[list[dict[str, Any]]]:
-    """Return the tensors of a rank's part of a plan: [mini-batch][micro-batch], by name.
-
-    `batch` has the rows that the rank trains, and `place_of` their places in it by their numbers in the plan.
-    Besides the tensors of `collate` and `lay_out` there are `num_items_in_batch`, `loss_scale` and `weight`
-    (trained tokens of all ranks).
+    A micro-batch has the tensors of `collate`, `lay_out` and `images_of`, and `num_items_in_batch`, `loss_scale`,
+    `weight` (trained tokens of all ranks) and `rows` (numbers of its rows).
     """
-    num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
+    batch, num_ranks = StepBatch.concatenate(batches), len(batches)
+    order, kept = PrefixOrder(batch.sequences(config.owners_of)), batch.with_gradient(config.kl)
+    plan = config.plan(order, kept, num_ranks, rng)
+    num_tokens, sequences = batch.num_trained_tokens(), batch.sequences()
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
-    sequences = batch.sequences()
     scored_lengths = [len(ids) * bool(trained) for ids, trained in zip(batch.completion_ids, batch.trained)]
 
-    def collate(planned: MicroBatchPlan) -> dict[str, Any]:
-        local_rows = [place_of[row] for row in planned.rows[rank]]
-        micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
-        trees = [replace(tree, rows=[place_of[row] for row in tree.rows]) for tree in planned.trees[rank]]
-        micro_batch |= lay_out(trees, sequences, scored_lengths, config.pad_token_id, config.row_multiple)
-        if rows.with_images:
-            micro_batch |= images_of(trees, sequences, batch.images_of_rows, config.owners_of)
-        micro_batch["num_items_in_batch"] = torch.tensor(num_items)
-        micro_batch["loss_scale"] = loss_scale(
-            config.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan)
-        )
-        micro_batch["weight"] = rows.num_trained_tokens([row for of_rank in planned.rows for row in of_rank])
-        return micro_batch
+    def collate(trees: Planned) -> dict[str, Any]:
+        rows = [[row for tree in of_rank for row in tree.rows] for of_rank in trees]
+        num_rows = max(1, *map(len, rows))
+        micro_batch = batch.collate(rows[rank], num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        micro_batch |= lay_out(trees[rank], sequences, scored_lengths, config.pad_token_id, config.row_multiple)
+        if batch.images is not None:
+            micro_batch |= images_of(trees[rank], sequences, batch.images, config.owners_of)
+        scale = loss_scale(config.loss_type, micro_batch, len(batch), num_tokens, num_ranks, len(plan))
+        micro_batch |= {"num_items_in_batch": torch.tensor(num_items), "loss_scale": scale, "rows": rows[rank]}
+        return micro_batch | {"weight": sum(map(batch.num_trained_tokens, rows))}
 
-    return [[collate(planned) for planned in mini_batch] for mini_batch in plan]
+    mini_batches = [[collate(trees) for trees in mini_batch] for mini_batch in plan]
+    return mini_batches, config.metrics(order.lengths, kept, list(map(len, batches)), plan)
 
 
 def loss_scale(

@@ -7,27 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from ..utils.errors import G2POError
-from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import attention_of, expose_body, forget_rotary_lengths, fused_log_probs, own_log_probs
 from .attention import Branches, arithmetic, attention_by_branches, limits, rotary_scales, why_not_by_branches
 from .forks import fork_cost, forked_passes
 from .images import image_inputs_of
 from .policy.probe import why_not_forked
-from .tree import is_exact, lay_out, one_each
 
 logger = logging.getLogger(__name__)
-
-_CHECKED = 4  # samples of each process that are scored alone
-
-# Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
-_NATS, _NATS_IN_HALF = 1e-3, 0.1
 
 # (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
 Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
@@ -86,7 +78,7 @@ class Layout:
             self.kind, self.fork_cost = "forked", fork_cost(weights_of_a_layer(model), accelerator.device.type)
             against = self._why_not_forked(model, checkpointing)
             if against is not None:
-                self._fall_back(f"{reason}, and {against}")
+                self.fall_back(f"{reason}, and {against}")
             self._found_for.append(self.kind)  # with checkpointing or shards another run may take another
 
     @property
@@ -114,17 +106,15 @@ class Layout:
             self.kind, self.checked_length = state["kind"], state["checked_length"]
             self.has_images = state["has_images"]
 
-    def notice_images(self, has_images: bool) -> None:
-        """Compare the layout again with the first images. All ranks of a model that reads images call it."""
-        if self.has_images or self.kind == "padded":
-            return
-        flag = torch.tensor(int(has_images), device=self.accelerator.device)
-        if self.accelerator.reduce(flag, reduction="sum"):
+    def notice_images(self) -> None:
+        """Compare the layout again: rows have images."""
+        if not self.has_images and self.kind != "padded":
             self.has_images, self.checked_length = True, 0
             if self.kind == "forked":
-                self._fall_back("rows have images, which a cache does not fork")
+                self.fall_back("rows have images, which a cache does not fork")
 
-    def _fall_back(self, reason: str) -> None:
+    def fall_back(self, reason: str) -> None:
+        """Continue with padded rows, with a message."""
         logger.warning(f"token_layout is 'shared' and 'padded' is used: {reason}.")
         self.kind, self.checked_length = "padded", 0
 
@@ -178,55 +168,15 @@ class Layout:
         log_probs, entropies = (None if of is None else _in_rows(of, completion_mask) for of in found)
         return log_probs, entropies if compute_entropy else None
 
-    # -- the check against rows alone ------------------------------------------------------------------------------
+    def needs_check(self, longest: int) -> bool:
+        """Return whether trees with a sequence of that many tokens are to be compared with samples alone.
 
-    def verify(self, model: torch.nn.Module, mini_batches: Sequence[Sequence[dict[str, Any]]], score: Score) -> bool:
-        """Return whether the layout is exact on sequences of this length; fall back if not. All ranks call it.
-
-        It compares log-probabilities at the beginning, and again when the longest sequence is twice as long as any
-        compared so far or passes a length beyond which the model computes differently.
+        They are at the beginning, and again when the longest sequence is twice as long as any compared so far or
+        passes a length beyond which the model computes differently.
         """
-        if self.kind == "padded":
-            return True
-        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
-        fullest = max(trees, key=_longest, default=micro_batches[0])
-        own = torch.tensor([_longest(fullest) if trees else 0], device=self.accelerator.device)
-        longest, known = int(self.accelerator.gather(own).max()), self.checked_length
-        if longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(self.config)):
-            return True
-        self.checked_length, looked_at = longest, [fullest]
-        if self.has_images:
-            looked_at.append(max((one for one in trees if any(one.get("images", ()))), key=_longest, default=fullest))
-        reasons = [self._difference(model, micro_batch, score) for micro_batch in looked_at]
-        reason = next(filter(None, reasons), None)
-        if reason is not None:
-            self._fall_back(reason)
-        return reason is None
-
-    def _difference(self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score) -> str | None:
-        """Return in which way the layout changes log-probabilities, `None` if only by rounding."""
-        rows = _some_rows(micro_batch)
-        passes = [_alone(micro_batch, row) for row in rows]
-        with evaluation_mode(model), torch.no_grad():
-            wanted = torch.cat([score(model, one) for one in passes]).float()
-            mask = torch.cat([one["completion_mask"] for one in passes]).to(wanted.device)
-            why = ""
-            try:
-                off = ((score(model, micro_batch)[rows].float() - wanted).abs() * mask).nan_to_num(torch.inf)
-            except Exception as error:  # models that do not take it raise errors of any class
-                off, why = torch.full_like(wanted, torch.inf), f" ({type(error).__name__}: {error})"
-        if "branches" in micro_batch and not is_exact(micro_batch, *_sequences(micro_batch)):
-            off, why = torch.full_like(wanted, torch.inf), " (branches attend to other tokens than their own)"
-        sums = torch.stack([off.sum(), mask.sum().float()])
-        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        limit = _NATS if self.precision(model) == torch.float32 else _NATS_IN_HALF
-        if total <= limit * max(tokens, 1):
-            return None
-        return (
-            f"on sequences of up to {self.checked_length} tokens log-probabilities differ from those of a sequence "
-            f"alone by {total / max(tokens, 1):.2g} on average, and rounding explains {limit:.2g}{why}"
-        )
+        known = self.checked_length
+        beyond = any(known <= limit < longest for limit in limits(self.config))
+        return self.kind != "padded" and (longest >= 2 * max(known, 1) or beyond)
 
     def language_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the causal language model inside all wrappers."""
@@ -259,41 +209,3 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return (M,) values at the ones of the mask, (rows, C), and 0 elsewhere."""
     mask = mask.to(scored.device, torch.bool)
     return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
-
-
-def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:
-    """Return (rows,) tokens of scored rows, 0 of others."""
-    prompts, completions = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
-    return (prompts + completions) * (completions > 0)
-
-
-def _longest(micro_batch: dict[str, Any]) -> int:
-    return int(_lengths(micro_batch).max())
-
-
-def _some_rows(micro_batch: dict[str, Any]) -> list[int]:
-    """Return the longest row, one with images if there is any, and others, as many on every rank."""
-    lengths, images = _lengths(micro_batch), micro_batch.get("images", ())
-    longest = int(lengths.argmax())
-    scored = lengths.nonzero().flatten().tolist() or [longest]
-    spread = [scored[place * (len(scored) - 1) // (_CHECKED - 2)] for place in range(_CHECKED - 1)]
-    shown = next((row for row in scored if row < len(images) and images[row]), spread[1])
-    return [longest, spread[0], shown, spread[-1]]
-
-
-def _sequences(micro_batch: dict[str, Any]) -> tuple[list[np.ndarray], list[int]]:
-    """Return the rows' token ids, and how many at their ends are scored."""
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    rows = list(zip(*(micro_batch[name].numpy() for name in names)))
-    found = [np.concatenate([prompt[shown > 0], answer[scored > 0]]) for prompt, shown, answer, scored in rows]
-    return found, [int(scored.sum()) for *_, scored in rows]
-
-
-def _alone(micro_batch: dict[str, Any], row: int) -> dict[str, Any]:
-    """Return a row of a micro-batch as a micro-batch."""
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    one: dict[str, Any] = {name: micro_batch[name][row : row + 1] for name in names}
-    sequences, num_scored = _sequences(one)
-    if "images" in micro_batch:
-        one |= {"images": micro_batch["images"][row : row + 1] or [[]], "images_before": [0]}
-    return one | lay_out(one_each([0], [len(sequences[0])]), sequences, num_scored, 0)

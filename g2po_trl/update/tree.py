@@ -63,7 +63,6 @@ def grow(
     overlaps: Sequence[int],
     max_tokens: int,
     fork_cost: int | None = None,
-    longer: float = 1.5,
 ) -> list[Tree]:
     """Return sequences, in the order given, in trees that repeat the fewest tokens; of equal ones, the fewest trees.
 
@@ -71,14 +70,13 @@ def grow(
         rows: numbers of the sequences.
         lengths: tokens of each.
         overlaps: tokens that each has in common with the one before.
-        max_tokens: maximum number of tokens of a tree.
+        max_tokens: maximum number of tokens of a tree; one with a longer sequence may have 1.5 times that one's.
         fork_cost: of forked rows, see `forks.fork_cost`.
-        longer: a sequence beyond `max_tokens` may be joined by others, up to so many times its own tokens.
     """
-    lengths, overlaps = np.asarray(lengths, dtype=np.int64), np.asarray(overlaps, dtype=np.int64)
+    rows, lengths, overlaps = (np.asarray(numbers, dtype=np.int64) for numbers in (rows, lengths, overlaps))
     before, max_tokens = np.append(0, lengths)[:-1], min(max_tokens, int(lengths.sum()))
     tokens, keys = np.cumsum(lengths - overlaps), np.cumsum(lengths - before * (overlaps == before))
-    limits = np.where(lengths > max_tokens, (longer * lengths).astype(np.int64), max_tokens)
+    limits = np.where(lengths > max_tokens, (1.5 * lengths).astype(np.int64), max_tokens)
     # The least cost of the sequences before each: tokens repeated where a tree begins, and one for each tree.
     costs, first_of, first = np.zeros(len(lengths) + 1, dtype=np.int64), [], 0
     for last in range(len(lengths)):
@@ -96,7 +94,9 @@ def grow(
     while stop:
         start = first_of[stop - 1]
         shared = [0, *overlaps[start + 1 : stop].tolist()]
-        trees += _trees(list(rows[start:stop]), shared, lengths[start:stop].tolist(), max_tokens, fork_cost)[::-1]
+        trees += _trees(
+            np.asarray(rows)[start:stop].tolist(), shared, lengths[start:stop].tolist(), max_tokens, fork_cost
+        )[::-1]
         stop = start
     return trees[::-1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from ..utils.forward_pass import without_cudnn_attention
+from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
@@ -20,8 +20,10 @@ from .images import images_of
 from .layout import Layout
 from .log_probs import Correction, LogProbs
 from .prefix_order import common_prefix
-from .redistribute import make_mini_batches_over_ranks
-from .tree import grow, lay_out, one_each
+from .tree import grow, is_exact, lay_out, one_each
+
+# Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
+_NATS, _NATS_IN_HALF = 1e-3, 0.1
 
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
@@ -62,29 +64,73 @@ class Update:
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
     ) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, in a verified layout, and `update/*` metrics."""
-        if self.layout.image_inputs is not None:
-            self.layout.notice_images(local.images is not None)
-        mini_batches, metrics = self.split(local, step)
-        while not self.verify_layout(model, mini_batches):
-            mini_batches, metrics = self.split(local, step)
-        return mini_batches, metrics
-
-    def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches) -> bool:
-        """Return whether the layout gives the log-probabilities of samples alone; change it if not."""
-        return self.layout.verify(model, mini_batches, self.score)
-
-    def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
-        """Return this rank's part of all ranks' step samples, the same at each call, and `update/*` metrics."""
-        accelerator, config = self.accelerator, self.batching_config()
-        rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
-        if accelerator.num_processes == 1:
-            mini_batches, metrics = make_mini_batches([local], 0, config, rng)
-        else:
-            gather = lambda thing: gather_object([thing])  # noqa: E731
-            rank, device = accelerator.process_index, accelerator.device
-            mini_batches, metrics = make_mini_batches_over_ranks(local, rank, config, rng, gather, device)
+        batches = gather_object([local])
+        if any(batch.images is not None for batch in batches):
+            self.layout.notice_images()
+        mini_batches, metrics = self.split(batches, step)
+        while not self.verify_layout(model, mini_batches, batches):
+            mini_batches, metrics = self.split(batches, step)
         self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
         return mini_batches, metrics
+
+    def split(self, batches: Sequence[StepBatch], step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
+        """Return this rank's part of all ranks' step samples, the same at each call, and `update/*` metrics."""
+        rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
+        return make_mini_batches(batches, self.accelerator.process_index, self.batching_config(), rng)
+
+    def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches, batches: Sequence[StepBatch]) -> bool:
+        """Return whether the layout gives the log-probabilities of samples alone; fall back if not.
+
+        Compared are the tree with the longest sequence, and with images also one that shows any. All ranks call it.
+        """
+        layout, batch = self.layout, StepBatch.concatenate(batches)
+        lengths, images = batch.lengths().sum(1) * batch.trained, batch.images_of_rows
+        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
+        trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
+        by_length = sorted(trees, key=lambda tree: lengths[tree["rows"]].max(), reverse=True) or micro_batches[:1]
+        longest = max(gather_object([int(lengths[by_length[0]["rows"]].max()) if trees else 0]))
+        if not layout.needs_check(longest):
+            return True
+        layout.checked_length, compared = longest, by_length[:1]
+        if layout.has_images:
+            compared += [tree for tree in by_length if any(images[row] for row in tree["rows"])][:1] or compared
+        reason = next(filter(None, [self._why_inexact(model, tree, batch, lengths) for tree in compared]), None)
+        if reason is not None:
+            layout.fall_back(f"on sequences of up to {longest} tokens {reason}")
+        return reason is None
+
+    def _why_inexact(
+        self, model: torch.nn.Module, tree: dict[str, Any], batch: StepBatch, lengths: np.ndarray
+    ) -> str | None:
+        """Return in which way a tree changes log-probabilities, `None` if only by rounding."""
+        rows = tree["rows"] or [0]
+        scored = [row for row in rows if lengths[row]] or rows[:1]
+        shown = next((row for row in scored if batch.images_of_rows[row]), scored[len(scored) // 2])
+        chosen = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]]  # as many on every rank
+        sizes = batch.lengths()[:, 1] * batch.trained
+        why = ""
+        with evaluation_mode(model), torch.no_grad():
+            alone = [self.score(model, self.micro_batch(batch.take([row]), "padded"))[0] for row in chosen]
+            try:
+                found = self.score(model, tree)
+            except Exception as error:  # models that do not take it raise errors of any class
+                found, why = None, f" ({type(error).__name__}: {error})"
+        off = [
+            torch.full_like(wanted, torch.inf) if found is None else found[rows.index(row), : sizes[row]] - wanted
+            for row, wanted in ((row, wanted[: sizes[row]]) for row, wanted in zip(chosen, alone))
+        ]
+        off = torch.cat(off).float().abs().nan_to_num(torch.inf)
+        if "branches" in tree and not is_exact(tree, [batch.sequences()[row] for row in rows], sizes[rows].tolist()):
+            off, why = torch.full_like(off, torch.inf), " (branches attend to other tokens than their own)"
+        sums = torch.stack([off.sum(), off.new_tensor(len(off))])
+        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        limit = _NATS if self.layout.precision(model) == torch.float32 else _NATS_IN_HALF
+        if total <= limit * max(tokens, 1):
+            return None
+        return (
+            f"log-probabilities differ from those of a sequence alone by {total / max(tokens, 1):.2g} on average, and "
+            f"rounding explains {limit:.2g}{why}"
+        )
 
     def micro_batch(self, batch: StepBatch, layout: str | None = None) -> dict[str, Any]:
         """Return all rows of a batch, in order, as one micro-batch in a layout, to be scored; default: the current."""
@@ -98,7 +144,8 @@ class Update:
         if batch.images is not None:
             micro_batch |= images_of(trees, sequences, batch.images, config.owners_of)
         completions = list(map(len, batch.completion_ids))
-        return micro_batch | lay_out(trees, sequences, completions, config.pad_token_id, config.row_multiple)
+        micro_batch |= lay_out(trees, sequences, completions, config.pad_token_id, config.row_multiple)
+        return micro_batch | {"rows": list(rows)}
 
     def batching_config(self, kind: str | None = None) -> BatchingConfig:
         """Return the options of batching for a layout; default: the current."""

@@ -82,7 +82,7 @@ def off_at_other_lengths(trainer) -> float:
     batch, update = StepBatch(list(prompts), list(completions), ones, ones.astype(bool)), trainer.update
     with torch.no_grad():
         wanted = alone(trainer.model.eval(), sequences, scored)
-        while not update.verify_layout(trainer.model, [[update.micro_batch(batch)]]):
+        while not update.verify_layout(trainer.model, [[update.micro_batch(batch)]], [batch]):
             pass
         return (update.score(trainer.model, update.micro_batch(batch)) - wanted).abs().max().item()
 

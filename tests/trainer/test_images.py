@@ -68,7 +68,7 @@ def test_log_probabilities_and_gradient_are_those_of_rows_alone(tmp_path, family
     found = flat_gradient(trainer, whole)
     assert (found - wanted).norm() / wanted.norm() < 1e-5
     trainer.update.config.max_tokens = 80  # several micro-batches
-    (parts,), _ = trainer.update.split(batch)
+    (parts,), _ = trainer.update.split([batch])
     assert len(parts) > 1
     assert (flat_gradient(trainer, parts) - wanted).norm() / wanted.norm() < 1e-5
     batch.images = [images[:-1] + [inverted(images[-1])] for images in batch.images]

@@ -200,7 +200,7 @@ def test_gradient_without_rows_of_no_advantage_is_the_same(make_trainer):
         found = {}
         for beta in (0.0, 1.0):
             trainer.update.log_probs.beta = beta
-            mini_batches, metrics = trainer.update.split(batch)
+            mini_batches, metrics = trainer.update.split([batch])
             left_out, rows = (
                 metrics["update/left_out_fraction"],
                 sum(len(m["advantages"]) for p in mini_batches for m in p),

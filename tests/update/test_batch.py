@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from g2po_trl.trajectory import Step, Trajectory
-from g2po_trl.update.balance import deal_rows, imbalance, plan_micro_batches
+from g2po_trl.update.balance import deal, imbalance, plan_micro_batches
 from g2po_trl.update.batch import StepBatch, loss_scale
 
 
@@ -35,24 +35,14 @@ def test_plan_of_nothing_is_one_filler_row():
     assert plan_micro_batches([[], []], 100) == [(0, 1)]
 
 
-def test_dealing_drops_nothing_and_mini_batches_do_not_depend_on_the_ranks():
-    lengths = np.random.default_rng(1).integers(1, 1000, 23)
-    mini_batches = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
-    assert sorted(row for part in mini_batches[1] for row in part[0]) == list(range(23))
-    assert sorted(len(part[0]) for part in mini_batches[1]) == [5, 6, 6, 6]
-    for num_ranks, dealt in mini_batches.items():
-        for part, whole in zip(dealt, mini_batches[1]):
-            assert len(part) == num_ranks and max(map(len, part)) - min(map(len, part)) <= 1
-            assert sorted(row for rows in part for row in rows) == sorted(whole[0])
-            assert all(lengths[rows].tolist() == sorted(lengths[rows], reverse=True) for rows in part)
-
-
 def test_ranks_get_equal_work():
     rng = np.random.default_rng(0)
     for _ in range(50):
         lengths = rng.integers(1, 4000, rng.integers(1, 300))
         num_ranks = int(rng.integers(1, 9))
-        (dealt,) = deal_rows(lengths, 1, num_ranks, rng)
+        dealt = deal(rng.permutation(len(lengths)), lengths, num_ranks)
+        assert sorted(row for rows in dealt for row in rows) == list(range(len(lengths)))
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
         work = [lengths[rows].sum() for rows in dealt]
         assert max(work) - min(work) <= max(lengths)
     assert imbalance([3, 1]) == 1.5 and imbalance([0, 0]) == 1.0
@@ -61,7 +51,7 @@ def test_ranks_get_equal_work():
 def test_concatenation_keeps_rows_in_order():
     first, second = batch_of([(3, 1), (1, 2)]), batch_of([(5, 4)])
     both = StepBatch.concatenate([first, StepBatch.from_trajectories([], []), second])
-    assert both.lengths(range(3)) == [(3, 1), (1, 2), (5, 4)] and both.advantages.tolist() == [0, 1, 0]
+    assert both.lengths().tolist() == [[3, 1], [1, 2], [5, 4]] and both.advantages.tolist() == [0, 1, 0]
     assert both.logprobs is None
     nothing = StepBatch.concatenate([StepBatch.from_trajectories([], [])] * 2)
     assert len(nothing) == 0
@@ -99,7 +89,7 @@ def test_collate():
     assert tensors["completion_ids"].tolist() == [[2, 0], [2, 2], [0, 0]]
     assert tensors["completion_mask"].tolist() == [[1, 0], [0, 0], [0, 0]]
     assert tensors["advantages"].tolist() == [0, 1, 0]
-    assert batch.summary.num_trained_tokens() == 1
+    assert batch.num_trained_tokens() == 1
     padded = batch.collate([0, 1], num_rows=2, pad_token_id=0, pad_to_multiple_of=4)
     assert padded["prompt_ids"].shape == (2, 4) and padded["completion_ids"].shape == (2, 4)
 

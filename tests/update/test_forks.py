@@ -116,7 +116,7 @@ def test_the_gradient_is_that_of_padded_rows(make_family_trainer, name, options)
     gradients, forwarded, shared = {}, {}, {}
     for kind in ("padded", "forked"):
         trainer.update.layout.kind = kind
-        mini_batches, metrics = trainer.update.split(batch)
+        mini_batches, metrics = trainer.update.split([batch])
         part = [micro_batch for part in mini_batches for micro_batch in part]
         assert sum(m["row_ids"].numel() for m in part) == metrics["update/forwarded_tokens"]
         trainer._add_log_probs([part])

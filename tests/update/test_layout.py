@@ -30,8 +30,12 @@ def batch_of(lengths, seed=0):
 
 
 def verify(trainer, lengths):
-    mini_batches, _ = trainer.update.split(batch_of(lengths))
-    return trainer.update.verify_layout(trainer.model, mini_batches)
+    return verify_batch(trainer, batch_of(lengths))
+
+
+def verify_batch(trainer, batch):
+    mini_batches, _ = trainer.update.split([batch])
+    return trainer.update.verify_layout(trainer.model, mini_batches, [batch])
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
@@ -66,8 +70,9 @@ def test_a_window_keeps_the_shared_layout(make_family_trainer):
 def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     """Among 60, where it changes less than bfloat16's rounding; of a sequence that is not scored alone, too."""
     trainer = make_family_trainer("Qwen2", bf16=bf16)
-    mini_batches, _ = trainer.update.split(batch_of([60] * 10))
-    assert trainer.update.verify_layout(trainer.model, mini_batches)
+    batch = batch_of([60] * 10)
+    mini_batches, _ = trainer.update.split([batch])
+    assert trainer.update.verify_layout(trainer.model, mini_batches, [batch])
     ((micro_batch,),) = mini_batches
     queries, keys = micro_batch["branches"][-1]
     first = len(micro_batch["paths"]) - keys
@@ -77,7 +82,7 @@ def test_one_wrong_token_of_one_path_is_found(make_family_trainer, bf16, wrong):
     else:  # the one before its own is that before the branch in the row, of another sequence
         micro_batch["paths"][-queries - 1] = micro_batch["row_ids"].shape[1] - queries - 1
     trainer.update.layout.checked_length = 0
-    assert not trainer.update.verify_layout(trainer.model, mini_batches)
+    assert not trainer.update.verify_layout(trainer.model, mini_batches, [batch])
 
 
 def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
@@ -88,9 +93,9 @@ def test_what_is_looked_at_are_trees(make_family_trainer, monkeypatch):
     trainer.update.config.max_tokens = 150
     batch = batch_of([60, 60, 60, 140])
     batch.prompt_ids[-1][:] = 5
-    mini_batches, _ = trainer.update.split(batch)
+    mini_batches, _ = trainer.update.split([batch])
     assert "branches" not in max(mini_batches[0], key=lambda one: one["prompt_ids"].shape[1])
-    assert not trainer.update.verify_layout(trainer.model, mini_batches)
+    assert not trainer.update.verify_layout(trainer.model, mini_batches, [batch])
 
 
 def test_rows_without_common_tokens_need_no_look(make_family_trainer):
@@ -134,9 +139,8 @@ def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
     trainer.model.train()
-    mini_batches, _ = trainer.update.split(play_batch(trainer))
     assert (
-        trainer.update.verify_layout(trainer.model, mini_batches)
+        verify_batch(trainer, play_batch(trainer))
         and trainer.update.layout.kind == "shared"
         and trainer.model.training
     )
@@ -156,13 +160,14 @@ class Tensors(TorchDispatchMode):
 def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
     """The micro-batch, and four sequences alone; MPS has no float64."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
-    mini_batches, _ = trainer.update.split(batch_of([20, 40, 60, 80, 100] * 6))
+    batch = batch_of([20, 40, 60, 80, 100] * 6)
+    mini_batches, _ = trainer.update.split([batch])
     forwarded = []
     trainer.model.base_model.register_forward_pre_hook(
         lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
     )
     with Tensors() as seen:
-        assert trainer.update.verify_layout(trainer.model, mini_batches)
+        assert trainer.update.verify_layout(trainer.model, mini_batches, [batch])
     assert len(forwarded) == 4 + 1 and max(forwarded) <= 500 and sum(of > 104 for of in forwarded) == 1
     assert torch.float64 not in seen.dtypes and torch.float32 in seen.dtypes
 
@@ -171,7 +176,7 @@ def test_padding_moves_no_position(make_family_trainer):
     """GPT-2's positions are learned ones: rows padded on the left, as TRL passes them, are trained at wrong ones."""
     trainer = make_family_trainer("GPT-2", token_layout="padded")
     model, batch = trainer.model.eval(), batch_of([5, 20, 60])
-    (((micro_batch,),), _) = trainer.update.split(batch)
+    (((micro_batch,),), _) = trainer.update.split([batch])
     with torch.no_grad():
         found = trainer.update.score(model, micro_batch)
         for row, prompt in enumerate(micro_batch["prompt_mask"].sum(1).tolist()):
@@ -188,7 +193,7 @@ def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     assert trainer.update.layout.row_multiple == 16
     trainer.update.config.max_tokens, batch = 1000, batch_of([90, 50] * 40)
     for trainer.update.layout.kind in LAYOUTS:
-        (micro_batches,), metrics = trainer.update.split(batch)
+        (micro_batches,), metrics = trainer.update.split([batch])
         sizes = [micro_batch["row_ids"].shape for micro_batch in micro_batches]
         forwarded = sum(map(math.prod, sizes))
         assert metrics["update/forwarded_tokens"] == forwarded and max(map(math.prod, sizes)) <= 1000

@@ -49,7 +49,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     trainer.update.log_probs.correction = partial(importance_ratio, mode=mode, clip_min=None, clip_max=1.05)
     batch = play_batch(trainer)
     rng = np.random.default_rng(1)
-    ((plain,), _) = trainer.update.split(batch)
+    ((plain,), _) = trainer.update.split([batch])
     trainer.model.eval()
     with torch.no_grad():  # an engine that is off by a little, and gave no number for one token
         exact = [trainer.update.score(trainer.model, micro_batch) for micro_batch in plain]
@@ -77,7 +77,7 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
         ({"num_iterations": 2}, True),
     ):
         trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        mini_batches, _ = trainer.update.split(play_batch(trainer))
+        mini_batches, _ = trainer.update.split([play_batch(trainer)])
         passes = Passes(trainer.model)
         trainer._add_log_probs([[micro_batch for part in mini_batches for micro_batch in part]])
         assert trainer.update.log_probs.needs_old_log_probs == moves_on

@@ -1,102 +1,26 @@
-import dataclasses
-import pickle
-import threading
+"""The order of all ranks' rows, and the mini-batches that ranks make of it."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.prefix_order import Ordering, common_prefix, order_over_ranks
-from g2po_trl.update.redistribute import make_mini_batches_over_ranks
-
-
-def on_ranks(parts, work):
-    """`work(part, rank, gather)` on a thread per rank, with a gather and `all_to_all_single` between them."""
-    barrier, boxes, results = threading.Barrier(len(parts)), {}, [None] * len(parts)
-    own, moved = threading.local(), []
-
-    def run(rank):
-        calls = iter(range(10**6))
-
-        def gather(thing):
-            call = next(calls)
-            boxes[call, rank] = pickle.dumps(thing)
-            barrier.wait(timeout=60)
-            return [pickle.loads(boxes[call, r]) for r in range(len(parts))]
-
-        def all_to_all(received, sent, received_sizes, sent_sizes):
-            pieces = [
-                torch.from_numpy(of_rank[rank]) for of_rank in gather([p.numpy() for p in sent.split(sent_sizes)])
-            ]
-            assert list(map(len, pieces)) == received_sizes
-            torch.cat(pieces, out=received)
-            moved.append(len(received))
-
-        own.all_to_all = all_to_all
-        try:
-            results[rank] = work(parts[rank], rank, gather)
-        except BaseException as error:
-            results[rank] = error
-            barrier.abort()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "all_to_all_single", lambda *arguments: own.all_to_all(*arguments))
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(parts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, threading.BrokenBarrierError):
-            raise result
-    return results, moved
-
-
-def assert_same(parts):
-    sequences = [sequence for part in parts for sequence in part]
-    wanted = Ordering.from_sequences(sequences)
-    found_by_ranks, moved = on_ranks(parts, lambda *own: order_over_ranks(*own, "cpu"))
-    for found in found_by_ranks:
-        assert found.places.tolist() == wanted.places.tolist()
-        assert found.overlaps.tolist() == wanted.overlaps.tolist()
-    headers = len(parts) ** 2 + 2 * len(sequences)
-    assert sum(moved) == headers + sum(map(len, sequences)), "each sequence goes to one rank"
-    return wanted
+from g2po_trl.update.prefix_order import PrefixOrder, common_prefix
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), max_size=8), min_size=1, max_size=4),
-)
-def test_ranks_find_the_order_of_all_sequences(ranks):
-    assert_same([[np.array(sequence, dtype=np.int32) for sequence in rank] for rank in ranks])
-
-
-def test_the_order_of_long_sequences_that_begin_alike():
-    rng = np.random.default_rng(0)
-    task = rng.integers(0, 150_000, 200)
-    pages = [np.concatenate([task, rng.integers(0, 150_000, 150)]) for _ in range(6)]
-    rows = [
-        np.concatenate([page, rng.integers(0, 3, rng.integers(1, 40))]).astype(np.int32)
-        for page in pages
-        for _ in range(10)
-    ]
-    rows += [rows[0], rows[31], pages[0].astype(np.int32), pages[0][:64].astype(np.int32)]
-    shuffled = [rows[i] for i in rng.permutation(len(rows))]
-    wanted = assert_same([shuffled[:20], [], shuffled[20:21], shuffled[21:]])
-    some = wanted.sort(rng.permutation(len(rows))[:30])
-    found = wanted.neighbours(some, np.array([len(row) for row in shuffled]))
-    assert found.tolist() == [0, *(common_prefix(shuffled[a], shuffled[b]) for a, b in zip(some, some[1:]))]
-
-
-@pytest.mark.parametrize("rows", [[], [3]])
-def test_neighbours_of_nothing(rows):
-    whole = Ordering.from_sequences([np.array([n], dtype=np.int32) for n in range(5)])
-    assert whole.neighbours(np.array(rows, dtype=np.int64), np.ones(5)).tolist() == [0] * len(rows)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), max_size=20), st.data())
+def test_neighbours_have_the_longest_common_prefixes(numbers, data):
+    sequences = [np.array(sequence, dtype=np.int32) for sequence in numbers]
+    order = PrefixOrder(sequences)
+    assert [numbers[row] for row in order.rows] == sorted(numbers)
+    some = data.draw(st.lists(st.sampled_from(range(len(numbers))), unique=True)) if numbers else []
+    rows, lengths, overlaps = order.of(np.array(some, dtype=np.int64))
+    assert sorted(some) == sorted(rows) and [numbers[row] for row in rows] == sorted(numbers[row] for row in some)
+    assert lengths.tolist() == [len(numbers[row]) for row in rows]
+    wanted = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:]))][: len(rows)]
+    assert overlaps.tolist() == wanted
 
 
 def ragged(counts, rng):
@@ -120,37 +44,30 @@ def ragged(counts, rng):
 
 @pytest.mark.parametrize("layout", ["shared", "padded"])
 @pytest.mark.parametrize("counts", [(30, 25), (40, 0, 7), (0, 0)])
-def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_makes(counts, layout):
-    def cut(batch, rank, gather):
-        return make_mini_batches_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
-
+def test_each_row_with_a_gradient_is_trained_by_one_rank(counts, layout):
     batches = ragged(counts, np.random.default_rng(0))
     options = BatchingConfig(3, 200, "grpo", 0, None, layout, kl=False)
-    for rank, (mini_batches, metrics) in enumerate(on_ranks(batches, cut)[0]):
-        wanted, wanted_metrics = make_mini_batches(batches, rank, options, np.random.default_rng(1))
-        assert metrics == wanted_metrics
-        for part, wanted_part in zip(mini_batches, wanted, strict=True):
-            for micro_batch, other in zip(part, wanted_part, strict=True):
-                assert micro_batch.keys() == other.keys()
-                assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
-    kept = [row for batch in batches for row in range(len(batch)) if batch.trained[row] and batch.advantages[row] != 0]
-    assert metrics["update/left_out_fraction"] == pytest.approx(
-        1 - len(kept) / max(sum(counts), 1) if sum(counts) else 0
-    )
+    made = [make_mini_batches(batches, rank, options, np.random.default_rng(1)) for rank in range(len(counts))]
+    whole, metrics = StepBatch.concatenate(batches), made[0][1]
+    kept = np.flatnonzero(whole.trained & (whole.advantages != 0)).tolist()
+    assert sorted(row for parts, _ in made for part in parts for one in part for row in one["rows"]) == kept
+    for shapes in zip(*([[one["completion_ids"].shape[0] for part in parts for one in part] for parts, _ in made])):
+        assert len(set(shapes)) == 1, "as many rows on every rank"
+    assert all(other == metrics for _, other in made)
+    assert metrics["update/left_out_fraction"] == pytest.approx(1 - len(kept) / len(whole) if sum(counts) else 0)
     if sum(counts):
         assert 0.3 < metrics["update/left_out_fraction"] < 0.6
 
 
 @pytest.mark.parametrize("layout", ["shared", "padded"])
 def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
-    batches = ragged((30, 25, 0, 9), np.random.default_rng(0))
-    cut = BatchingConfig(3, 200, "grpo", 0, None, layout)
-    rows = RowSummary.concatenate([batch.summary for batch in batches])
-    wanted = Ordering.from_sequences([sequence for batch in batches for sequence in batch.sequences()])
+    whole = StepBatch.concatenate(ragged((30, 25, 0, 9), np.random.default_rng(0)))
+    options, order = BatchingConfig(3, 200, "grpo", 0, None, layout), PrefixOrder(whole.sequences())
     found = []
     for ranks in (1, 4, 8):
-        spread = dataclasses.replace(rows, counts=[len(part) for part in np.array_split(np.arange(len(rows)), ranks)])
-        plan, _ = cut.plan(spread, wanted, np.random.default_rng(0))
-        found.append([sorted(row for planned in part for own in planned.rows for row in own) for part in plan])
+        plan = options.plan(order, np.ones(len(whole), dtype=bool), ranks, np.random.default_rng(0))
+        found.append(
+            [sorted(row for trees in part for own in trees for tree in own for row in tree.rows) for part in plan]
+        )
     assert len(found[0]) == 3 and all(found[0])
     assert found[0] == found[1] == found[2]

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2po_trl.update.balance import BatchingConfig, RowSummary, split_into_mini_batches
-from g2po_trl.update.prefix_order import Ordering
+from g2po_trl.update.balance import BatchingConfig, split_into_mini_batches
+from g2po_trl.update.batch import StepBatch, make_mini_batches
 
 EPISODES, TURNS, READ, WRITTEN = 12, 14, 8, 2
 MINI_BATCHES = 4
@@ -13,8 +13,8 @@ MINI_BATCHES = 4
 
 def split(overlaps, number, seed=0):
     """The mini-batches of rows that are in order already."""
-    rows, rng = np.arange(len(overlaps)), np.random.default_rng(seed)
-    return [part.tolist() for part in split_into_mini_batches(rows, np.array(overlaps), number, rng)]
+    rows, lengths, rng = np.arange(len(overlaps)), np.full(len(overlaps), 10**6), np.random.default_rng(seed)
+    return [part.tolist() for part in split_into_mini_batches(rows, lengths, np.array(overlaps), number, rng)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -44,19 +44,18 @@ def test_a_large_subtree_is_cut_where_its_rows_have_least_in_common():
 
 def test_several_mini_batches_of_conversations_cost_one_pass_over_each_token():
     """Of more turns than a block has rows: what continues another stays with it."""
-    sequences, prompts = [], []
+    prompts, completions = [], []
     for episode in range(EPISODES):
         ids = []
         for turn in range(TURNS):
             ids = [*ids, *[1000 * episode + turn] * READ]  # an episode's own observations
-            prompts.append(len(ids))
-            ids = [*ids, *[90_000 + episode] * WRITTEN]
-            sequences.append(np.array(ids))
-    n = len(sequences)
-    ones = np.ones(n, dtype=np.float32)
-    rows = RowSummary(np.array(prompts), np.full(n, WRITTEN), ones, ones.astype(bool), [n], False)
+            prompts.append(np.array(ids, dtype=np.int32))
+            completions.append(np.full(WRITTEN, 90_000 + episode, dtype=np.int32))
+            ids = [*ids, *completions[-1]]
+    ones = np.ones(len(prompts), dtype=np.float32)
+    batch = StepBatch(prompts, completions, ones, ones.astype(bool))
     config = BatchingConfig(MINI_BATCHES, 1_000, "dapo", 0, None, "shared")
-    planned, metrics = config.plan(rows, Ordering.from_sequences(sequences), np.random.default_rng(0))
-    parts = [[row for one in part for own in one.rows for row in own] for part in planned]
+    made, metrics = make_mini_batches([batch], 0, config, np.random.default_rng(0))
+    parts = [[row for micro_batch in part for row in micro_batch["rows"]] for part in made]
     assert [len({row // TURNS for row in part}) for part in parts] == [EPISODES // MINI_BATCHES] * MINI_BATCHES
-    assert metrics["update/forwarded_tokens"] == n * (READ + WRITTEN)
+    assert metrics["update/forwarded_tokens"] == len(prompts) * (READ + WRITTEN)

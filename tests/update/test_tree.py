@@ -16,7 +16,7 @@ from trl.trainer import utils as trl_utils
 
 from benchmarks.trees import make_trees
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.prefix_order import common_prefix, lexicographic
+from g2po_trl.update.prefix_order import PrefixOrder, common_prefix
 from g2po_trl.update.tree import LAYOUTS, grow, is_exact, lay_out
 
 
@@ -67,7 +67,7 @@ def limit(length, max_tokens):
 @settings(max_examples=200, deadline=None)
 @given(SEQUENCES, st.integers(1, 40), st.booleans())
 def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(sequences, max_tokens, in_order):
-    order = lexicographic(sequences) if in_order else list(range(len(sequences)))
+    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
     num_scored = [(row % 3 > 0) * (len(sequence) - 1) for row, sequence in enumerate(sequences)]
     trees = grow(order, *measured(sequences, order), max_tokens)
     assert [row for tree in trees for row in tree.rows] == order
@@ -96,7 +96,7 @@ def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(seq
 @given(SEQUENCES, st.booleans(), st.data())
 def test_one_wrong_key_of_one_path_is_found(sequences, in_order, data):
     """Also one of the same token at the same position: another's past is behind it."""
-    order = lexicographic(sequences) if in_order else list(range(len(sequences)))
+    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
     (tree,) = grow(order, *measured(sequences, order), 10**6)
     own, num_scored = [sequences[row] for row in order], [len(sequences[row]) - 1 for row in order]
     layout = lay_out([tree], sequences, [len(sequence) - 1 for sequence in sequences], 9)
@@ -113,7 +113,7 @@ def test_one_wrong_key_of_one_path_is_found(sequences, in_order, data):
 @given(SEQUENCES.filter(lambda sequences: len(sequences) < 9), st.integers(1, 20), st.booleans())
 def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, in_order):
     """Of all that fit: tokens, and one for each tree."""
-    order = lexicographic(sequences) if in_order else list(range(len(sequences)))
+    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
     lengths, overlaps = measured(sequences, order)
     least = [0]
     for stop in range(1, len(order) + 1):
@@ -174,7 +174,7 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     assert all(shape == shapes[0] for shape in shapes)
     micro_batches = [m for mini_batches, _ in made for part in mini_batches for m in part]
     trained = sum(int(m["completion_mask"].sum()) for m in micro_batches)
-    assert trained == sum(batch.summary.num_trained_tokens() for batch in batches)
+    assert trained == sum(batch.num_trained_tokens() for batch in batches)
     assert trained == sum(int((m["scored_ids"] >= 0).sum()) for m in micro_batches)
     assert sum(m["row_ids"].numel() for m in micro_batches) == made[0][1]["update/forwarded_tokens"]
     assert (made[0][1]["update/repeated_token_fraction"] > 0) == (layout != "padded")
@@ -218,7 +218,7 @@ def test_gradients_are_those_of_padded_rows(make_trainer, name):
     gradients, forwarded = {}, {}
     for layout in LAYOUTS:
         trainer.update.layout.kind = layout
-        mini_batches, metrics = trainer.update.split(batch)
+        mini_batches, metrics = trainer.update.split([batch])
         part = [micro_batch for part in mini_batches for micro_batch in part]
         trainer._add_log_probs([part])
         gradients[layout], forwarded[layout] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
@@ -230,7 +230,7 @@ def test_gradients_are_those_of_padded_rows(make_trainer, name):
 
 def test_a_compiled_model_has_the_same_gradient(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0)
-    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split([play_batch(trainer)])
     assert len(micro_batch["branches"]) > 3
     wanted = flat_gradient(trainer, [micro_batch])
     trainer.model.compile(backend="eager")
@@ -244,7 +244,7 @@ def test_a_conversation_is_a_branch_and_one_pass_over_its_tokens(make_trainer):
     trajectories, stats = trainer.play([{"seed": seed} for seed in range(4)])
     assert stats.continued_prompts == stats.later_prompts > 0
     batch = StepBatch.from_trajectories(trajectories, np.ones(sum(len(t.steps) for t in trajectories)))
-    ((micro_batch,),), metrics = trainer.update.split(batch)
+    ((micro_batch,),), metrics = trainer.update.split([batch])
     sequences = [tuple(step.prompt_ids + step.completion_ids) for t in trajectories for step in t.steps]
     prefixes = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1)}
     assert metrics["update/forwarded_tokens"] == len(prefixes)
@@ -261,7 +261,7 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split([play_batch(trainer)])
     seen = []
     apply = trl_utils._ChunkedLogProbFunction.apply
     monkeypatch.setattr(
@@ -294,7 +294,7 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
-    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split([play_batch(trainer)])
     config = trainer.model.config
     with BesideVocabulary(config.vocab_size) as seen:
         trainer._add_log_probs([[micro_batch]])

@@ -175,8 +175,6 @@ class StartCheck(TrainerCallback):
             samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
         batch = self._some_samples(samples) if samples and self.comparable else None
-        if self.layout.image_inputs is not None:  # the first ones of the run, if first observations have none
-            self.layout.notice_images(batch is not None and batch.images is not None)
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
             # Padded: the layout is compared with samples alone later, with the whole rollout.
             scored = self.update.score(model, self.update.micro_batch(batch or self.sample, "padded"))
