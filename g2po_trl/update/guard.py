@@ -7,13 +7,15 @@ there a hook checks each parameter's gradient.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
+
+from ..utils.trl_compat import replaced
 
 ADVICE = "See 'The gradient is not finite' on the page 'Troubleshooting and FAQ'."
 
@@ -40,11 +42,14 @@ class GradientGuard:
         Raises:
             FloatingPointError: if it is not finite. Gradients are zeroed, and weights unchanged.
         """
-        if self.is_off or self.on_deepspeed or not self._anywhere(not norm_of(model).isfinite()):
+        if self.is_off or self.on_deepspeed:
             return
-        bad = non_finite(self.accelerator.unwrap_model(model))
-        model.zero_grad()
-        self._stop(model, bad)
+        norm = torch.nn.utils.get_total_norm([_held(p.grad) for p in model.parameters() if p.grad is not None])
+        flag = (~norm.isfinite()).float().reshape(1).to(self.accelerator.device)
+        if self.accelerator.reduce(flag, reduction="sum") > 0:
+            names = non_finite(self.accelerator.unwrap_model(model))
+            model.zero_grad()
+            self._stop(model, names)
 
     @contextmanager
     def watch_backward(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
@@ -53,52 +58,33 @@ class GradientGuard:
         Raises:
             FloatingPointError: in place of that step, if a gradient since the last one is not finite.
         """
-        if self.is_off or not self.on_deepspeed:
+        with ExitStack() as watched:
+            if self.on_deepspeed and not self.is_off:
+                for name, parameter in self.accelerator.unwrap_model(model).named_parameters():
+                    if parameter.requires_grad:
+                        watched.callback(parameter.register_hook(partial(self._look, name)).remove)
+                if steps:
+                    watched.enter_context(replaced(model, "step", partial(self._step, model, model.step)))
             yield
-            return
 
-        def look(name: str) -> Callable[[torch.Tensor], None]:
-            def hook(gradient: torch.Tensor) -> None:
-                self._finite[name] = self._finite.get(name, True) & torch.linalg.vector_norm(gradient).isfinite()
+    def _look(self, name: str, gradient: torch.Tensor) -> None:
+        self._finite[name] = self._finite.get(name, True) & torch.linalg.vector_norm(gradient).isfinite()
 
-            return hook
-
-        named = self.accelerator.unwrap_model(model).named_parameters()
-        hooks = [parameter.register_hook(look(name)) for name, parameter in named if parameter.requires_grad]
-        step = model.step
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            finite, self._finite = self._finite, {}
-            if self._anywhere(not all(finite.values())):
-                self._stop(model, [name for name, is_finite in finite.items() if not is_finite])
-            return step(*args, **kwargs)
-
-        if steps:
-            model.step = checked
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            if steps:
-                del model.step
+    def _step(self, model: torch.nn.Module, step, *args, **kwargs):
+        finite, self._finite = self._finite, {}
+        self._stop(model, [name for name, is_finite in finite.items() if not is_finite])
+        return step(*args, **kwargs)
 
     def _stop(self, model: torch.nn.Module, bad: Sequence[str]) -> None:
+        """Raise on all ranks if any of them has a bad gradient under DeepSpeed, and always without it."""
         everywhere = {name for of_rank in gather_object([bad]) for name in of_rank}
+        if self.on_deepspeed and not everywhere:
+            return
         names = [name for name, _ in self.accelerator.unwrap_model(model).named_parameters() if name in everywhere]
         raise FloatingPointError(
             "the gradient is not finite, and the run stops before the optimizer steps on it: weights are those of the "
             f"step before. {describe(names)}. {ADVICE}"
         )
-
-    def _anywhere(self, found: bool | torch.Tensor) -> bool:
-        flag = torch.as_tensor(found, device=self.accelerator.device).float().reshape(1)
-        return self.accelerator.reduce(flag, reduction="sum").item() > 0
-
-
-def norm_of(model: torch.nn.Module) -> torch.Tensor:
-    """Return the norm of the gradient shards on this rank."""
-    return torch.nn.utils.get_total_norm([_held(p.grad) for p in model.parameters() if p.grad is not None])
 
 
 def non_finite(model: torch.nn.Module) -> list[str]:

@@ -35,7 +35,7 @@ Sample = tuple[Sequence[int], Sequence[int], Sequence[float], Sequence[Picture]]
 _NATS = 5e-4
 _CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
-_WEIGHTS = 65536  # at most, of each parameter that are watched in the first optimizer step
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 class StartCheck(TrainerCallback):
@@ -63,8 +63,7 @@ class StartCheck(TrainerCallback):
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_stepped = self._has_seen_engine = False
         self._watched_samples: list[Sample] | None = None
-        self._watched: list[tuple[torch.nn.Parameter, int]] = []  # with rows
-        self._before: list[torch.Tensor] | None = None
+        self._before: list[int] | None = None
 
     # -- before training -----------------------------------------------------------------------------------------
 
@@ -199,15 +198,13 @@ class StartCheck(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         if not self._has_stepped:
-            self._watched = _watched(model)
-            self._before = _some_weights(self._watched)
+            self._before = _checksums(model)
 
     def on_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
         """Refuse to continue if a step with a gradient changes no weight."""
         if self._before is None or self._has_stepped:
             return
-        before, self._before = self._before, None
-        moved = any(not torch.equal(a, b) for a, b in zip(before, _some_weights(self._watched), strict=True))
+        moved, self._before = self._before != _checksums(model), None
         had_gradient = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
         # Adafactor with lr=None chooses its own.
         rate = max((1.0 if group["lr"] is None else group["lr"] for group in optimizer.param_groups), default=0.0)
@@ -281,28 +278,12 @@ class StartCheck(TrainerCallback):
         return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs, images)
 
 
-def _watched(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, int]]:
-    """Return the parameters that train, with the row of this rank's shard that has the largest gradient.
-
-    Most rows of embeddings have none: their tokens are not in the batch.
-    """
-    found = []
+def _checksums(model: torch.nn.Module) -> list[int]:
+    """Return a number of the bits of each parameter that trains, of this rank's shard."""
+    sums = []
     for parameter in model.parameters():
-        if parameter.requires_grad:
-            row = 0
-            if parameter.grad is not None and (gradient := _rows(parameter.grad)).numel():
-                row = int(torch.linalg.vector_norm(gradient, torch.inf, dim=1).argmax())
-            found.append((parameter, row))
-    return found
-
-
-def _some_weights(watched: Sequence[tuple[torch.nn.Parameter, int]]) -> list[torch.Tensor]:
-    """Return a copy of the watched rows; of shards without rows, nothing."""
-    # Under ZeRO-3 the parameter itself is empty, its shard is flat and its gradient elsewhere.
-    return [_rows(getattr(one, "ds_tensor", one).detach())[row : row + 1, :_WEIGHTS].clone() for one, row in watched]
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard as a matrix."""
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.reshape(1, -1)
+        if parameter.requires_grad:  # under ZeRO-3 the parameter itself is empty
+            weight = getattr(parameter, "ds_tensor", parameter).detach()
+            weight = weight.to_local() if hasattr(weight, "to_local") else weight
+            sums.append(int(weight.contiguous().view(_INTEGERS[weight.element_size()]).sum()))
+    return sums
