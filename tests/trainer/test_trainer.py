@@ -40,7 +40,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
         rows = range(len(batch))
         micro_batch = trainer.update.micro_batch(batch)
         micro_batch |= batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
-        tokens = batch.summary.num_trained_tokens()
+        tokens = batch.num_trained_tokens()
         micro_batch["num_items_in_batch"] = torch.tensor(tokens)
         micro_batch["loss_scale"] = loss_scale(
             trainer.args.loss_type, micro_batch, len(batch), tokens, 1, trainer.args.steps_per_generation
