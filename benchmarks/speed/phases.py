@@ -145,7 +145,7 @@ def trl_micro_batches(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -
     order = np.random.default_rng(0).permutation(len(batch)).tolist()
     whole = batch.collate(order, len(order), trainer.processing_class.pad_token_id)
     rows = max(1, round(max_tokens / (whole["prompt_ids"].shape[1] + whole["completion_ids"].shape[1])))
-    parts, tokens = [], batch.summary.num_trained_tokens()
+    parts, tokens = [], batch.num_trained_tokens()
     for start in range(0, len(order), rows):
         part = {name: tensor[start : start + rows] for name, tensor in whole.items()}
         part["num_items_in_batch"] = torch.tensor(tokens)

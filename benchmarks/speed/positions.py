@@ -39,7 +39,7 @@ import numpy as np
 from benchmarks.common import ROOT, facts, interleaved, medians, write_results
 from benchmarks.trees import make_trees
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.prefix_order import lexicographic
+from g2po_trl.update.prefix_order import PrefixOrder
 
 SAMPLES = {"windows": {}, "conversations": {"history": "conversation"}}
 BUDGETS, MINI_BATCHES = (2048, 4096, 16384, 32768), (1, 2, 4, 8)
@@ -115,7 +115,7 @@ def async_positions(sequences: Sequence[np.ndarray], completions: Sequence[int],
     from trl.experimental.async_grpo.packing import TreeRow
 
     rows = [TreeRow()]
-    for index in lexicographic(sequences):
+    for index in PrefixOrder(sequences).rows:
         ids = sequences[index]
         mask = np.arange(len(ids)) >= len(ids) - completions[index]
         sample = {"input_ids": ids, "completion_mask": mask, "group_id": 0, "advantage": 1.0}

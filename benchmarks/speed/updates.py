@@ -31,9 +31,8 @@ from benchmarks.speed import phases
 from benchmarks.speed.positions import part_of, recorded
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Observation, StepResult, TextEnvironment
-from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.prefix_order import Ordering
+from g2po_trl.update.prefix_order import PrefixOrder
 
 
 class NeverPlayed(TextEnvironment):
@@ -155,12 +154,12 @@ class Updates:
         self.trainer.update.layout.kind = layout
         config = self.trainer.update.batching_config()
         config = replace(config, max_tokens=budget, num_mini_batches=mini_batches, mini_batch_size=None)
-        ordering, number = Ordering.from_sequences(batch.sequences()), len(batch)
+        order, kept, number = PrefixOrder(batch.sequences()), batch.with_gradient(config.kl), len(batch)
         counts = [number * (rank + 1) // ranks - number * rank // ranks for rank in range(ranks)]
-        rows = replace(RowSummary.concatenate([batch.summary]), counts=counts)
         started = time.process_time()
-        _, metrics = config.plan(rows, ordering, np.random.default_rng(0))
-        return time.process_time() - started, metrics
+        plan = config.plan(order, kept, ranks, np.random.default_rng(0))
+        seconds = time.process_time() - started
+        return seconds, config.metrics(order.lengths, kept, counts, plan)
 
 
 def _kilobytes(name: str) -> int:
