@@ -121,7 +121,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         None,
     )
     state_key_ignores: list[str] | None = option(
-        'Details to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.',
+        'Details to leave out of state keys: any of `"numbers"`, `"case"`.',
         None,
         choices=IGNORABLE,
     )

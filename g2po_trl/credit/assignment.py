@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 
 from ..trajectory import Step, Trajectory
+from ..utils.options import require
 from .graph import StateGraph, TrajectoryRecord, record
 from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys, similarity_threshold
 
@@ -79,10 +80,8 @@ def advantages_of_rank(
 
 
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
-    """Check that there is one finite number per step. Raises `ValueError` otherwise."""
-    if advantages.shape != (num_steps,):
-        raise ValueError(
-            f"advantage_fn returned shape {advantages.shape}; it must return one number per step: ({num_steps},)"
-        )
-    if not np.isfinite(advantages).all():
-        raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")
+    """Refuse advantages other than one finite number per step."""
+    remedy = f"return an array of one number per step, ({num_steps},)"
+    require(advantages.shape == (num_steps,), "advantage_fn", advantages.shape, remedy)
+    bad = advantages[~np.isfinite(advantages)]
+    require(not len(bad), "advantage_fn", bad[:1].tolist(), f"{len(bad)} values are not finite")

@@ -34,8 +34,7 @@ import numpy as np
 import xxhash
 
 from ..trajectory import UNCOUNTED, Trajectory
-from ..utils.errors import G2POError
-from ..utils.show import show
+from ..utils.options import require
 from .values import lambda_returns, lambda_values
 
 
@@ -163,13 +162,12 @@ class StateGraph:
                 not finite, or no steps and no `failure_reason`.
         """
         for number, group in enumerate(groups):
-            if isinstance(group, Trajectory):
-                raise G2POError(
-                    f"groups has a trajectory at place {number}: put the trajectories of a task into a list, a group, "
-                    "and pass a list of groups"
-                )
-            if other := [one for one in group if not hasattr(one, "steps")]:
-                raise G2POError(f"group {number} has {show(other[0])}: a group is a list of Trajectory")
+            others = (
+                [group] if isinstance(group, Trajectory) else [part for part in group if not hasattr(part, "steps")]
+            )
+            require(
+                not others, f"groups[{number}]", others[:1], "pass a list of groups, lists of Trajectory of a task"
+            )
         records = [[record(trajectory, with_actions) for trajectory in group] for group in groups]
         return cls.from_records(records, gamma, value_lambda)
 
@@ -312,32 +310,17 @@ def _actions(records: Sequence[TrajectoryRecord]) -> np.ndarray | None:
 
 
 def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float, value_lambda: float) -> None:
-    if not 0 < gamma <= 1:
-        raise G2POError(f"gamma is {gamma}; it must be in (0, 1]")
-    if not (isinstance(value_lambda, Real) and 0 <= value_lambda <= 1):
-        raise G2POError(
-            f"value_lambda is {value_lambda!r}; it must be in [0, 1]: 1 for mean returns (the paper), 0 for the "
-            "values that the transitions of the group imply"
-        )
-    if not groups:
-        raise G2POError("no groups: a graph needs at least one group of trajectories")
+    require(0 < gamma <= 1, "gamma", gamma, "set it to a number above 0 and at most 1")
+    is_weight = isinstance(value_lambda, Real) and 0 <= value_lambda <= 1
+    require(is_weight, "value_lambda", value_lambda, "set it to a number of 0 to 1: 1 for mean returns (the paper)")
+    require(len(groups) > 0, "groups", groups, "a graph needs at least one group of trajectories")
     for number, group in enumerate(groups):
-        if not group:
-            raise G2POError(f"group {number} has no trajectories")
         tasks = sorted({r.task_id for r in group})
-        if len(tasks) > 1:
-            raise G2POError(
-                f"group {number} has trajectories of several tasks ({', '.join(tasks)}); a group is one task"
-            )
+        require(len(tasks) == 1, f"groups[{number}]", tasks, "a group has one trajectory or more, all of one task")
         for place, r in enumerate(group):
-            name = f"trajectory {place} of group {number} (task {r.task_id})"
-            if len(r.keys) != len(r.valid):
-                raise G2POError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
-            if not r.counted:
-                continue
-            if not r.keys and not r.failure_reason:
-                raise G2POError(
-                    f"{name} has no steps; an episode that could not start has outcome 'error', or a failure_reason"
-                )
-            if not math.isfinite(r.reward):
-                raise G2POError(f"{name} has reward {r.reward}; it must be finite")
+            name = f"groups[{number}][{place}]"
+            if r.counted:
+                has_result = bool(r.keys or r.failure_reason)
+                remedy = "an episode that could not start has outcome 'error', or a failure_reason"
+                require(has_result, f"{name}.steps", [], remedy)
+                require(math.isfinite(r.reward), f"{name}.reward", r.reward, "it must be finite")

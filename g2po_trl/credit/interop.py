@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..trajectory import Step, Trajectory
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .estimators.g2po import g2po
 from .estimators.registry import ESTIMATORS
 from .graph import StateGraph
@@ -38,32 +38,23 @@ def step_advantages(
         M arrays of float64, in the order given, each with one number per step.
 
     Raises:
-        TypeError: for a key that is not a string, or a string in place of a list.
-        ValueError: for lists of unequal lengths, an unknown estimator, and the errors of `StateGraph.from_groups`.
+        G2POError: for a key that is not a string, a string in place of a list, lists of unequal lengths, an unknown
+            estimator, and the errors of `StateGraph.from_groups`.
     """
     for name, value in (("keys", keys), ("rewards", rewards), ("groups", groups), ("valid", valid)):
-        if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name} is the text {value!r}: give a list with one entry per episode")
-        if (
-            name in ("keys", "valid")
-            and value is not None
-            and (text := [one for one in value if isinstance(one, str)])
-        ):
-            raise TypeError(
-                f"{name} has the text {text[0]!r} as an episode: give each episode a list with one entry per step"
-            )
+        is_text = isinstance(value, (str, bytes))
+        is_text |= name in ("keys", "valid") and any(isinstance(episode, str) for episode in value or ())
+        require(not is_text, name, value, "give a list with one entry per episode; of keys and valid, a list of steps")
     if isinstance(estimator, str):
-        if estimator not in ESTIMATORS:
-            raise G2POError(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}, or pass a function")
+        remedy = f"choose one of {', '.join(ESTIMATORS)}, or pass a function"
+        require(estimator in ESTIMATORS, "estimator", estimator, remedy)
         estimator = ESTIMATORS[estimator].function
     keys = [list(episode) for episode in keys]
     groups = [group.item() if hasattr(group, "item") else group for group in groups]  # tensors are equal by identity
     valid = [[True] * len(episode) for episode in keys] if valid is None else [list(episode) for episode in valid]
-    if not len(keys) == len(rewards) == len(groups) == len(valid):
-        raise ValueError(
-            f"keys, rewards, groups and valid have {len(keys)}, {len(rewards)}, {len(groups)} and {len(valid)} "
-            "episodes: give one of each for every episode"
-        )
+    sizes = [len(keys), len(rewards), len(groups), len(valid)]
+    remedy = "keys, rewards, groups and valid have one entry for every episode"
+    require(len(set(sizes)) == 1, "number of episodes", sizes, remedy)
     if not keys:
         return []
     members: dict[Hashable, list[int]] = {}
@@ -90,26 +81,21 @@ def spread_over_tokens(advantages: Sequence[float], mask: Sequence[int]) -> np.n
         (T,) float64, 0 where `mask` is 0.
 
     Raises:
-        ValueError: if the number of runs of ones is not S.
+        G2POError: if the number of runs of ones is not S.
     """
     mask = np.asarray(mask) != 0
     first = mask & ~np.append(False, mask[:-1])
     if not mask.any():
         return np.zeros(len(mask))
-    if first.sum() != len(advantages):
-        raise ValueError(
-            f"mask has {first.sum()} runs of ones and advantages has {len(advantages)} steps: give each step a run of "
-            "its own, with at least one token between two"
-        )
+    remedy = f"give each of {len(advantages)} steps a run of ones, with at least one token between two"
+    require(first.sum() == len(advantages), "mask", mask.astype(int).tolist(), remedy)
     return np.where(mask, np.append(0.0, advantages)[np.cumsum(first)], 0.0)
 
 
 def _trajectory(number: int, keys: list[str], reward: float | None, group: Hashable, valid: list[bool]) -> Trajectory:
-    if len(keys) != len(valid):
-        raise ValueError(f"episode {number} has {len(keys)} keys and {len(valid)} validity flags: give one per step")
-    for key in keys:
-        if not isinstance(key, str):
-            raise TypeError(f"a key of episode {number} is {key!r} ({type(key).__name__}): it must be a text")
+    require(len(keys) == len(valid), f"valid[{number}]", valid, f"give one flag for each of {len(keys)} keys")
+    others = [key for key in keys if not isinstance(key, str)]
+    require(not others, f"keys[{number}]", others[:1], "give texts")
     steps = [Step(key, "", valid=bool(flag)) for key, flag in zip(keys, valid)]
     if reward is None:
         return Trajectory(str(group), steps, 0.0, "error")

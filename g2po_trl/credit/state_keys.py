@@ -7,7 +7,7 @@ The default key of a step is the environment's (`Observation.state_key`), or els
 - `"similar"` and `"similar:0.8"`, in the configuration, merge keys of a group that share most of their word pairs
   (`merge_similar`).
 
-Either is applied with `state_key_ignores`: `NormalisedKey` ignores numbers, the order of lists or letter case.
+Either is applied with `state_key_ignores`: `NormalisedKey` ignores numbers or letter case.
 
 Merging states of different values costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the
 drawer 1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
@@ -22,23 +22,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..trajectory import Step, Trajectory
-from ..utils.errors import G2POError
 from ..utils.extras import install_command
 from ..utils.options import require
 from ..utils.show import different_parts
 
-IGNORABLE = ("numbers", "list_order", "case")
+IGNORABLE = ("numbers", "case")
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_ARTICLE = r"(?:an?|the|some)\s"
-_ITEM = re.compile(rf"\b{_ARTICLE}.", re.IGNORECASE)
-_BETWEEN = rf",\s+and\s+|,\s+|(?<!\s)\s+and\s+(?={_ARTICLE})"
-_BETWEEN_ITEMS = re.compile(_BETWEEN, re.IGNORECASE)
-_CUT = re.compile(rf"{_BETWEEN}|(?P<end>[.;:!?\n])", re.IGNORECASE)
-_BRACKETS = re.compile(r"\[([^\[\]\n]*)\]")
-_BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request; `list_order` moves it
+_ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request
 _PERMUTATIONS = 128
 _HARDLY, _OFTEN = 0.02, 0.1  # of steps that return to a state of their episode
 
@@ -63,14 +55,11 @@ class NormalisedKey:
 
     Args:
         numbers: replace every number by `#`: "drawer 1" and "drawer 2" become equal.
-        list_order: sort lists: items with articles ("a mug 1, a plate 2 and some bread"), items in square brackets,
-            and consecutive lines that begin with a bullet or a number.
         case: ignore letter case.
         key: `Step -> str`, the key to normalise. `None`: the step's own key.
     """
 
     numbers: bool = True
-    list_order: bool = True
     case: bool = True
     key: Callable[[Step], str] | None = None
 
@@ -78,10 +67,6 @@ class NormalisedKey:
         text = step.key if self.key is None else self.key(step)
         if self.case:
             text = text.lower()
-        if self.list_order:
-            text = _BRACKETS.sub(lambda found: f"[{', '.join(_sorted_items(found[1].split(',')))}]", text)
-            text = _sort_lists(text)
-            text = _sort_bullets(text)
         if self.numbers:
             text = _NUMBER.sub("#", text)
         return "\n".join(" ".join(line.split()) for line in text.splitlines())
@@ -161,26 +146,22 @@ def similarity_threshold(state_key: str | None) -> float | None:
         threshold = float(number) if colon else 0.9
     except ValueError:
         threshold = 0.0
-    if kind != "similar" or not 0 < threshold < 1:
-        raise G2POError(
-            f"state_key is {state_key!r}: write similar:0.9 to merge keys that share 90 % of their word pairs (any "
-            "number above 0 and below 1), or leave it out for equal keys; a function goes to G2POTrainer(state_key=…)."
-        )
-    if find_spec("datasketch") is None:
-        raise G2POError(f"state_key is {state_key!r}, which needs datasketch: {install_command('similarity')}")
+    remedy = (
+        "write similar:0.9 to merge keys that share 90 % of their word pairs (any number above 0 and below 1), or "
+        "leave it out for equal keys; a function goes to G2POTrainer(state_key=…)"
+    )
+    require(kind == "similar" and 0 < threshold < 1, "state_key", state_key, remedy)
+    require(find_spec("datasketch") is not None, "state_key", state_key, install_command("similarity"))
     return threshold
 
 
 def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) -> None:
-    """Write `key(step)` into every step's `state_key`. Raises `TypeError` if it is not a string."""
+    """Write `key(step)` into every step's `state_key`. Raises `G2POError` if it is not a string."""
     for trajectory in trajectories:
         for step in trajectory.steps:
             text = key(step)
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"state_key returned {text!r} ({type(text).__name__}) for an observation of task "
-                    f"{trajectory.task_id}: it must return a text, equal for equal states"
-                )
+            remedy = f"it must return a text, equal for equal states; task {trajectory.task_id}"
+            require(isinstance(text, str), "state_key", text, remedy)
             step.state_key = text
 
 
@@ -265,40 +246,3 @@ def similarity(pairs: set[str], others: set[str]) -> float:
     """Return the Jaccard similarity: common pairs / all pairs."""
     common = len(pairs & others)
     return common / (len(pairs) + len(others) - common)
-
-
-def _sorted_items(items: Iterable[str]) -> list[str]:
-    return sorted(item.strip() for item in items)
-
-
-def _sort_lists(text: str) -> str:
-    """Sort the list at the end of each clause: "you see a mug 1, a plate 2, and some bread"."""
-    ends = [cut.start() for cut in _CUT.finditer(text) if cut["end"]]
-    starts = [0, *(end + 1 for end in ends)]
-    return "".join(_sort_list(text[a:b]) + text[b : b + 1] for a, b in zip(starts, [*ends, len(text)]))
-
-
-def _sort_list(clause: str) -> str:
-    starts = [0, *(separator.end() for separator in _BETWEEN_ITEMS.finditer(clause))]
-    parts = _BETWEEN_ITEMS.split(clause)
-    first = len(parts)
-    while first and _ITEM.match(parts[first - 1]) and "," not in parts[first - 1]:
-        first -= 1
-    before = parts[first - 1] if 0 < first < len(parts) else ""
-    head = _ITEM.search(before, before.rfind(",") + 1)  # "you see a mug 1"
-    items = [*([before[head.start() :]] if head else []), *parts[first:]]
-    if len(items) < 2:
-        return clause
-    start = starts[first - 1] + head.start() if head else starts[first]
-    return clause[:start] + ", ".join(_sorted_items(items))
-
-
-def _sort_bullets(text: str) -> str:
-    lines, block = [], []
-    for line in [*text.split("\n"), ""]:
-        if _BULLET.match(line):
-            block.append(_BULLET.sub("", line, count=1))
-        else:
-            lines += [f"- {item}" for item in sorted(block)] + [line]
-            block = []
-    return "\n".join(lines[:-1])

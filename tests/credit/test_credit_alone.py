@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from g2po_trl import Step, Trajectory
@@ -97,41 +96,7 @@ def test_an_episode_without_a_result_is_compared_with_none():
     assert step_advantages([["a"], ["a"]], [4.0, 0.0], [0, 0], estimator=rloo)[0].tolist() == [4.0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (([["a"]], [1.0, 2.0], [0]), ValueError, "keys, rewards, groups and valid have 1, 2, 1 and 1 episodes"),
-        (([["a"]], [1.0], [0], [[True, True]]), ValueError, "episode 0 has 1 keys and 2 validity flags"),
-        (([["a"], [7]], [1.0, 2.0], [0, 0]), TypeError, "a key of episode 1 is 7"),
-        ((["hall", "cellar"], [1.0, 0.0], ["a", "a"]), TypeError, "keys has the text 'hall' as an episode"),
-        ((["", "hall"], [1.0, 0.0], ["a", "a"]), TypeError, "keys has the text '' as an episode"),
-        (([["a"], ["b"]], [1.0, 0.0], "aa"), TypeError, "groups is the text 'aa'"),
-        (([["a"]], [1.0], ["a"], ["y"]), TypeError, "valid has the text 'y' as an episode"),
-        (([["a"]], [1.0], ["a"], None, "gpo"), ValueError, "estimator is 'gpo': choose one of g2po, gigpo, grpo"),
-        (([[]], [1.0], ["task"]), ValueError, "no steps"),
-        (([["a"]], [float("nan")], ["task"]), ValueError, "reward nan"),
-    ],
-)
-def test_bad_lists_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        step_advantages(*arguments)
-
-
 def test_each_run_of_ones_gets_its_number():
     assert spread_over_tokens([1.5, -2.0], [0, 1, 1, 0, 0, 1, 0]).tolist() == [0, 1.5, 1.5, 0, 0, -2.0, 0]
     assert spread_over_tokens([3.0], [1, 1]).tolist() == [3.0, 3.0]
     assert spread_over_tokens([3.0, 4.0], [0, 0, 0]).tolist() == [0, 0, 0], "a row that trains nothing"
-    for steps, mask in (([1.0], [1, 0, 1]), ([1.0, 2.0], [0, 1, 1])):
-        with pytest.raises(ValueError, match=r"runs of ones and advantages has \d steps"):
-            spread_over_tokens(steps, mask)
-
-
-def test_groups_that_are_no_lists_of_trajectories_are_refused():
-    one = Trajectory("t", [Step("hall", "go")], 1.0, "success")
-    for groups, message in (
-        ([one], "a trajectory at place 0"),
-        ([[one, "t"]], "group 0 has 't'"),
-        (["t"], "group 0 has 't'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            StateGraph.from_groups(groups)

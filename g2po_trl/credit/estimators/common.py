@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 
 EPSILON = 1e-6
@@ -35,15 +35,12 @@ def episode_advantage(
     Raises:
         G2POError: for an unknown `episode_statistics`.
     """
+    remedy = "set it to 'trajectory' (the paper: each episode counts once) or 'step' (the released code)"
+    require(episode_statistics in ("trajectory", "step"), "episode_statistics", episode_statistics, remedy)
     penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
     rewards = graph.rewards[graph.trajectory]
     if episode_statistics == "step":
         return compare(graph, rewards - penalty, graph.group, scale_by_std, invalid_action_penalty)
-    if episode_statistics != "trajectory":
-        raise G2POError(
-            f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
-            "once) or 'step' (the released code: each step counts once)"
-        )
     used = graph.trajectory_counted
     mean, std = mean_and_std(graph.rewards[used], graph.trajectory_group[used], graph.num_groups)
     return standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 from ..values import lambda_values
 from .common import compare, episode_advantage
@@ -46,10 +46,9 @@ def crbc(
     Raises:
         G2POError: if `value_weight`, `gamma` or `least_std` is out of range or `episode_statistics` is unknown.
     """
-    if value_weight < 0 or least_std < 0:
-        raise G2POError(f"value_weight is {value_weight!r} and least_std {least_std!r}: set both to 0 or more")
-    if not 0 < gamma <= 1:
-        raise G2POError(f"gamma is {gamma!r}: set it above 0 and at most 1")
+    require(value_weight >= 0, "value_weight", value_weight, "set it to 0 or more")
+    require(least_std >= 0, "least_std", least_std, "set it to 0 or more")
+    require(0 < gamma <= 1, "gamma", gamma, "set it above 0 and at most 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     used = graph.counted

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 from ..values import lambda_values
 from .common import EPSILON, ROUNDING, compare, largest_rewards
@@ -45,8 +45,8 @@ def graft(
     Raises:
         G2POError: if `gamma` or `gae_lambda` is out of range.
     """
-    if not (0 < gamma < 1 and 0 <= gae_lambda <= 1):
-        raise G2POError(f"gamma is {gamma!r} and gae_lambda {gae_lambda!r}: set them in (0, 1) and in [0, 1]")
+    require(0 < gamma < 1, "gamma", gamma, "set it above 0 and below 1")
+    require(0 <= gae_lambda <= 1, "gae_lambda", gae_lambda, "set it to a number of 0 to 1")
     used = graph.counted
     fixed_point = lambda_values(graph.node[used], graph.next_node[used], graph.rewards, graph.node_group, gamma, 0.0)
     values = np.concatenate([fixed_point, graph.rewards])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 from .common import compare, episode_advantage
 
@@ -41,8 +41,7 @@ def graphgpo(
     Raises:
         G2POError: if `omega` is out of range or `episode_statistics` is unknown.
     """
-    if not 0 < omega < 1:
-        raise G2POError(f"omega is {omega!r}: set it above 0 and below 1")
+    require(0 < omega < 1, "omega", omega, "set it above 0 and below 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     best = np.zeros(graph.num_groups)

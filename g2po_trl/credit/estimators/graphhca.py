@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 from ..values import lambda_values
 from .common import compare, episode_advantage
@@ -48,8 +48,7 @@ def graphhca(
         G2POError: if `gamma` or `floor` is out of range or `episode_statistics` is unknown.
     """
     for name, value in (("gamma", gamma), ("floor", floor)):
-        if not 0 < value < 1:
-            raise G2POError(f"{name} is {value!r}: set it above 0 and below 1")
+        require(0 < value < 1, name, value, "set it above 0 and below 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     used, won = graph.counted, (graph.trajectory_success & graph.trajectory_counted).astype(float)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...utils.errors import G2POError
+from ...utils.options import require
 from ..graph import StateGraph
 from .common import compare
 
@@ -40,8 +40,7 @@ def hgpo(
     Raises:
         G2POError: if `depth_exponent` is negative.
     """
-    if depth_exponent < 0:
-        raise G2POError(f"depth_exponent is {depth_exponent!r}: set it to 0 or more")
+    require(depth_exponent >= 0, "depth_exponent", depth_exponent, "set it to 0 or more")
     returns = graph.returns / graph.gamma
     context = np.maximum(graph.node, 0)
     total, weights = np.zeros(graph.num_steps), np.zeros(graph.num_steps)
