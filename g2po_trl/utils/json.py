@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,48 +55,20 @@ def write_json(path: str | Path, data: Any, **options: Any) -> None:
 
 
 def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """Yield the values in the lines of a file, each with the number of its first line.
+    """Yield the values in the lines of a file, each with its line's number, or the values of one array.
 
-    A file is JSON Lines, values over several lines, or one array of objects, which are the values. A byte order mark
-    and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the reason.
+    A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the
+    reason.
     """
-    lines = iter(file)
-    for number, line in enumerate(lines, 1):
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if not line.strip():
-            continue
+    lines = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(file, 1))
+    for number, line in ((number, line) for number, line in lines if line.strip()):
+        is_array = line.lstrip().startswith(b"[")
+        text = line + b"".join(rest for _, rest in lines) if is_array else line
         try:
-            value = json.loads(line)
+            value = json.loads(text)
         except (ValueError, RecursionError):
-            yield from _values_over_lines(line + b"".join(lines), number)
-            return
-        yield from ((number, part) for part in (value if _is_table(value) else [value]))
-
-
-def _values_over_lines(data: bytes, number: int) -> Iterator[tuple[int, Any]]:
-    text, place, decoder = data.decode(json.detect_encoding(data), "surrogateescape"), 0, json.JSONDecoder()
-    if is_array := text.lstrip().startswith("["):
-        try:
-            is_table = _is_table(json.loads(data))
-        except (ValueError, RecursionError):
-            is_table = False
-        if not is_table:
-            yield number, data
-            return
-    between = re.compile(r"[ \t\r\n\[,\]]*" if is_array else r"[ \t\r\n]*")
-    while (start := between.match(text, place).end()) < len(text):
-        number += text.count("\n", place, start)
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            yield number, text[start:].partition("\n")[0].encode("utf-8", "surrogateescape")
-            return
-        yield number, value
-        number, place = number + text.count("\n", start, end), end
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+            value = [text] if is_array else text
+        yield from ((number, row) for row in (value if is_array else [value]))
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
