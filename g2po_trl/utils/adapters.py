@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import G2POError
+from .options import require
 
 if TYPE_CHECKING:
     import torch
     from trl import GRPOConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
-
 
 # Modules of vision-language models that read images and pass them on, by their paths.
 _READS_IMAGES = r"(.*\.)?(visual|vision_\w+|image_\w+|multi_modal_projector|connector|embed_vision)(\..*)?"
@@ -41,9 +41,8 @@ def find_adapter(folder: str | Path) -> Path | None:
     if (folder / ADAPTER_CONFIG).is_file():
         return folder
     found = [] if (folder / "config.json").is_file() else adapters_below(folder)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise G2POError(f"{folder} holds several adapters ({names}): pass the folder of one of them")
+    names = [path.name for path in found]
+    require(len(found) < 2, "model", str(folder), f"it has several adapters; pass the folder of one of {names}")
     return found[0] if found else None
 
 
@@ -78,10 +77,7 @@ def load_adapter(
 
     config = PeftConfig.from_pretrained(adapter, revision=revision)
     name = config.base_model_name_or_path
-    if not name:
-        raise G2POError(
-            f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write its base model there"
-        )
+    require(bool(name), "base_model_name_or_path", name, f"write the base model into adapter_config.json of {adapter}")
     base = load_base(name, revision=config.revision)
     with warnings.catch_warnings():
         # With missing keys, the base or a mixture of base and adapter would be taken.
@@ -89,11 +85,12 @@ def load_adapter(
         try:
             return PeftModel.from_pretrained(base, adapter, revision=revision, is_trainable=is_trainable)
         except UserWarning as error:
-            raise G2POError(
+            message = (
                 f"the adapter {adapter} does not fit {name}, loaded as {type(base).__name__}: it was trained on "
                 "another base, or with other versions of transformers and peft; merge it where it was trained, and "
                 f"pass the merged checkpoint ({str(error)[:200]}…)"
-            ) from error
+            )
+            raise G2POError(message, "model", adapter) from error
 
 
 def load_adapter_to_train(
@@ -116,11 +113,10 @@ def load_adapter_to_train(
             known = {"revision": revision, "trust_remote_code": settings["trust_remote_code"]}
             options["peft_config"] = on_language_part(options["peft_config"], model, **known)
         return model, processing_class
-    if options.get("peft_config") is not None:
-        raise G2POError(
-            f"model is {model!r}, an adapter, and peft_config adds another: remove peft_config (use_peft) to train it "
-            "further, or merge it into its base (merge_and_unload), save that, and pass its folder"
-        )
+    remedy = (
+        f"model {model!r} is an adapter already: leave it out to train that one, or merge that into its base before"
+    )
+    require(options.get("peft_config") is None, "peft_config", type(options.get("peft_config")).__name__, remedy)
     if (quantization := options.pop("quantization_config", None)) is not None:
         settings["quantization_config"] = quantization
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
@@ -156,9 +152,9 @@ def on_language_part(config: Any, model: Any, **known: Any) -> Any:
 def check_adapter_config(config: Any) -> None:
     """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
     kind = getattr(config.peft_type, "value", config.peft_type)
-    if config.is_prompt_learning or config.is_adaption_prompt or kind == "ADALORA":
-        reason = "no trainer allocates its ranks" if kind == "ADALORA" else "it shifts tokens by virtual tokens"
-        raise G2POError(f"the adapter is {kind}, which is not trained ({reason}): use LoRA")
+    is_trained = not (config.is_prompt_learning or config.is_adaption_prompt or kind == "ADALORA")
+    reason = "no trainer allocates its ranks" if kind == "ADALORA" else "it shifts tokens by virtual tokens"
+    require(is_trained, "peft_config", kind, f"{reason}; use LoRA")
 
 
 def check_adapter(model: torch.nn.Module) -> None:
@@ -168,75 +164,38 @@ def check_adapter(model: torch.nn.Module) -> None:
     from peft import PeftMixedModel, get_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    if isinstance(model, PeftMixedModel):
-        raise G2POError("the model is a PeftMixedModel, whose adapters cannot be saved: use PeftModel, with one kind")
+    kind = type(model).__name__
+    require(not isinstance(model, PeftMixedModel), "model", kind, "its adapters cannot be saved; use PeftModel")
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if not is_peft_model(model):
-        if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-            raise G2POError(
-                "the model has adapters and is not a PeftModel (transformers adds them so, by add_adapter or "
-                "from_pretrained of an adapter's folder): use get_peft_model, or PeftModel.from_pretrained(base, "
-                "folder, is_trainable=True), or pass the folder's name as model"
-            )
+        remedy = "it has adapters; use get_peft_model, or PeftModel.from_pretrained(base, folder, is_trainable=True)"
+        require(not layers, "model", kind, remedy)
         return
     names = model.active_adapters
-    if len(names) != 1:
-        raise G2POError(
-            f"the model has {len(names)} active adapters ({', '.join(names)}): choose the one to train with "
-            "model.set_adapter(NAME), and merge the others before"
-        )
+    remedy = "choose the one to train with model.set_adapter(NAME), and merge the others before"
+    require(len(names) == 1, "active_adapters", names, remedy)
     check_adapter_config(model.peft_config[names[0]])
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for state, remedy in (("merged", "unmerge_adapter"), ("disable_adapters", "base_model.enable_adapter_layers")):
-        if any(getattr(layer, state) for layer in layers):
-            raise G2POError(f"the adapter would not train ({state} is True): call model.{remedy}()")
-    _check_quantized(model, layers)
+        is_set = any(getattr(layer, state) for layer in layers)
+        require(not is_set, state, True, f"the adapter would not train; call model.{remedy}()")
     # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
     weights = model.state_dict(keep_vars=True)
-    number_of = {id(one): float(i) for i, one in enumerate(weights.values())}
-    numbers = {name: torch.tensor([number_of[id(one)]]) for name, one in weights.items()}
+    number_of = {id(weight): float(number) for number, weight in enumerate(weights.values())}
+    numbers = {name: torch.tensor([number_of[id(weight)]]) for name, weight in weights.items()}
     saved = get_peft_model_state_dict(model, numbers, names[0], save_embedding_layers=False).values()
-    kept, parameters = {float(number) for number in saved}, dict(model.named_parameters())
-    frozen = [name for name, one in parameters.items() if not one.requires_grad and number_of.get(id(one)) in kept]
-    if frozen and model.active_peft_config.inference_mode:
-        raise G2POError(
-            f"the adapter {names[0]!r} was loaded frozen, and {frozen[0]} would not train: load it with "
-            "PeftModel.from_pretrained(…, is_trainable=True)"
-        )
-    trained = [name for name, one in parameters.items() if one.requires_grad]
-    unsaved = [name for name in trained if number_of.get(id(parameters[name])) not in kept]
-    if unsaved:
-        raise G2POError(
-            f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
-            "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
-        )
-
-
-def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
-    """Refuse modules that do not work with weights in 4 or 8 bits, which would fail in the first forward pass."""
-    import torch
-    from peft.tuners.lora import LoraLayer
-    from peft.tuners.lycoris_utils import LycorisLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    for layer in layers:
-        weight = getattr(layer.get_base_layer(), "weight", None)
-        quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
-        if quantized and isinstance(layer, LycorisLayer):
-            raise G2POError(
-                "the adapter is LoHa or LoKr, which PEFT does not support with quantized weights: use LoRA, or load "
-                "the model without quantization_config"
-            )
-    is_lora = isinstance(layers[0], LoraLayer) if layers else False
-    for path, module in model.named_modules():
-        if isinstance(module, ModulesToSaveWrapper):
-            takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
-            now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
-            if now != before and getattr(model, "is_quantized", False) and not takes_any:
-                name = str(now).removeprefix("torch.")
-                raise G2POError(
-                    f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
-                    f"casts it, and the layers compute in {before}: load the model with dtype={name!r}"
-                )
+    kept, frozen, unsaved = {float(number) for number in saved}, [], []
+    for name, parameter in model.named_parameters():
+        is_saved = number_of.get(id(parameter)) in kept
+        frozen += [name] if is_saved and not parameter.requires_grad else []
+        unsaved += [name] if parameter.requires_grad and not is_saved else []
+    is_frozen = bool(frozen) and model.active_peft_config.inference_mode
+    remedy = "the adapter would not train; load it with PeftModel.from_pretrained(…, is_trainable=True)"
+    require(not is_frozen, "inference_mode", True, remedy)
+    remedy = (
+        f"they train and are not saved with the adapter {names[0]!r}: freeze them (requires_grad_(False)), or name "
+        "their modules in modules_to_save of its configuration"
+    )
+    require(not unsaved, "trained parameters", unsaved[:1], remedy)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from peft import (
 )
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
-from g2po_trl import G2POTrainer
+from g2po_trl import G2POError, G2POTrainer
 from g2po_trl.engines import adapter_weights
 from g2po_trl.evaluation.checkpoints import load_model
 
@@ -230,7 +230,9 @@ def walk(cell: Cell, tokenizer_folder: str, folder: Path) -> Outcome:
         if engine.startswith("wrong"):
             wrong.append(engine)
         return Outcome(None, len(trained), engine, tuple(wrong))
-    except Exception as error:  # after work was done
+    except Exception as error:
+        if isinstance(error, G2POError) and trainer.state.global_step == 0 and not trainer._metrics["train"]:
+            return Outcome(refused=f"{type(error).__name__}: {error}")  # by the start check
         return Outcome(wrong=(f"late {type(error).__name__}: {error}",))
     finally:
         trainer.close()

@@ -118,7 +118,7 @@ def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
         return AutoModelForCausalLM.from_pretrained(tiny_model_dir)
 
     get_peft_model(base(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="was loaded frozen.*is_trainable=True"):
+    with pytest.raises(ValueError, match="is_trainable=True"):
         make(PeftModel.from_pretrained(base(), tmp_path / "adapter"), beta=0.0)
     with pytest.raises(ValueError, match="no parameter of the model trains"):
         make(base().requires_grad_(False), beta=0.0)

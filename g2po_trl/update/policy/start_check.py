@@ -87,7 +87,13 @@ class StartCheck(TrainerCallback):
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
-        wanted = self._forward(model)
+        try:
+            wanted = self._forward(model)
+        except RuntimeError as error:
+            raise G2POError(
+                f"the model's own forward pass fails ({error}): with an adapter on quantized weights, use LoRA, and "
+                "load a model whose lm_head is in modules_to_save with the dtype that it computes in"
+            ) from error
         layout, tried = self.layout, []
         configured = layout.kind
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
