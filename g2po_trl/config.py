@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from .config_validation import (
     check,
     check_estimator,
     choose_engine,
-    largest_weight,
     logs_tables,
     set_best_metric,
 )
@@ -27,8 +26,7 @@ from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
-from .experimental.strategies import STRATEGIES
-from .update.policy.importance import MODES
+from .rollout.strategy import STRATEGIES
 from .update.tree import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
@@ -194,22 +192,17 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     engine_kwargs: dict[str, Any] | str | None = option(
         "Options of the engine. `vllm`: `merge_adapter`, whether a LoRA adapter is merged into the weights of a "
         "colocated vLLM, which rounds it, but generates faster; `null`: if vLLM computes in float32 or cannot serve "
-        "it. `vllm_servers`: `servers` (a list of addresses), `weights_folder` (the same path on all machines; "
-        "`_vllm_weights` in `output_dir`), `request_timeout` (600 seconds). As a flag: JSON, `--engine-kwargs "
-        '\'{"servers": ["http://10.0.0.2:8000"]}\'`.',
+        "it. As a flag: JSON, `--engine-kwargs '{\"merge_adapter\": true}'`.",
         None,
     )
     rollout_strategy: str = option(
-        'Which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task to their ends, '
-        'exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced by other tasks. '
-        '`"partial_rollouts"` (experimental): unfinished groups continue in the next rollout.',
+        " ".join(["Which episodes are played.", *(f'`"{name}"`: {row.help}.' for name, row in STRATEGIES.items())]),
         "synchronous",
         choices=tuple(STRATEGIES),
     )
     rollout_strategy_kwargs: dict[str, Any] | str | None = option(
         "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
-        "played, as a multiple of those trained on. Partial rollouts: `max_off_policy_steps` (1), maximum age of a "
-        "step, in policy updates. As a flag: JSON.",
+        "played, as a multiple of those trained on. As a flag: JSON.",
         None,
     )
     task_error_patience: int = option(
@@ -235,19 +228,6 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         None,
         within="[0, inf)",
     )
-    vllm_importance_sampling_mode: str | None = option(
-        "How importance weights are bounded. None: sequence_mask, or token_truncate with partial rollouts.",
-        None,
-        choices=MODES,
-    )
-    # A float, None or "auto"; the argument parser wants one type.
-    vllm_importance_sampling_clip_max: str = field(
-        default="auto",
-        metadata={
-            "help": "Largest importance weight of tokens sampled by another policy or engine. `None`: no limit. "
-            '`"auto"`: TRL\'s 3, but 1 with partial rollouts and `"token_truncate"`.'
-        },
-    )
     min_valid_action_ratio: float = option(
         "Stop the run if the fraction of completions with the required format, averaged over the last five log "
         "lines, falls below this. 0: never.",
@@ -268,10 +248,6 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
         given = dict(vars(self))
         choose_engine(self)
-        if self.vllm_importance_sampling_mode is None:
-            # The product of a completion's ratios says less and less, the older the policy that wrote it.
-            self.vllm_importance_sampling_mode = "token_truncate" if self.is_off_policy else "sequence_mask"
-        self.vllm_importance_sampling_clip_max = largest_weight(self)
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.
         self.num_generations_eval = 1 if self.num_generations_eval is None else self.num_generations_eval
         # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
@@ -338,14 +314,9 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         return estimator_name(self.advantage_estimator, self.estimator_kwargs, self.value_lambda)
 
     @property
-    def is_off_policy(self) -> bool:
-        """Whether a step may train a later policy than the one that sampled it."""
-        return self.rollout_strategy == "partial_rollouts"
-
-    @property
     def corrects_sampling(self) -> bool:
         """Whether completions carry the log-probabilities of another engine or policy, for importance weights."""
-        return not ENGINES[self.engine].engine.is_the_model or self.is_off_policy
+        return not ENGINES[self.engine].engine.is_the_model
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

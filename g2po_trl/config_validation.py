@@ -12,11 +12,12 @@ from trl import GRPOConfig
 
 from .credit.estimators.registry import ESTIMATORS
 from .credit.state_keys import similarity_threshold
-from .engines.registry import ENGINES, check_engine
+from .engines.registry import check_engine
 from .engines.sampling import reserved_option, reshaping_options
-from .experimental.strategies import check_strategy
+from .rollout.strategy import check_strategy
 from .runs.sample_table import BACKENDS
 from .update.batch import LOSS_TYPES
+from .update.policy.importance import MODES
 from .utils.errors import G2POError
 from .utils.options import is_of_kind, option_text, require, without_effect
 
@@ -96,13 +97,12 @@ COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "steps_pe
 COUNTS += ("gradient_accumulation_steps", "num_generations_eval", "ref_model_sync_steps")
 # Inherited fields, and those of TRL's ModelConfig, that have an effect under a condition; see `option`.
 _VLLM = "mode model_impl enable_sleep_mode gpu_memory_utilization tensor_parallel_size max_model_length"
-_WEIGHTED = "engine=vllm*|rollout_strategy=partial_rollouts"
 _LORA = "r alpha dropout target_modules target_parameters modules_to_save task_type"
 NEEDS = {
     **{f"vllm_{name}": "engine=vllm" for name in _VLLM.split()},
     **{f"vllm_{name}": "vllm_mode=server" for name in ("server_base_url", "server_host", "server_port", "group_port")},
-    "vllm_structured_outputs_regex": "engine=vllm*",
-    **{f"vllm_importance_sampling_{name}": _WEIGHTED for name in ("mode", "clip_max", "clip_min")},
+    "vllm_structured_outputs_regex": "engine=vllm",
+    **{f"vllm_importance_sampling_{name}": "engine=vllm" for name in ("mode", "clip_max", "clip_min")},
     **{f"lora_{name}": "use_peft" for name in _LORA.split()},
     **dict.fromkeys(("use_rslora", "use_dora"), "use_peft"),
     **dict.fromkeys(("bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant"), "load_in_4bit"),
@@ -154,7 +154,8 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
             require(False, name, given[name], f"{sentence}; leave it out")
     remedy = "set it above 0: with greedy decoding, all episodes of a group are equal"
     require(args.temperature > 0, "temperature", args.temperature, remedy)
-    for name, choices in (("loss_type", LOSS_TYPES), ("importance_sampling_level", ("token", "sequence"))):
+    of_choices = {"loss_type": LOSS_TYPES, "importance_sampling_level": ("token", "sequence")}
+    for name, choices in (of_choices | {"vllm_importance_sampling_mode": MODES}).items():
         value = getattr(args, name)
         require(value in choices, name, value, f"set it to one of {', '.join(choices)}")
     require(args.max_steps != 0, "max_steps", 0, "set it to 1 or more, or to -1 for num_train_epochs")
@@ -162,6 +163,9 @@ def check(args: GRPOConfig, given: Mapping[str, Any]) -> None:
     require(ends, "num_train_epochs", args.num_train_epochs, "set it to a number above 0")
     norm = args.max_grad_norm  # infinity logs the norm alone; transformers makes a TypeError at the first step
     require(isinstance(norm, (int, float)), "max_grad_norm", norm, "set it to a number; 0 does not clip")
+    largest = args.vllm_importance_sampling_clip_max
+    is_bound = largest is None or is_of_kind(largest, float) and largest > 0
+    require(is_bound, "vllm_importance_sampling_clip_max", largest, "set it above 0, or to None for no limit")
     require("" not in (args.stop_sequences or ()), "stop_sequences", args.stop_sequences, "remove the empty text")
     similarity_threshold(args.state_key)
     others = args.other_eval_temperatures
@@ -231,7 +235,7 @@ def _check_generation_kwargs(args: GRPOConfig) -> None:
 def _check_distribution(args: GRPOConfig) -> None:
     """Refuse options that change the sampled distribution, but not the loss's: importance weights would be biased."""
     changed = [f"{name}={value!r}" for name, value in args.filters().items()]
-    if args.vllm_structured_outputs_regex is not None and not ENGINES[args.engine].engine.is_the_model:
+    if args.vllm_structured_outputs_regex is not None:
         changed.append(f"vllm_structured_outputs_regex={args.vllm_structured_outputs_regex!r}")
     given = reshaping_options(args.generation_kwargs or {})
     changed += [f"{name}={value!r} (in generation_kwargs)" for name, value in given.items()]
@@ -242,21 +246,6 @@ def _check_distribution(args: GRPOConfig) -> None:
             "Remove the options that reshape it (evaluation has eval_top_p and eval_top_k), or set "
             "vllm_importance_sampling_correction=False"
         )
-
-
-def largest_weight(args: GRPOConfig) -> float | None:
-    """Return the largest importance weight: a number above 0, or `None`."""
-    value = args.vllm_importance_sampling_clip_max
-    if value == "auto":
-        return 1.0 if args.is_off_policy and args.vllm_importance_sampling_mode == "token_truncate" else 3.0
-    if value is None or str(value).lower() in ("none", "null"):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    require(number > 0, "vllm_importance_sampling_clip_max", value, "set it above 0, to None, or to 'auto'")
-    return number
 
 
 def set_best_metric(args: GRPOConfig, load_best: bool) -> None:

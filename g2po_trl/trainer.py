@@ -231,7 +231,6 @@ class G2POTrainer(GRPOTrainer):
             "task_errors": self.task_errors,
             "tally": self.tally,
             "layout": self.update.layout,
-            "strategy": self.strategy,
         }
         self.resumption = RunState(parts, rank, num_ranks)
         keep_reference(self)
@@ -305,7 +304,7 @@ class G2POTrainer(GRPOTrainer):
         groups = [(first_row + i) // self.args.num_generations for i in range(len(rows))]
         with self._policy_in_engine(), self.start_check.watching(self.player.actor.engine):
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
-        self.start_check.compare_engine(self.model, rollout.all, self.iteration.number)
+        self.start_check.compare_engine(self.model, rollout.all)
         trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
         if self.accelerator.is_main_process:
             warn_of_ignored_fields(self._ignored_fields, trajectories)
@@ -438,7 +437,6 @@ class G2POTrainer(GRPOTrainer):
                 "rollout/episodes": len(everyone),
                 **rollout_metrics(everyone, graph),
                 **stats.metrics(),
-                **self.strategy.metrics(Rollout(everyone, stats)),
                 **times,
                 **more,
                 "episode/tasks_set_aside": len(self.task_errors.excluded),
@@ -539,7 +537,6 @@ class G2POTrainer(GRPOTrainer):
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart()
-        self.strategy.reset()
         begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, describe(self))
         checkpoint = on_main(self.accelerator, begin)
         try:

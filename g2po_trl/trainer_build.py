@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
@@ -30,7 +29,6 @@ from .environments.pool.pool import EnvironmentPool
 from .environments.several import environments_of
 from .environments.tasks import panels_of
 from .environments.tools.trl_tools import is_tool_environment
-from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
 from .prompts.conversation import Message, pictures_of
 from .prompts.images import ImageInputs
@@ -41,7 +39,7 @@ from .rollout.conversations import request_of
 from .rollout.episode import Episode
 from .rollout.failing_tasks import TaskErrors
 from .rollout.player import Player
-from .rollout.strategy import RolloutContext, RolloutStrategy
+from .rollout.strategy import STRATEGIES, RolloutContext, RolloutStrategy
 from .runs.callbacks import (
     CollapseStoppingCallback,
     IterationProgressCallback,
@@ -133,11 +131,8 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
     """Return the configured rollout strategy."""
     args, accelerator = trainer.args, trainer.accelerator
 
-    def batches_left() -> int:
-        return math.ceil((trainer.state.max_steps - trainer.state.global_step) / args.optimizer_steps_per_iteration)
-
-    def progress(total: int, episodes: int, unit: str) -> AbstractContextManager[RolloutBar]:
-        return closing(RolloutBar("rollout", total, episodes, accelerator.is_main_process, unit))
+    def progress(turns: int, episodes: int) -> AbstractContextManager[RolloutBar]:
+        return closing(RolloutBar("rollout", turns, episodes, accelerator.is_main_process))
 
     context = RolloutContext(
         trainer.player,
@@ -145,12 +140,10 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
         tasks=trainer.train_dataset,
         seed=args.seed,
         sampling=trainer.sampling,
-        rank=accelerator.process_index,
         gather=gather_object,
         progress=progress,
-        batches_left=batches_left,
     )
-    return STRATEGIES[args.rollout_strategy](context, **args.rollout_strategy_kwargs or {})
+    return STRATEGIES[args.rollout_strategy].strategy(context, **args.rollout_strategy_kwargs or {})
 
 
 def make_engine(trainer: GRPOTrainer, name: str | None = None, **options: Any) -> Engine:
@@ -283,8 +276,6 @@ def make_start_check(trainer: GRPOTrainer) -> StartCheck:
 def read_starts(trainer: GRPOTrainer, starts: Sequence[Observation]) -> None:
     """Choose chat templates by the first observations of tasks; of images, check one with model and engine."""
     actor = trainer.player.actor
-    if trainer.args.rollout_strategy == "partial_rollouts":
-        actor.engine.reads_text_because = "checkpoints of partial_rollouts keep none: use another rollout_strategy"
     _warn_of_unused_limit(EpisodeLimits.of(trainer.args), trainer.environment_factory, starts)
     for first in starts:
         actor.choose_template(first)

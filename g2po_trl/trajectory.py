@@ -49,7 +49,6 @@ class Step:
             that it continues, or all of its messages. The action is then the assistant's message as JSON.
         prompt: in evaluations, the text of the prompt; of chat models, the last message.
         advantage: the advantage that the step was trained with; `None` if it was not trained.
-        policy_version: iteration whose policy generated the completion, with partial rollouts; otherwise `None`.
         call: what the completion did with the tools that its prompt offered: `"none"`, `"unreadable"`, `"unknown"` (a
             readable call of a tool that was not offered), `"known"`, or `"readable"` where the names of the tools are
             not known here. `None`: no tools.
@@ -73,7 +72,6 @@ class Step:
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     advantage: float | None = None
-    policy_version: int | None = None
     call: str | None = None
     images: list[str] | None = None
     prompt_images: list[str] | None = None

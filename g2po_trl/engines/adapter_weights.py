@@ -57,21 +57,6 @@ def merged_parameters(
 
 
 @torch.no_grad()
-def whole_parameters(
-    model: torch.nn.Module,
-    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
-    device: torch.device | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and value of each weight, with adapters merged. Arguments as in `merged_parameters`."""
-    if isinstance(model, PeftModel):
-        yield from merged_parameters(model, gather, device)
-        return
-    for name, parameter in model.named_parameters():
-        with gather([parameter]):
-            yield _plain(name), _whole(parameter.data, device)
-
-
-@torch.no_grad()
 def adapter_parameters(
     model: PeftModel,
     gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,

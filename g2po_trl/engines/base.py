@@ -1,7 +1,7 @@
 """The interface of engines: token ids in, token ids and log-probabilities out.
 
-Engines are transformers' `generate` and vLLM (colocated, offline, TRL's server, or `vllm_servers`). All of them end a
-completion in the same place: after the first stop token, or where the first of `stop_sequences` is complete.
+Engines are transformers' `generate` and vLLM (colocated, offline, or TRL's server). All of them end a completion in
+the same place: after the first stop token, or where the first of `stop_sequences` is complete.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ class Completion:
         logprobs: log-probability of each token, if the engine returns them.
         complete: `False` if the completion reached `max_completion_length`.
         cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
-        repeats: number of times it was requested again because a server had failed.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     complete: bool = True
     cached_tokens: int | None = None
-    repeats: int = 0
 
 
 @dataclass
@@ -162,10 +160,6 @@ class Engine:
     def _open(self) -> Iterator[None]:
         """Do the work at the beginning and at the end of a rollout."""
         yield
-
-    def metrics(self) -> dict[str, float]:
-        """Return the engine's own metrics of this rollout, by name. The largest value over all ranks is logged."""
-        return {}
 
     def close(self) -> None:
         """Free memory and processes. Nothing is generated afterwards."""

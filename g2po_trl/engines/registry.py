@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from ..utils.options import check_options, keyword_options
+from ..utils.options import check_options, keyword_options, load_name
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,11 @@ class EngineKind:
     @property
     def engine(self) -> type:
         """The class, imported on first use."""
-        return _load(self.path)
+        return load_name(self.path)
 
     def load(self, model: str, **options: Any) -> Any:
         """Return the chat model of a checkpoint that is not being trained."""
-        return _load(self.offline)(model, **options)
+        return load_name(self.offline)(model, **options)
 
 
 ENGINES = {
@@ -47,15 +46,7 @@ ENGINES = {
         offline="evaluation.chat_models:load_vllm",
         extra="vllm",
     ),
-    "vllm_servers": EngineKind(
-        "vLLM's own servers on any machine", "experimental.vllm_servers.engine:ServedVLLMEngine"
-    ),
 }
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(f"{__package__.partition('.')[0]}.{module}"), name)
 
 
 def check_engine(args: Any) -> None:

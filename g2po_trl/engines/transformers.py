@@ -180,7 +180,7 @@ class TransformersEngine(Engine):
             parts.is_sharded,
             parts.accelerator.device,
             options,
-            logprobs=args.is_off_policy or args.old_log_probs == "auto",
+            logprobs=args.old_log_probs == "auto",
             image_inputs=parts.image_inputs,
         )
 

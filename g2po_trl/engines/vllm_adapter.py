@@ -11,18 +11,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
 from peft import PeftConfig, PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.errors import G2POError
 from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
 from .adapter_weights import adapter_parameters, check_mergeable, merged_parameters
-from .weight_folder import WeightFolder
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -197,11 +198,13 @@ class ServedAdapter:
 
         values = adapter_parameters(self.model, self.gather, self.device)
         with tempfile.TemporaryDirectory(prefix="g2po-adapter-") as folder:
-            version = WeightFolder(folder, writes=True).save(values.items(), self.model.active_peft_config)
+            on_host = {name: value.to("cpu", copy=True).contiguous() for name, value in values.items()}
+            save_file(on_host, Path(folder, "adapter_model.safetensors"))
+            self.model.active_peft_config.save_pretrained(folder)
             if self._number:
                 self.llm.llm_engine.remove_lora(self._number)
             self._number += 1
-            request = LoRARequest(f"policy-{self._number}", self._number, str(version))
+            request = LoRARequest(f"policy-{self._number}", self._number, folder)
             if not self.llm.llm_engine.add_lora(request):
                 raise RuntimeError(f"vLLM has not loaded the adapter of rollout {self._number}: see its log")
         return request

@@ -273,8 +273,6 @@ class PromptSession:
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
         stats.generated_tokens += sum(len(completion.ids) for completion in completions)
         stats.truncated_completions += sum(not completion.complete for completion in completions)
-        stats.repeated_requests += sum(completion.repeats for completion in completions)
-        stats.engine_metrics = self.actor.engine.metrics()
         for prompt, completion in zip(prompts, completions):
             if completion.cached_tokens is not None:
                 stats.cacheable_tokens += len(prompt.ids)

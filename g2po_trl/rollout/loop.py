@@ -67,7 +67,6 @@ class Loop:
             it once a turn and continue until no rank has any. Default: for one rank.
         on_turn: called with (turns of the longest episode, number of running episodes) when one of these has changed.
         on_end: called with each episode that has ended.
-        policy_version: written into each step.
 
     `running` has the running episodes, by their slots in the pool.
     """
@@ -80,7 +79,6 @@ class Loop:
     any_running: Callable[[bool], bool] = bool
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
-    policy_version: int | None = None
     running: dict[int, Episode] = field(default_factory=dict, init=False)
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
     _ready: list[Episode] = field(default_factory=list, init=False)  # to ask the session about
@@ -157,13 +155,6 @@ class Loop:
             steps += self.session.receive_steps(IDLE_POLL_SECONDS)
         self._send(steps)
 
-    def drain(self, environments: bool = False) -> None:
-        """Wait for all requested steps and, with `environments`, for all environments. Ask nothing."""
-        while self.session.waiting:
-            self._send(self.session.receive_steps(IDLE_POLL_SECONDS))
-        if environments:
-            self._take_all()
-
     def _take(self, timeout: float | None) -> list[Episode]:
         """Receive answers, note the episodes that are ready, and return the episodes that have ended."""
         answers = self.pool.receive(timeout)
@@ -195,7 +186,6 @@ class Loop:
             if step is None:
                 ended.append(episode)
                 continue
-            step.policy_version = self.policy_version
             episode.steps.append(step)
             actions[self._slots[episode.number]] = sent(step)
             self.stats.turns = max(self.stats.turns, len(episode.steps))

@@ -36,7 +36,6 @@ class Player:
         excluded: ids of tasks that are not played; their trajectories have outcome `"error"`.
         any_running: whether this rank has running episodes -> whether any rank has. For sharded models, whose ranks
             must generate together.
-        before_play: called before `play`; lets other users of the pool pause.
     """
 
     pool: EnvironmentPool
@@ -45,7 +44,6 @@ class Player:
     streams: bool = True
     excluded: Container[str] = ()
     any_running: Callable[[bool], bool] = bool
-    before_play: Callable[[], None] | None = None
 
     def play(
         self,
@@ -75,8 +73,6 @@ class Player:
         Raises:
             G2POError: if the number of groups or seeds differs from that of the tasks.
         """
-        if self.before_play:
-            self.before_play()
         stats, streams = RolloutStats(), self.streams and self.actor.streams
         groups = range(len(tasks)) if groups is None else groups
         for name, values in (("groups", groups), ("seeds", seeds)):

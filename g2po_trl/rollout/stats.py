@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 
 # Not summed over parts of a rollout or over ranks.
@@ -29,10 +29,6 @@ class RolloutStats:
         cached_tokens: number of these tokens that the cache held.
         later_prompts: prompts of conversations after the first completion of their episode.
         continued_prompts: number of these prompts that begin with the ids of an earlier prompt and its completion.
-        repeated_requests: requests that were repeated because a server had failed.
-        engine_metrics: the engine's own metrics by name (`Engine.metrics`); over several ranks, the largest value.
-        places: maximum number of running episodes, if new ones replace ended ones; otherwise 0.
-        place_seconds: seconds that episodes were running, summed over them; with `places`.
     """
 
     environment_time: float = 0.0
@@ -50,10 +46,6 @@ class RolloutStats:
     cached_tokens: int = 0
     later_prompts: int = 0
     continued_prompts: int = 0
-    repeated_requests: int = 0
-    engine_metrics: dict[str, float] = field(default_factory=dict)
-    places: int = 0
-    place_seconds: float = 0.0
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
@@ -69,33 +61,21 @@ class RolloutStats:
 
     @classmethod
     def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
-        names = {name for one in stats for name in one.engine_metrics}
-        return cls(
-            **{
-                f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats)
-                for f in fields(cls)
-                if f.name not in ("parts", "engine_metrics")
-            },
-            engine_metrics={
-                name: max(one.engine_metrics[name] for one in stats if name in one.engine_metrics) for name in names
-            },
-        )
+        numbers = (f.name for f in fields(cls) if f.name != "parts")
+        return cls(**{name: (max if name in largest else sum)(getattr(s, name) for s in stats) for name in numbers})
 
     @property
     def active_fraction(self) -> float:
-        """Fraction of (episode, turn) places with a running episode; with `places`, of their time."""
-        if self.places:
-            return self.place_seconds / max(1e-9, self.places * self.total_time)
+        """Fraction of (episode, turn) places with a running episode."""
         return self.num_steps / max(1, sum(turns * number for turns, number in self.parts))
 
     def metrics(self) -> dict[str, float]:
-        """Return `time/*` in seconds and `rollout/*`, with the engine's own metrics."""
+        """Return `time/*` in seconds and `rollout/*`."""
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
         if self.later_prompts:
             cache["rollout/continued_prompt_fraction"] = self.continued_prompts / self.later_prompts
-        repeated = {"rollout/repeated_requests": self.repeated_requests} if self.engine_metrics else {}
         return {
             "time/rollout": self.total_time,
             "time/environment": self.environment_time,
@@ -110,6 +90,4 @@ class RolloutStats:
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.num_steps),
             "rollout/mean_completion_tokens": self.generated_tokens / max(1, self.num_steps),
             **cache,
-            **repeated,
-            **self.engine_metrics,
         }

@@ -1,8 +1,7 @@
 """Schedules of rollouts: a strategy decides which episodes a rollout plays, and when.
 
 A trainer calls `collect` once per iteration and does not depend on the schedule otherwise. `SynchronousRollout` plays
-one episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`, and in
-`g2po_trl.experimental` `PartialRollouts`).
+one episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
+from ..utils.options import check_options, keyword_options, load_name
 from .player import Player
 from .stats import RolloutStats
 
@@ -75,18 +75,6 @@ class RolloutStrategy(Protocol):
             iteration: number of the iteration, from 1; each policy increases it by one.
         """
 
-    def metrics(self, rollout: Rollout) -> dict[str, float]:
-        """Return the strategy's own metrics, given the last rollout of all ranks without texts."""
-
-    def reset(self) -> None:
-        """End unfinished episodes. Called when training begins."""
-
-    def state_dict(self) -> Any:
-        """Return the state of all ranks for a checkpoint, as plain data."""
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state that `state_dict` returned, possibly with another number of ranks."""
-
 
 @dataclass(frozen=True)
 class RolloutContext:
@@ -98,11 +86,9 @@ class RolloutContext:
         tasks: rows that further tasks are drawn from.
         seed: seed of these draws and of completions.
         sampling: how completions are sampled.
-        rank: this process.
         gather: function from a list of each rank to the concatenated lists of all ranks.
-        progress: (total, episodes, unit of the total) -> a context with a function that is called with
-            (progress, running episodes), or `None`.
-        batches_left: returns the number of rollouts still to be trained on, including this one. `None`: no bound.
+        progress: (turns, episodes) -> a context with a function that is called with (turns of the longest episode,
+            running episodes), or `None`.
     """
 
     player: Player
@@ -110,14 +96,12 @@ class RolloutContext:
     tasks: Sequence[Row] = ()
     seed: int = 0
     sampling: Sampling = field(default_factory=Sampling)
-    rank: int = 0
     gather: Callable[[list], list] = list
-    progress: Callable[[int, int, str], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
-    batches_left: Callable[[], int | None] = lambda: None
+    progress: Callable[[int, int], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
 
     def play(self, rows: Sequence[Row], groups: Sequence[int]) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
-        with self.progress(self.player.max_turns, self.player.number_of(rows), "turn") as on_turn:
+        with self.progress(self.player.max_turns, self.player.number_of(rows)) as on_turn:
             return self.player.play(rows, self.sampling, groups, on_turn=on_turn)
 
 
@@ -134,14 +118,33 @@ class SynchronousRollout:
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
         return Rollout(*self.context.play(rows, groups))
 
-    def metrics(self, rollout: Rollout) -> dict[str, float]:
-        return {}
 
-    def reset(self) -> None:
-        pass
+@dataclass(frozen=True)
+class StrategyKind:
+    """A rollout strategy: a description in one line, and the `module:class` inside the package."""
 
-    def state_dict(self) -> Any:
-        return None
+    help: str
+    path: str
 
-    def load_state_dict(self, state: Any) -> None:
-        pass
+    @property
+    def strategy(self) -> type[RolloutStrategy]:
+        """The class, imported on first use."""
+        return load_name(self.path)
+
+
+STRATEGIES = {
+    "synchronous": StrategyKind(
+        "`num_generations` of each task to their ends, exactly on-policy", "rollout.strategy:SynchronousRollout"
+    ),
+    "dynamic_sampling": StrategyKind(
+        "groups whose rewards are all equal are replaced by other tasks", "rollout.dynamic_sampling:DynamicSampling"
+    ),
+}
+
+
+def check_strategy(args: Any) -> None:
+    """Refuse options that the configured strategy does not have, and settings that it excludes."""
+    strategy, options = STRATEGIES[args.rollout_strategy].strategy, args.rollout_strategy_kwargs or {}
+    owner = f"rollout_strategy={args.rollout_strategy!r}"
+    check_options("rollout_strategy_kwargs", options, keyword_options(strategy), owner)
+    strategy.check(args, **options)

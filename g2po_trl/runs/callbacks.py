@@ -195,14 +195,14 @@ class ClosingVerdict(TrainerCallback):
 
 
 class RolloutBar:
-    """A bar with the progress of a rollout, in turns of its longest episode or in groups, and the running episodes.
+    """A bar with the progress of a rollout, in turns of its longest episode, and the running episodes.
 
     Silent if stderr is not a terminal.
     """
 
-    def __init__(self, description: str, total: int, num_episodes: int, enabled: bool, unit: str = "turn"):
+    def __init__(self, description: str, total: int, num_episodes: int, enabled: bool):
         hidden = not enabled or not sys.stderr.isatty()
-        self.bar = tqdm(total=total, desc=description, unit=unit, leave=False, disable=hidden)
+        self.bar = tqdm(total=total, desc=description, unit="turn", leave=False, disable=hidden)
         self.num_episodes = num_episodes
 
     def __call__(self, done: int, live: int) -> None:

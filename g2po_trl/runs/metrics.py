@@ -65,7 +65,6 @@ def without_texts(trajectory: Trajectory) -> Trajectory:
             *("", "", one.valid),
             admissible_actions=_SHORT[one.admissible],
             completion_truncated=one.completion_truncated and len(one.completion_ids) >= _LONG,
-            policy_version=one.policy_version,
             call=one.call,
         )
         for one in trajectory.steps

@@ -11,9 +11,13 @@ class LettersEngine(Engine):
 
     streams = takes_seeds = True
 
-    def __init__(self, trainer):
-        super().__init__(trainer.processing_class, [trainer.processing_class.eos_token_id])
-        self.trainer, self.asked, self.rollouts = trainer, {}, 0
+    def __init__(self, parts):
+        super().__init__(parts.tokenizer, parts.stop_token_ids)
+        self.parts, self.asked, self.rollouts = parts, {}, 0
+
+    @classmethod
+    def of_trainer(cls, parts):
+        return cls(parts)
 
     @contextmanager
     def _open(self):
@@ -22,9 +26,9 @@ class LettersEngine(Engine):
         self.asked.clear()
 
     def submit(self, key, prompt, sampling, seed=None):
-        args = self.trainer.args
+        args = self.parts.args
         rows = args.per_device_train_batch_size * args.steps_per_generation
-        episode = self.trainer.accelerator.process_index * rows + key
+        episode = self.parts.accelerator.process_index * rows + key
         self.asked[key] = random.Random(f"{self.rollouts} {episode} {prompt}")
 
     def poll(self, timeout):

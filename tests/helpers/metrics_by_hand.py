@@ -168,11 +168,6 @@ def cost_metrics(rollout: Rollout) -> dict[str, float]:
     }
 
 
-def age_metrics(rollout: Rollout, number: int) -> dict[str, float]:
-    ages = [number - step["policy_version"] for t in rollout.kept for step in t["steps"]]
-    return {"rollout/mean_age": mean(ages), "rollout/max_age": max(ages)}
-
-
 def active_fraction(parts: list[list[dict]]) -> float:
     """Of rollouts in parts, each a list of trajectories that were played together."""
     played = [[t for t in part if not (t["error"] or "").startswith("excluded: ")] for part in parts]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -12,8 +13,8 @@ from metric_environments import Goals, Ladder
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
-from g2po_trl import trainer_build as parts
 from g2po_trl.engines.base import Completion
+from g2po_trl.engines.registry import ENGINES
 
 KINDS = ("odd", "even")
 TRIALS = [{"seed": n, "task_id": f"t{n}", "task_type": KINDS[n % 2], "goal": "go"} for n in range(6)]
@@ -57,13 +58,6 @@ RUNS = {
         "tasks": LADDERS,
         "beta": 0.0,
     },
-    "ahead": {
-        "rollout_strategy": "partial_rollouts",
-        "value_lambda": 0.5,
-        "per_device_train_batch_size": 16,
-        "max_error_rate": 1.0,
-        "beta": 0.0,
-    },
     "ppo": {
         "config_class": PPOConfig,
         "critic_epochs": 3,
@@ -74,9 +68,7 @@ RUNS = {
         "max_steps": 2,
         "max_error_rate": 1.0,
     },
-    "served": {
-        "engine": "vllm_servers",
-        "engine_kwargs": {"servers": ["http://localhost:1"]},
+    "streamed": {
         "advantage_estimator": "gigpo",
         "mask_truncated_completions": True,
         "token_layout": "padded",
@@ -109,8 +101,8 @@ RUNS = {
 }
 
 
-class ServedLetters(LettersEngine):
-    """Answers as servers do that tell of their cache, fail now and then, and need time for weights."""
+class CachedLetters(LettersEngine):
+    """Answers as vLLM does, with a prefix cache, and not always to the end."""
 
     def poll(self, timeout):
         found = {}
@@ -121,12 +113,8 @@ class ServedLetters(LettersEngine):
                 completion.logprobs,
                 sum(completion.ids) % 4 > 0,
                 None if size == 1 else 10 * size,
-                int(size == 3),
             )
         return found
-
-    def metrics(self):
-        return {"time/weights": 1.5, "rollout/servers_left_out": 1, "rollout/server_logp_difference": 0.25}
 
 
 class Norms(TrainerCallback):
@@ -232,8 +220,8 @@ def make_recorded(name: str, model: Path, output: Path, monkeypatch) -> Recorded
     options = dict(RUNS[name])
     environment, tasks = options.pop("environment", Goals), options.pop("tasks", TRIALS)
     config = make_config(output, options.pop("config_class", G2POConfig), **{**MORE, **options})
-    if name == "served":
-        monkeypatch.setattr(parts, "make_engine", ServedLetters)
+    if name == "streamed":
+        monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(engine=CachedLetters))
     trainer_class = PPOTrainer if isinstance(config, PPOConfig) else G2POTrainer
     tasks = Dataset.from_list(tasks)
     panel = tasks.select(range(5)) if config.eval_strategy != "no" else None

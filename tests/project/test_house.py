@@ -24,10 +24,9 @@ MAY_IMPORT = {
     "rollout": {"utils", "trajectory", "prompts", "environments", "engines"},
     "update": {"utils", "trajectory"},
     "runs": DATA | {"agents"},
-    "experimental": DATA,
-    "config_validation": {"utils", "engines", "credit", "update", "runs", "experimental"},
-    "config": {"utils", "engines", "environments", "credit", "update", "experimental", "config_validation"},
-    "trainer_build": TRAINING | {"experimental"},
+    "config_validation": {"utils", "engines", "credit", "rollout", "update", "runs"},
+    "config": {"utils", "engines", "environments", "credit", "rollout", "update", "config_validation"},
+    "trainer_build": TRAINING,
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build"},
     "ppo": TRAINING | {"trainer"},
@@ -39,19 +38,7 @@ MAY_IMPORT = {
     "estimate": {"utils"},
     "view": RUNS,
     "cli": RUNS
-    | {
-        "experimental",
-        "config",
-        "config_validation",
-        "trainer",
-        "evaluation",
-        "check",
-        "teach",
-        "estimate",
-        "report",
-        "logs",
-        "view",
-    },
+    | {"config", "config_validation", "trainer", "evaluation", "check", "teach", "estimate", "report", "logs", "view"},
 }
 MOST_FILES, MOST_MODULES_AT_THE_TOP = 13, 6
 
@@ -75,12 +62,6 @@ def test_rooms_import_in_one_direction(house):
 
 def test_no_modules_import_each_other_in_a_circle(house):
     assert not list(house.circles())
-
-
-def test_experiments_are_imported_by_the_trainer_builder_and_through_the_list_of_strategies(house):
-    imports = {line for others in house.between_rooms().values() for line in others.get("experimental", ())}
-    others = {line for line in imports if not line.endswith("-> experimental.strategies")}
-    assert imports and all(line.startswith("trainer_build ->") for line in others), others
 
 
 def test_folders_are_small():

@@ -14,7 +14,7 @@ import pytest
 from recorded_runs import RUNS, TRIALS, make_recorded
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-RECOMPUTED = ("slices", "dynamic", "ahead", "several")  # the other runs show what is logged and documented
+RECOMPUTED = ("slices", "dynamic", "several")  # the other runs show what is logged and documented
 OTHERWISE_TESTED = ("time/", "advantage/")
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}
@@ -59,10 +59,7 @@ def expected(run, number):
     found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(rollout.all).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
-    if args.is_off_policy:
-        found |= of_rolling(run, rollouts, number, logged)
-    else:
-        found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
+    found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
     masked = args.mask_truncated_completions
     first_steps = run.passes[number][0]["step"] + args.steps_per_generation
     once = [one for one in run.passes[number] if one["step"] < first_steps]
@@ -85,26 +82,6 @@ def set_aside(rollouts, number, patience):
         for task, errors in played.items():
             failed[task] = failed.get(task, 0) + 1 if all(errors) else 0
     return {task for task, count in failed.items() if count >= patience}
-
-
-def of_rolling(run, rollouts, number, logged):
-    """Steps belong to the rollout whose policy wrote them, whenever they are trained on."""
-    steps = [s for one in rollouts.values() for t in one.kept for s in t["steps"] if s["policy_version"] == number]
-    found = by_hand.cost_metrics(by_hand.Rollout(Path(run.args.output_dir), number, run.args.num_generations))
-    prompts, completions = (sum(len(s[name]) for s in steps) for name in ("prompt_ids", "completion_ids"))
-    found |= {
-        "rollout/steps": len(steps),
-        "rollout/prompt_tokens": prompts,
-        "rollout/completion_tokens": completions,
-        "rollout/mean_prompt_tokens": prompts / len(steps),
-        "rollout/mean_completion_tokens": completions / len(steps),
-        "rollout/truncated_prompts": sum(s["prompt_truncated"] for s in steps),
-        "rollout/truncated_completions": sum(s["completion_truncated"] for s in steps),
-    }
-    busy = logged["rollout/active_fraction"]  # a fraction of time
-    assert 0 < busy <= 1
-    found["rollout/active_fraction"] = busy
-    return found | by_hand.age_metrics(rollouts[number], number)
 
 
 def of_losses(run, rollout, number):

@@ -34,7 +34,7 @@ def test_use_vllm_is_an_alias(tmp_path):
     assert make(tmp_path, use_vllm=True).engine == "vllm" and make(tmp_path, engine="vllm").use_vllm
     assert not make(tmp_path).use_vllm
     with pytest.raises(G2POError, match="use_vllm"):
-        make(tmp_path, use_vllm=True, engine="vllm_servers")
+        make(tmp_path, use_vllm=True, engine="vllm_server")
     for options in ({"engine": "sglang"}, {"engine": ["vllm"]}):
         with pytest.raises(G2POError, match="engine is"):
             make(tmp_path, **options)
@@ -53,8 +53,7 @@ def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
 SERVED = {"use_vllm": True, "max_prompt_length": 100, "max_completion_length": 20}
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 12}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}
-AHEAD, DYNAMIC = {"rollout_strategy": "partial_rollouts"}, {"rollout_strategy": "dynamic_sampling"}
-REMOTE = {"engine": "vllm_servers"}
+DYNAMIC = {"rollout_strategy": "dynamic_sampling"}
 BAD = [  # options, and the field that the message is about
     *(({field: value}, field) for field, values in {
         "num_generations": [1],
@@ -96,6 +95,7 @@ BAD = [  # options, and the field that the message is about
         "environment_variables": ["HOME"],
         "rollout_strategy": ["dynamic", ["synchronous"]],
         "vllm_importance_sampling_clip_max": [0, -1, "x"],
+        "vllm_importance_sampling_mode": ["token"],
         "use_transformers_paged": [True],
         "neftune_noise_alpha": [5.0],
         "num_train_epochs": [0, "3"],
@@ -114,17 +114,9 @@ BAD = [  # options, and the field that the message is about
     ({**DYNAMIC, "rollout_strategy_kwargs": {1: 2}}, "rollout_strategy_kwargs"),
     *(({**DYNAMIC, "rollout_strategy_kwargs": {"max_generation_batches": wrong}}, "max_generation_batches")
       for wrong in (1, 2.5)),
-    ({**AHEAD, "rollout_strategy_kwargs": {"max_off_policy_steps": 3}}, "max_off_policy_steps"),
-    ({**AHEAD, "rollout_strategy_kwargs": {"ahead": 1}}, "ahead"),
-    ({**AHEAD, "top_p": 0.9}, "top_p"),
-    ({**AHEAD, "loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, "sequence_mask"),
-    ({**REMOTE}, "servers"),
-    *(({**REMOTE, "engine_kwargs": {"servers": wrong}}, "servers") for wrong in (
-        *([], [8000], ["10.0.0.2:8000"], ["http://user@host:1"], ["http://a:1", "http://A:1/"]),
-    )),
-    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"], "request_timeout": 0}}, "request_timeout"),
-    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"], "weight_folder": "w"}}, "weight_folder"),
-    ({**REMOTE, "engine_kwargs": {"servers": ["http://a:1"]}, "top_p": 0.9}, "top_p"),
+    ({**DYNAMIC, "rollout_strategy_kwargs": {"batches": 1}}, "batches"),
+    ({**SERVED, "engine_kwargs": {"merge_adapters": True}}, "merge_adapters"),
+    ({**SERVED, "top_p": 0.9}, "top_p"),
     ({"mini_batch_size": 0}, "mini_batch_size"),
     ({"mini_batch_size": 64, "steps_per_generation": 2}, "steps_per_generation"),
     ({"mini_batch_size": 64, "generation_batch_size": 32}, "steps_per_generation"),
@@ -282,25 +274,6 @@ def test_value_lambda_is_a_number(tmp_path, given, value):
     assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
 
 
-@pytest.mark.parametrize(
-    ("options", "bound"),
-    [
-        ({}, 3.0),
-        ({"rollout_strategy": "partial_rollouts"}, 1.0),
-        ({**AHEAD, "vllm_importance_sampling_mode": "token_mask"}, 3.0),
-        ({**AHEAD, "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
-        ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5}, None),
-    ],
-)
-def test_the_largest_importance_weight(tmp_path, options, bound):
-    assert make(tmp_path, **options).vllm_importance_sampling_clip_max == bound
-
-
-WEIGHTED = [
-    {"use_vllm": True},
-    {"engine": "vllm_servers", "engine_kwargs": {"servers": ["http://10.0.0.2:8000"]}},
-    {"rollout_strategy": "partial_rollouts"},
-]
 RESHAPING = [
     *({"presence_penalty": 1.5}, {"frequency_penalty": -1}, {"logit_bias": {5: -100}}, {"typical_p": 0.2}),
     *({"top_h": 1.0}, {"epsilon_cutoff": 1e-3}, {"eta_cutoff": 1e-3}, {"suppress_tokens": [3]}, {"num_beams": 2}),
@@ -318,8 +291,8 @@ NEUTRAL = [
 ]
 
 
-@pytest.mark.parametrize("engine", WEIGHTED, ids=lambda engine: next(iter(engine)))
-def test_what_reshapes_the_distribution_is_refused_with_importance_weights(tmp_path, engine):
+def test_what_reshapes_the_distribution_is_refused_with_importance_weights(tmp_path):
+    engine = {"use_vllm": True}
     for option in RESHAPING:
         (name,) = option
         for given in (option, json.dumps(option)) if name != "sequence_bias" else (option,):
@@ -337,11 +310,10 @@ def test_what_reshapes_the_distribution_is_refused_with_importance_weights(tmp_p
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_a_regex_of_completions_is_refused_with_importance_weights(tmp_path):
-    for engine in WEIGHTED[:2]:
-        with pytest.raises(G2POError, match="vllm_structured_outputs_regex"):
-            make(tmp_path, **engine, vllm_structured_outputs_regex="a")
-        options = {**engine, "vllm_importance_sampling_correction": False}
-        assert make(tmp_path, **options, vllm_structured_outputs_regex="a").vllm_structured_outputs_regex == "a"
+    regex = {"use_vllm": True, "vllm_structured_outputs_regex": "a"}
+    with pytest.raises(G2POError, match="vllm_structured_outputs_regex"):
+        make(tmp_path, **regex)
+    make(tmp_path, **regex, vllm_importance_sampling_correction=False)
 
 
 def test_a_top_k_of_none_is_off(tmp_path):

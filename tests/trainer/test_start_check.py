@@ -184,7 +184,7 @@ def test_an_engine_with_other_weights_is_refused(by, make, tiny_model_dir):
 def test_a_rollout_of_errors_alone_is_not_the_one_that_is_compared(make):
     trainer = make(beta=0.0)
     trainer.start_check.compare(trainer.model, with_reference=False)
-    trainer.start_check.compare_engine(trainer.model, [Trajectory("0", [], 0.0, "error")], version=1)
+    trainer.start_check.compare_engine(trainer.model, [Trajectory("0", [], 0.0, "error")])
     assert not trainer.start_check._has_seen_engine
 
 

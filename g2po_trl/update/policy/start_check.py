@@ -158,13 +158,12 @@ class StartCheck(TrainerCallback):
         finally:
             engine.watched = None
 
-    def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory], version: int) -> None:
+    def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory]) -> None:
         """Compare the engine's log-probabilities of the first rollout with the trainer's.
 
         Args:
             model: the model.
             trajectories: trajectories of this rank.
-            version: number of the iteration of the model's policy.
 
         Raises:
             G2POError: if they differ by more than rounding.
@@ -176,7 +175,7 @@ class StartCheck(TrainerCallback):
         self._has_seen_engine = bool(played)  # the next rollout, if all episodes of this one are errors
         samples, dtype = self._watched_samples, torch.float32
         if samples is None:  # an engine that computes in a precision of its own, and may report
-            reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
+            reported = [step for step in steps if step.logprobs]
             samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
             dtype = torch.bfloat16
         batch = self._some_samples(samples) if samples and self.comparable else None

@@ -1,1 +1,0 @@
-"""Experimental features: off by default, with their own tests, subject to change without notice."""
