@@ -50,22 +50,6 @@ fields are new or have another default, which is in parentheses. In recipes, eac
 [Hyperparameters](hyperparameters.md) has starting values, [the method](method.md#estimators) the estimators."""
 
 
-PURPOSES = {
-    "Episodes": "max_turns max_episode_tokens max_tool_calls max_episode_seconds max_requests environment_limits",
-    "Prompts and completions": "history history_length max_prompt_length stop_sequences",
-    "Advantages": "advantage_estimator estimator_kwargs gamma value_lambda step_advantage_weight "
-    "invalid_action_penalty state_key state_key_ignores",
-    "Update and memory": "beta mini_batch_size max_tokens_per_micro_batch token_layout old_log_probs",
-    "Rollout and generation": "rollout_strategy rollout_strategy_kwargs engine engine_kwargs generation_batch_tokens",
-    "Evaluation": "eval_temperature other_eval_temperatures eval_top_p eval_top_k eval_seed",
-    "Environment workers and errors": "num_environment_workers environment_reset_timeout environment_step_timeout "
-    "environment_load_timeout environment_worker_resets environment_worker_memory_mb max_observation_characters "
-    "max_observation_images max_image_pixels environment_variables task_error_patience max_error_rate",
-    "Logs, checkpoints and stopping": "logging_steps save_steps save_total_limit save_trajectories overwrite "
-    "log_trajectories_every min_valid_action_ratio",
-}
-
-
 def default_of(field) -> str:
     value = field.default_factory() if field.default is MISSING else field.default
     return f"`{value!r}`"
@@ -79,20 +63,19 @@ def rows_of(config: type, parent: type) -> dict[str, str]:
         changed = field.name in inherited and inherited[field.name].default != field.default
         if field.name in inherited and not changed:
             continue
-        said = field.metadata.get("help", "")
+        text = field.metadata.get("help", "")
         note = f"; {parent.__name__}: {default_of(inherited[field.name])}" if changed else ""
-        rows[field.name] = f"- `{field.name}` ({default_of(field)}{note}): {said[:1].upper()}{said[1:]}"
+        rows[field.name] = f"- `{field.name}` ({default_of(field)}{note}): {text[:1].upper()}{text[1:]}"
     return rows
 
 
-def by_purpose() -> list[str]:
-    """Return a section for each purpose. Every field belongs to one."""
-    rows, parts = rows_of(G2POConfig, GRPOConfig), []
-    for purpose, names in PURPOSES.items():
-        parts += [f"\n## {purpose}\n", *(rows.pop(name) for name in names.split())]
-    if rows:
-        raise ValueError(f"PURPOSES has no place for {', '.join(rows)}")
-    return parts
+def by_group() -> list[str]:
+    """Return a section for each group of fields, by their metadata."""
+    sections: dict[str, list[str]] = {}
+    group_of = {field.name: field.metadata.get("group") for field in fields(G2POConfig)}
+    for name, row in rows_of(G2POConfig, GRPOConfig).items():
+        sections.setdefault(group_of[name], []).append(row)
+    return [line for group, rows in sorted(sections.items()) for line in (f"\n## {group}\n", *rows)]
 
 
 def names_of(options) -> str:
@@ -102,7 +85,7 @@ def names_of(options) -> str:
 def page() -> str:
     parts = [
         HEAD,
-        *by_purpose(),
+        *by_group(),
         "\n## PPOConfig\n\nThe fields of `G2POConfig` without the estimator's, and:\n",
         *rows_of(PPOConfig, G2POConfig).values(),
         "\n## Refused\n\nThese options of `GRPOConfig` raise an error that says why, and what to set instead:",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +35,13 @@ from .utils.options import as_mapping, is_of_kind, option, require, without_nump
 from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10
+_prompt = partial(option, group="Prompts and completions")
+_advantage = partial(option, group="Advantages")
+_update = partial(option, group="Update and memory")
+_rollout = partial(option, group="Rollout and generation")
+_evaluation = partial(option, group="Evaluation", resumable=True, read_again=True)
+_errors = partial(option, group="Environment workers and errors", resumable=True)
+_run = partial(option, group="Logs, checkpoints and stopping", resumable=True)
 ignore_deprecations()
 
 
@@ -53,29 +61,33 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
 
     inherited_help: ClassVar[dict[str, str]] = INHERITED_HELP  # read by `cli.parser`
 
-    beta: float = option("KL coefficient against the reference model.", 0.01, within="[0, inf)")
-    logging_steps: float | None = option(
+    beta: float = _update("KL coefficient against the reference model.", 0.01, within="[0, inf)")
+    logging_steps: float | None = _run(
         "Optimizer steps between log lines. None: one line per iteration.",
         None,
         within="(0, inf)",
+        read_again=True,
     )
-    save_steps: float | None = option(
+    save_steps: float | None = _run(
         "Optimizer steps between checkpoints, of 12 bytes per trained parameter in float32. `None`: every tenth "
         "iteration, or with `load_best_model_at_end` at every evaluation; and at the end.",
         None,
         within="(0, inf)",
+        read_again=True,
     )
-    eval_steps: float | None = option(
+    eval_steps: float | None = _run(
         "Optimizer steps between evaluations. `None`: `logging_steps`.",
         None,
         within="(0, inf)",
+        read_again=True,
     )
-    save_total_limit: int | None = option(
+    save_total_limit: int | None = _run(
         "Number of checkpoints to keep; with `load_best_model_at_end` also the best one.",
         2,
+        read_again=True,
     )
-    num_generations: int = option("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
-    mini_batch_size: int | None = option(
+    num_generations: int = _rollout("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
+    mini_batch_size: int | None = _update(
         "Maximum number of step samples of an optimizer step, over all processes (paper: ALFWorld 256, WebShop and "
         "AppWorld 64). `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule "
         "then count passes over a rollout, which are iterations with `num_iterations=1`. Needs "
@@ -83,152 +95,165 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         None,
         within="[1, inf)",
     )
-    gamma: float = option(
+    gamma: float = _advantage(
         "Discount of the return gamma^(T-j+1) R. Some estimators do not use it, or have their own in "
         "`estimator_kwargs`.",
         0.95,
         within="(0, 1]",
     )
-    value_lambda: float = option(
+    value_lambda: float = _advantage(
         "How node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, returns also "
         "use the values of the states that followed: less noisy if state keys show everything that matters, "
         "biased if they do not. `g2po report` tests the keys of a run.",
         1.0,
         within="[0, 1]",
     )
-    advantage_estimator: str = option(
+    advantage_estimator: str = _advantage(
         "How advantages are estimated. An `advantage_fn` given to the trainer replaces it.",
         "g2po",
         choices=tuple(ESTIMATORS),
+        of_estimator=True,
     )
-    estimator_kwargs: dict[str, Any] | str | None = option(
+    estimator_kwargs: dict[str, Any] | str | None = _advantage(
         "Parameters of the estimator's function. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in "
         'the paper\'s ablations, and `episode_statistics`, `"trajectory"` (the paper\'s equations) or `"step"` (the '
         "released code; long episodes weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
         None,
+        of_estimator=True,
     )
-    step_advantage_weight: float = option(
+    step_advantage_weight: float = _advantage(
         "Weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO.",
         1.0,
         within="[0, inf)",
+        of_estimator=True,
     )
-    state_key: str | None = option(
+    state_key: str | None = _advantage(
         "Which steps of a group are in the same state. `None`: those with equal `Observation.state_key`, or else "
         'equal observations. `"similar"`: those whose keys share 90 % of their word bigrams, `"similar:0.8"`: '
         "80 %; needs the extra `similarity`. A function `Step -> str` is passed to the trainer instead.",
         None,
     )
-    state_key_ignores: list[str] | None = option(
+    state_key_ignores: list[str] | None = _advantage(
         'Details to leave out of state keys: any of `"numbers"`, `"case"`.',
         None,
         choices=IGNORABLE,
     )
-    invalid_action_penalty: float = option(
+    invalid_action_penalty: float = _advantage(
         "Subtracted from the advantage of a completion without the required format.",
         0.1,
         within="[0, inf)",
+        of_estimator=True,
     )
-    history: str | None = option(
+    history: str | None = _prompt(
         'What a prompt shows of the episode. `"window"`: one message with the last `history_length` steps. '
         '`"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a '
         "conversation if the environment has tool methods, otherwise a window. Agents' own requests are always "
         "conversations.",
         None,
         choices=("window", "conversation"),
+        plays=True,
     )
-    history_length: int = option(
+    history_length: int = _prompt(
         "Number of past steps (observation and action) in a prompt. Not used in conversations.",
         2,
         within="[0, inf)",
+        plays=True,
     )
-    max_prompt_length: int | None = option(
+    max_prompt_length: int | None = _prompt(
         "Maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then the middle of "
         "the observation; an agent's own request that is too long ends its episode. `None`: no limit.",
         2048,
         within="[1, inf)",
+        plays=True,
     )
-    eval_temperature: float = option("Sampling temperature of evaluations; 0 is greedy.", 0.4, within="[0, inf)")
-    other_eval_temperatures: list[float] = option(
+    eval_temperature: float = _evaluation("Sampling temperature of evaluations; 0 is greedy.", 0.4, within="[0, inf)")
+    other_eval_temperatures: list[float] = _evaluation(
         "Further temperatures at which each evaluation set is played; at 1.0, metrics have the prefix `eval_t1`. "
         "A gain at one temperature alone may only mean that the policy is less random.",
         [],
     )
-    eval_top_p: float | None = option("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
-    eval_top_k: int | None = option("`top_k` of evaluations. `None`: as in training.", None, within="[0, inf)")
-    eval_seed: int = option(
+    eval_top_p: float | None = _evaluation("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
+    eval_top_k: int | None = _evaluation("`top_k` of evaluations. `None`: as in training.", None, within="[0, inf)")
+    eval_seed: int = _evaluation(
         "Seed of the samples of evaluations. Two evaluations can be compared only if it is the same.",
         0,
     )
-    max_tokens_per_micro_batch: int = option(
+    max_tokens_per_micro_batch: int = _update(
         "Maximum number of tokens in one forward pass, padding included. A longer sample has a pass of its own, with "
         "`token_layout: shared` of up to 1.5 times its tokens. Lower it if the update runs out of memory; the "
         "gradient does not change.",
         16384,
         within="[1, inf)",
+        resumable=True,
     )
-    token_layout: str = option(
+    token_layout: str = _update(
         'How step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`: tokens '
         'that samples have in common are processed once, see `g2po_trl.update.tree`. `"padded"`: one sample per '
         "row. What the model does not support is replaced, with a message.",
         "shared",
         choices=LAYOUTS,
+        resumable=True,
     )
-    old_log_probs: str = option(
+    old_log_probs: str = _update(
         'Log-probabilities before an update of several optimizer steps. `"trainer"`: of a forward pass. `"auto"`: of '
         "the engine as it sampled, without that pass, if it is the model itself, in float32.",
         "trainer",
         choices=("trainer", "auto"),
     )
-    generation_batch_tokens: int = option(
+    generation_batch_tokens: int = _rollout(
         "Maximum number of padded tokens in one generate call of a process. Not used with vLLM.",
         65536,
         within="[1, inf)",
+        resumable=True,
     )
-    engine: str = option(
+    engine: str = _rollout(
         " ".join(["What generates completions.", *(f'`"{name}"`: {row.help}.' for name, row in ENGINES.items())]),
         "transformers",
         choices=tuple(ENGINES),
     )
-    engine_kwargs: dict[str, Any] | str | None = option(
+    engine_kwargs: dict[str, Any] | str | None = _rollout(
         "Options of the engine. `vllm`: `merge_adapter`, whether a LoRA adapter is merged into the weights of a "
         "colocated vLLM, which rounds it, but generates faster; `null`: if vLLM computes in float32 or cannot serve "
         "it. As a flag: JSON, `--engine-kwargs '{\"merge_adapter\": true}'`.",
         None,
+        resumable=True,
     )
-    rollout_strategy: str = option(
+    rollout_strategy: str = _rollout(
         " ".join(["Which episodes are played.", *(f'`"{name}"`: {row.help}.' for name, row in STRATEGIES.items())]),
         "synchronous",
         choices=tuple(STRATEGIES),
     )
-    rollout_strategy_kwargs: dict[str, Any] | str | None = option(
+    rollout_strategy_kwargs: dict[str, Any] | str | None = _rollout(
         "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
         "played, as a multiple of those trained on. As a flag: JSON.",
         None,
     )
-    task_error_patience: int = option(
+    task_error_patience: int = _errors(
         "Exclude a task after this many consecutive rollouts in which all its episodes ended in environment errors.",
         2,
         within="[1, inf)",
     )
-    max_error_rate: float = option(
+    max_error_rate: float = _errors(
         "Stop the run if a larger fraction of a rollout's episodes ends in environment errors or before the first "
         "step.",
         0.5,
         within="[0, 1]",
+        read_again=True,
     )
-    save_trajectories: bool = option("Write every trajectory to output_dir/trajectories.", True)
-    overwrite: bool = option(
+    save_trajectories: bool = _run("Write every trajectory to output_dir/trajectories.", True)
+    overwrite: bool = _run(
         "Delete the earlier run in `output_dir` when training begins, and no file that it did not write. `False`: "
         "refuse an occupied folder.",
         False,
+        read_again=True,
     )
-    log_trajectories_every: int | None = option(
+    log_trajectories_every: int | None = _run(
         "Iterations between tables of sample trajectories in Trackio, W&B or TensorBoard. 0: never. `None`: 10 if "
         "`report_to` names one of them.",
         None,
         within="[0, inf)",
     )
-    min_valid_action_ratio: float = option(
+    min_valid_action_ratio: float = _run(
         "Stop the run if the fraction of completions with the required format, averaged over the last five log "
         "lines, falls below this. 0: never.",
         0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from ..utils.options import Options, option
@@ -27,6 +28,8 @@ _LEAVE_THE_DISTRIBUTION = {
     *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "skip_clone"),
     *("skip_reading_prefix_cache", "repetition_detection", "priority", "cache_salt"),
 }
+_completion = partial(option, group="Prompts and completions", plays=True)
+_filter = partial(option, group="Rollout and generation", plays=True)
 
 
 @dataclass
@@ -38,25 +41,25 @@ class Sampling(Options):
     distribution.
     """
 
-    temperature: float = option("Sampling temperature; 0 is greedy.", 1.0, within="[0, inf)")
-    top_p: float = option(
+    temperature: float = _filter("Sampling temperature; 0 is greedy.", 1.0, within="[0, inf)")
+    top_p: float = _filter(
         "Sample from the most likely tokens that have this probability together; 1 disables it.",
         1.0,
         within="(0, 1]",
         neutral=1.0,
     )
-    top_k: int = option("Sample from the k most likely tokens; 0 disables it.", 0, within="[0, inf)", neutral=0)
-    min_p: float | None = option(
+    top_k: int = _filter("Sample from the k most likely tokens; 0 disables it.", 0, within="[0, inf)", neutral=0)
+    min_p: float | None = _filter(
         "Minimum probability relative to the most likely token. `None` disables it.",
         None,
         within="[0, 1]",
         neutral=None,
     )
-    repetition_penalty: float = option(
+    repetition_penalty: float = _filter(
         "Penalty of tokens that occurred before; 1 disables it.", 1.0, within="(0, inf)", neutral=1.0
     )
-    max_completion_length: int = option("Maximum number of tokens of a completion.", 512, within="[1, inf)")
-    stop_sequences: list[str] | None = option(
+    max_completion_length: int = _completion("Maximum number of tokens of a completion.", 512, within="[1, inf)")
+    stop_sequences: list[str] | None = _completion(
         'Strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.', None
     )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from ..utils.errors import G2POError
 from ..utils.options import Options, as_mapping, check_options, option, require
+
+_limit = partial(option, group="Episodes", plays=True)
 
 
 @dataclass
@@ -22,26 +25,26 @@ class EpisodeLimits(Options):
         G2POError: for a value out of range, or an unknown limit of an environment.
     """
 
-    max_turns: int = option(
+    max_turns: int = _limit(
         "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.",
         50,
         within="[1, inf)",
     )
-    max_episode_tokens: int | None = option(
+    max_episode_tokens: int | None = _limit(
         "Tokens that the model may write in an episode; more is a failure. `None`: no limit.",
         None,
         within="[1, inf)",
         counts="tokens",
         reason="token limit",
     )
-    max_tool_calls: int | None = option(
+    max_tool_calls: int | None = _limit(
         "Tool calls that an episode may make; more is a failure. `None`: no limit.",
         None,
         within="[0, inf)",
         counts="tool_calls",
         reason="tool call limit",
     )
-    max_episode_seconds: float | None = option(
+    max_episode_seconds: float | None = _limit(
         "Seconds that environment or agent may work on an episode, without waiting for the model; more is a failure. "
         "`None`: no limit.",
         None,
@@ -49,13 +52,13 @@ class EpisodeLimits(Options):
         counts="seconds",
         reason="time limit",
     )
-    max_requests: int | None = option(
+    max_requests: int | None = _limit(
         "Requests that an agent may send, refused ones included; more is a failure. `None`: no limit.",
         None,
         within="[1, inf)",
         reason="request limit",
     )
-    environment_limits: dict[str, Any] | str | None = option(
+    environment_limits: dict[str, Any] | str | None = _limit(
         'Limits of single environments, by name, if there are several: `{"coder": {"max_turns": 40}}`.',
         None,
     )

@@ -31,7 +31,15 @@ class _Metadata(dict):
 
 
 def option(
-    help: str, default: Any = dataclasses.MISSING, within: str | None = None, needs: str | None = None, **metadata: Any
+    help: str,
+    default: Any = dataclasses.MISSING,
+    within: str | None = None,
+    needs: str | None = None,
+    group: str | None = None,
+    resumable: bool = False,
+    read_again: bool = False,
+    plays: bool = False,
+    **metadata: Any,
 ) -> Any:
     """Return the field of an option; a list or dictionary as default is copied. Without default it is required.
 
@@ -41,9 +49,14 @@ def option(
         within: interval of a number, e.g. "(0, 1]" or "[1, inf)".
         needs: condition under which it has an effect: a field that is set, or `field=pattern`; "|" separates
             alternatives.
+        group: heading of its section in the documentation.
+        resumable: whether it may change when a run is resumed.
+        read_again: whether a change has an effect after the trainer was made.
+        plays: whether an evaluation of the run plays with this value.
         **metadata: further metadata, such as `choices`.
     """
-    metadata = _Metadata(help=help, within=within, needs=needs, **metadata)
+    metadata |= {"help": help, "within": within, "needs": needs, "group": group}
+    metadata = _Metadata(metadata, resumable=resumable, read_again=read_again, plays=plays)
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -57,17 +70,17 @@ class Options:
     """
 
     def __post_init__(self):
-        hints = _hints(type(self))
+        hints = hints_of(type(self))
         for field in dataclasses.fields(self):
             if "within" in field.metadata:
                 setattr(self, field.name, without_numpy(getattr(self, field.name)))
-                _check_field(field, hints[field.name], getattr(self, field.name))
+                check_value(field.name, getattr(self, field.name), hints[field.name], field.metadata)
         if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
             after()
 
 
 @cache
-def _hints(owner: type) -> dict[str, Any]:
+def hints_of(owner: type) -> dict[str, Any]:
     return get_type_hints(owner)  # `field.type` is changed by transformers' argument parser
 
 
@@ -77,20 +90,22 @@ def kinds_of(hint: Any) -> list[Any]:
     return [member for member in members if member is not type(None)]
 
 
-def _check_field(field: dataclasses.Field, hint: Any, value: Any) -> None:
+def check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> None:
+    """Refuse a value of another type than the field's, out of range, or not among the choices."""
     may_be_none, kinds = type(None) in get_args(hint), kinds_of(hint)
-    choices, within = field.metadata.get("choices"), field.metadata["within"]
+    choices, within = metadata.get("choices"), metadata.get("within")
     is_list = get_origin(kinds[0]) is list
     kind = get_args(kinds[0])[0] if is_list else kinds[0]
     if (value is None and may_be_none) or len(kinds) > 1 or kind not in KINDS:
         return
-    parts = value if is_list and isinstance(value, (list, tuple)) else [value]
     fits = isinstance(value, (list, tuple)) or not is_list
-    for one in parts if fits else ():
-        fits &= is_of_kind(one, kind) and (choices is None or one in choices) and (not within or _is_in(one, within))
+    for part in (value if is_list else [value]) if fits else ():
+        fits &= (
+            is_of_kind(part, kind) and (choices is None or part in choices) and (not within or _is_in(part, within))
+        )
     what = "a list of " if is_list else "" if choices else "a "
     what += ("" if is_list else "one of ") + ", ".join(map(str, choices)) if choices else KINDS[kind] + "s" * is_list
-    require(fits, field.name, value, f"set it to {what}{_words(within, value)}{', or to None' if may_be_none else ''}")
+    require(fits, name, value, f"set it to {what}{_words(within, value)}{', or to None' if may_be_none else ''}")
 
 
 def _is_in(value: float, within: str) -> bool:
