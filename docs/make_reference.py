@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from g2po_trl import G2POConfig, PPOConfig
 from g2po_trl.cli import COMMANDS
 from g2po_trl.cli import HELP as COMMANDS_HELP
-from g2po_trl.config_validation import REFUSED, WITHOUT_EFFECT
+from g2po_trl.config_validation import inherited
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
@@ -89,9 +89,9 @@ def page() -> str:
         "\n## PPOConfig\n\nThe fields of `G2POConfig` without the estimator's, and:\n",
         *rows_of(PPOConfig, G2POConfig).values(),
         "\n## Refused\n\nThese options of `GRPOConfig` raise an error that says why, and what to set instead:",
-        names_of(REFUSED),
+        names_of(inherited("refused")),
         "\nThese have no effect, and a warning says so:",
-        names_of(WITHOUT_EFFECT),
+        names_of(inherited("no_effect")),
     ]
     return "\n".join(parts) + "\n"
 

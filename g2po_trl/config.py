@@ -10,16 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import (
-    COUNTS,
-    INHERITED_HELP,
-    MAPPINGS,
-    check,
-    check_estimator,
-    choose_engine,
-    logs_tables,
-    set_best_metric,
-)
+from .config_validation import check, check_estimator, check_inherited, inherited_help, logs_tables, set_best_metric
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
@@ -31,8 +22,8 @@ from .rollout.strategy import STRATEGIES
 from .update.tree import LAYOUTS
 from .utils.errors import G2POError
 from .utils.masking import masked
-from .utils.options import as_mapping, is_of_kind, option, require, without_numpy
-from .utils.trl_compat import ignore_deprecations
+from .utils.options import option, without_numpy
+from .utils.trl_compat import ignore_deprecations, without_trls_intervals
 
 _ITERATIONS_PER_CHECKPOINT = 10
 _prompt = partial(option, group="Prompts and completions")
@@ -59,7 +50,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     `g2po train TARGET --help-all` describes all fields.
     """
 
-    inherited_help: ClassVar[dict[str, str]] = INHERITED_HELP  # read by `cli.parser`
+    inherited_help: ClassVar[dict[str, str]] = inherited_help()  # read by `cli.parser`
 
     beta: float = _update("KL coefficient against the reference model.", 0.01, within="[0, inf)")
     logging_steps: float | None = _run(
@@ -263,43 +254,32 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     def __post_init__(self):
         for name, value in vars(self).items():
             setattr(self, name, without_numpy(value))
-        for name in MAPPINGS:
-            setattr(self, name, as_mapping(name, getattr(self, name)))
-        for name in COUNTS:
-            value = getattr(self, name)
-            is_count = value is None or (is_of_kind(value, int) and value >= 1)
-            require(is_count, name, value, "set it to a whole number of at least 1")
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
-        given = dict(vars(self))
-        choose_engine(self)
         # TRL wants whole groups in an evaluation batch; here each panel row is played on its own.
         self.num_generations_eval = 1 if self.num_generations_eval is None else self.num_generations_eval
-        # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
-        self.logging_steps = 1 if self.logging_steps is None else self.logging_steps
-        self.save_steps = 1 if self.save_steps is None else self.save_steps
-        # The parent wants the best model's checkpoints at evaluations only; they may come more often.
-        self.load_best_model_at_end = False
-        set_best_metric(self, given["load_best_model_at_end"])
+        check_inherited(self)
+        set_best_metric(self)
         try:
-            super().__post_init__()
-        except ValueError as error:  # of TRL and transformers, too
+            with without_trls_intervals(self):
+                super().__post_init__()
+        except G2POError:
+            raise
+        except ValueError as error:  # of TRL and transformers
             raise G2POError(str(error)) from error
-        self.load_best_model_at_end = given["load_best_model_at_end"]
-        if given["logging_steps"] is None:
-            self.logging_steps = self.optimizer_steps_per_iteration
-        if given["eval_steps"] is None and self.eval_strategy == "steps":  # the parent took logging_steps of before
+        steps = self.optimizer_steps_per_iteration
+        self.logging_steps = steps if self.logging_steps is None else self.logging_steps
+        if self.eval_steps is None and self.eval_strategy == "steps":
             self.eval_steps = self.logging_steps
-        if given["save_steps"] is None:
-            self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
-            if self.load_best_model_at_end and self.eval_strategy == "steps":
-                self.save_steps = self.eval_steps
+        if self.save_steps is None:
+            is_best = self.load_best_model_at_end and self.eval_strategy == "steps"
+            self.save_steps = self.eval_steps if is_best else _ITERATIONS_PER_CHECKPOINT * steps
         if self.log_trajectories_every is None:
             self.log_trajectories_every = 10 if logs_tables(self) else 0
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         self._check_estimator()
-        check(self, given)
+        check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data for files and loggers; values that look like secrets are masked."""

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig
 
 from ..config import G2POConfig
-from ..config_validation import NEEDS
+from ..config_validation import inherited
 from ..prompts.images import load_processing_class
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
@@ -69,7 +69,7 @@ def parse_arguments(
     values = {name: value for one in parsed for name, value in vars(one).items()}
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
-    needs = {name: needed for name, needed in NEEDS.items() if switches.isdisjoint(switches_of(needed))}
+    needs = {name: needed for name, needed in inherited("needs").items() if switches.isdisjoint(switches_of(needed))}
     for sentence in without_effect(sorted(given), values, needs):
         raise G2POError(f"{sentence}: add it, or leave the option out")
     check_files_and_packages(values)

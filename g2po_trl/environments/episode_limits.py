@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..utils.errors import G2POError
-from ..utils.options import Options, as_mapping, check_options, option, require
+from ..utils.options import Options, check_options, option, require
 
 _limit = partial(option, group="Episodes", plays=True)
 
@@ -65,7 +65,6 @@ class EpisodeLimits(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        self.environment_limits = as_mapping("environment_limits", self.environment_limits)
         for name, limits in (self.environment_limits or {}).items():
             require(isinstance(limits, dict), f"environment_limits[{name!r}]", limits, 'write {"max_turns": 40}')
             own = {one.name: None for one in fields(EpisodeLimits) if one.name != "environment_limits"}

@@ -19,6 +19,9 @@ OPTIONAL = (
     "known_call_ratio",
 )
 OF_ENVIRONMENTS = ("success_rate", "reward", "turns")  # what is reported of each, if there are several
+# Ends of the names of metrics that are better if they are lower.
+LESS_IS_BETTER = ("loss", "turns", "turns_to_success", "runtime")
+LESS_IS_BETTER += ("truncated_rate", "failure_reason_rate", "error_rate", "lost_rate")
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
 

@@ -1,4 +1,4 @@
-"""Options: dataclass fields that carry help, range and condition, and check themselves."""
+"""Options: dataclass fields that carry help, range and use, and check themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def option(
     help: str,
     default: Any = dataclasses.MISSING,
     within: str | None = None,
-    needs: str | None = None,
     group: str | None = None,
     resumable: bool = False,
     read_again: bool = False,
@@ -47,15 +46,13 @@ def option(
         help: description for the command line and the documentation.
         default: its default.
         within: interval of a number, e.g. "(0, 1]" or "[1, inf)".
-        needs: condition under which it has an effect: a field that is set, or `field=pattern`; "|" separates
-            alternatives.
         group: heading of its section in the documentation.
         resumable: whether it may change when a run is resumed.
         read_again: whether a change has an effect after the trainer was made.
         plays: whether an evaluation of the run plays with this value.
         **metadata: further metadata, such as `choices`.
     """
-    metadata |= {"help": help, "within": within, "needs": needs, "group": group}
+    metadata |= {"help": help, "within": within, "group": group}
     metadata = _Metadata(metadata, resumable=resumable, read_again=read_again, plays=plays)
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
@@ -73,8 +70,11 @@ class Options:
         hints = hints_of(type(self))
         for field in dataclasses.fields(self):
             if "within" in field.metadata:
-                setattr(self, field.name, without_numpy(getattr(self, field.name)))
-                check_value(field.name, getattr(self, field.name), hints[field.name], field.metadata)
+                value, kinds = without_numpy(getattr(self, field.name)), kinds_of(hints[field.name])
+                if {dict, str} <= {get_origin(kind) or kind for kind in kinds}:
+                    value = as_mapping(field.name, value)
+                setattr(self, field.name, value)
+                check_value(field.name, value, hints[field.name], field.metadata)
         if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
             after()
 
@@ -130,7 +130,8 @@ def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Map
     Args:
         given: names of the options that are set.
         values: values of all options, for the conditions.
-        needs: option -> its condition, see `option`.
+        needs: option -> the condition under which it has an effect: a field that is set, or `field=pattern`; "|"
+            separates alternatives.
     """
     names: dict[str, list[str]] = {}
     for name in given:

@@ -216,6 +216,26 @@ def vllm_engine_options(**options: Any) -> AbstractContextManager[None]:
     return replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options))
 
 
+@contextmanager
+def without_trls_intervals(args: TrainingArguments) -> Iterator[None]:
+    """Keep a configuration that is completed inside from choosing and comparing intervals that are `None`.
+
+    transformers wants numbers, takes `eval_steps` from `logging_steps`, and checkpoints of the best model at
+    evaluations alone.
+    """
+    kept = {name: getattr(args, name) for name in ("logging_steps", "save_steps", "eval_steps")}
+    load_best, args.load_best_model_at_end = args.load_best_model_at_end, False
+    args.logging_steps, args.save_steps = (
+        1 if kept[name] is None else kept[name] for name in ("logging_steps", "save_steps")
+    )
+    try:
+        yield
+    finally:
+        args.load_best_model_at_end = load_best
+        for name in (name for name, value in kept.items() if value is None):
+            setattr(args, name, None)
+
+
 # -- transformers --------------------------------------------------------------------------------------------------
 
 
