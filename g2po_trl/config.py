@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import check, check_estimator, check_inherited, inherited_help, logs_tables, set_best_metric
+from .config_validation import (
+    check,
+    check_estimator,
+    check_inherited,
+    inherited,
+    inherited_help,
+    logs_tables,
+    set_best_metric,
+)
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
@@ -287,6 +295,12 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
 
     def _check_estimator(self) -> None:
         check_estimator(self)
+
+    @classmethod
+    def fields_with(cls, key: str, value: Any = True) -> list[str]:
+        """Return the names of fields, inherited ones included, with an entry in their metadata; see `option`."""
+        known = inherited(key)
+        return [one.name for one in fields(cls) if (one.metadata.get(key) or known.get(one.name)) == value]
 
     def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
         """Return how completions are sampled in evaluations.

@@ -91,8 +91,8 @@ _METADATA: dict[str, dict[str, Any]] = {
     # another value of any other field is refused. (`generation_batch_size` is the sum over processes.)
     "resumable": {
         "max_steps num_train_epochs output_dir resume_from_checkpoint run_name project log_* logging_*": True,
-        "include_* report_to disable_tqdm trackio_* num_completions_to_print save_* load_best_model_at_end hub_*": True,
-        "metric_for_best_model greater_is_better push_to_hub eval_* do_eval num_generations_eval": True,
+        "include_* report_to disable_tqdm trackio_* num_completions_to_print save_* load_best_model_at_end": True,
+        "hub_* push_to_hub metric_for_best_model greater_is_better eval_* do_eval num_generations_eval": True,
         "per_device_*_batch_size pad_to_multiple_of cache_implementation torch_empty_cache_steps": True,
         "gradient_checkpointing* activation_* torch_compile* use_cpu average_tokens_across_devices": True,
         "vllm_server* vllm_*_port vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_max_model_length": True,
@@ -132,12 +132,6 @@ INHERITED = _by_field()
 def inherited(key: str) -> dict[str, Any]:
     """Return the inherited fields whose metadata have an entry, with the entry."""
     return {name: metadata[key] for name, metadata in INHERITED.items() if key in metadata}
-
-
-def fields_with(config: type, key: str) -> list[str]:
-    """Return the names of a configuration's fields that have an entry in their metadata, inherited ones included."""
-    known = inherited(key)
-    return [one.name for one in fields(config) if one.metadata.get(key) or one.name in known]
 
 
 def inherited_help() -> dict[str, str]:

@@ -537,7 +537,8 @@ class G2POTrainer(GRPOTrainer):
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart()
-        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, describe(self))
+        resumable = self.args.fields_with("resumable")
+        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, describe(self), resumable)
         checkpoint = on_main(self.accelerator, begin)
         try:
             return self._train(checkpoint, **kwargs)
@@ -589,7 +590,7 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """Return the settings that must be unchanged for a run to be continued."""
-        return identity_of(describe(self))
+        return identity_of(describe(self), self.args.fields_with("resumable"))
 
     @cached_property
     def tasks_hash(self) -> str:

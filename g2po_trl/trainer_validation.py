@@ -38,12 +38,6 @@ _REFUSED_ARGUMENTS = {
     "reward_processing_classes": "they belong to reward models. Remove it",
     "rollout_func": "pass an agent, a function that calls the model (agent=), instead",
 }
-# Fields that an `advantage_fn` replaces. State keys and `gamma` are not among them: they make its graph.
-_READ_BY_ESTIMATORS = ("advantage_estimator", "estimator_kwargs", "step_advantage_weight", "invalid_action_penalty")
-_READ_BY_ESTIMATORS += ("scale_rewards",)
-# Fields that a trainer reads again whenever it needs them.
-_READ_AGAIN = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "max_error_rate", "overwrite")
-_READ_AGAIN += ("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed")
 
 
 def check_not_imported() -> None:
@@ -79,10 +73,10 @@ def check_arguments(
         if not callable(state_key):
             raise TypeError(f"state_key is {state_key!r} in G2POTrainer: pass a function, or set it in G2POConfig")
         require(args.state_key is None, "state_key", args.state_key, "G2POTrainer has a function, too: choose one")
-    for field in fields(args) if advantage_fn is not None else ():
-        if field.name in _READ_BY_ESTIMATORS:
-            value, remedy = getattr(args, field.name), "advantage_fn replaces the estimator: apply it inside, or"
-            require(value == field.default, field.name, value, f"{remedy} leave it at {field.default!r}")
+    for name in args.fields_with("of_estimator") if advantage_fn is not None else ():
+        value, default = getattr(args, name), getattr(type(args), name)
+        remedy = f"advantage_fn replaces the estimator: apply it inside, or leave it at {default!r}"
+        require(value == default, name, value, remedy)
     has_adapter = options.get("peft_config") is not None or (not isinstance(model, str) and is_peft_model(model))
     if args.sync_ref_model and has_adapter:
         raise G2POError(
@@ -110,8 +104,8 @@ def _check_writable(output_dir: Path) -> None:
 
 def values_read_once(args: G2POConfig) -> dict[str, Any]:
     """Return a copy of the options that a trainer reads when it is made."""
-    own = (one.name for one in fields(G2POConfig) if "within" in one.metadata)
-    return {name: copy.deepcopy(getattr(args, name)) for name in own if name not in _READ_AGAIN}
+    own = (one.name for one in fields(G2POConfig) if "within" in one.metadata and not one.metadata["read_again"])
+    return {name: copy.deepcopy(getattr(args, name)) for name in own}
 
 
 def check_unchanged(args: G2POConfig, read: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class PPOConfig(G2POConfig):
         "scale_rewards": "`'group'`: advantages are whitened over the rollout. `'none'`: they are not scaled."
     }
 
-    advantage_estimator: str = option("PPO has one: `gae`.", "gae", choices=("gae",))
+    advantage_estimator: str = option("PPO has one: `gae`.", "gae", choices=("gae",), group="Advantages")
     gae_lambda: float = option(
         "`lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.",
         0.95,

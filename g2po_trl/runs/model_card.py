@@ -22,6 +22,7 @@ _SETTINGS = (
     *("num_generations", "generation_batch_size", "max_turns", "history_length", "max_prompt_length"),
     *("max_completion_length", "temperature", "loss_type", "seed", "mini_batch_size", "estimator_kwargs"),
 )
+_PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "torch", "vllm")
 _TEMPLATE = """# {name}
 
 {base}, trained as an agent in {environment} with g2po-trl, a [TRL](https://github.com/huggingface/trl) trainer for
@@ -100,7 +101,9 @@ def card_of(
         where=where,
         program=program_of(trainer, where),
         settings=table_of(settings),
-        versions=", ".join(f"{package} {number}" for package, number in installed_versions().items()),
+        versions=", ".join(
+            f"{package} {number}" for package, number in installed_versions().items() if package in _PACKAGES
+        ),
     )
     library = "transformers" if adapter is None else "peft"
     data = ModelCardData(base_model=base if on_hub else None, library_name=library, model_name=name, tags=list(tags))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -83,7 +83,11 @@ class RunFolder:
         return read_description(self.path).get("run_id") == self.run_id
 
     def begin(
-        self, resume_from_checkpoint: str | bool | None, overwrite: bool, description: Mapping[str, Any]
+        self,
+        resume_from_checkpoint: str | bool | None,
+        overwrite: bool,
+        description: Mapping[str, Any],
+        resumable: Collection[str] = (),
     ) -> str | None:
         """Take the folder for this run and lock it, on the main process. `release` releases the lock.
 
@@ -91,6 +95,7 @@ class RunFolder:
             resume_from_checkpoint: see `find_checkpoint`.
             overwrite: delete the run in the folder.
             description: the run, see `describe_run`.
+            resumable: fields that may change when a run is resumed, see `identity_of`.
 
         Returns:
             The checkpoint to resume from, or `None` to start from scratch.
@@ -107,7 +112,7 @@ class RunFolder:
             if checkpoint is not None:
                 self._check_run_of(Path(checkpoint))
             elif not self.is_ours:
-                self._make_room(overwrite, description)
+                self._make_room(overwrite, description, resumable)
             return checkpoint
         except BaseException:
             self.release()
@@ -130,13 +135,14 @@ class RunFolder:
         if not self.is_ours:
             check_free(self.path, None, overwrite=False)
 
-    def _make_room(self, overwrite: bool, description: Mapping[str, Any]) -> None:
+    def _make_room(self, overwrite: bool, description: Mapping[str, Any], resumable: Collection[str]) -> None:
         """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""
         kept, model = kept_in(self.path), description.get("model")
         if not kept:
             delete_run(self.path)  # a start that failed
             return
-        starts_again = not weights_in(self.path) and identity_of(read_run(self.path)) == identity_of(description)
+        before, now = (identity_of(run, resumable) for run in (read_run(self.path), description))
+        starts_again = not weights_in(self.path) and before == now
         if not overwrite and not starts_again:
             raise G2POError(
                 f"output_dir is {str(self.path)!r}, which holds no checkpoint to continue, but another run "

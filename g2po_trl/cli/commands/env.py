@@ -6,16 +6,14 @@ import os
 import platform
 from collections.abc import Sequence
 
-from ...runs.run_json import PACKAGES, installed_versions
+from ...runs.run_json import installed_versions
 from ..parser import parse
-
-OTHERS = ("numpy", "deepspeed", "bitsandbytes", "openai")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parse((), argv, command="g2po env", description="Print the versions and GPUs of this machine, for bug reports.")
     print(f"{'python':14} {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs")
-    for name, number in installed_versions((*PACKAGES, *OTHERS)).items():
+    for name, number in installed_versions().items():
         print(f"{name:14} {number}")
     import torch
 
