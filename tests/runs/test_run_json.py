@@ -94,7 +94,7 @@ def test_agents_are_described_by_their_names(tmp_path, monkeypatch):
         return describe_object(agent_factory(agent, 3, **options))
 
     def identity(agent):
-        return identity_of({"environment": described(agent)})
+        return identity_of({"environment": described(agent)}, ())
 
     for agent, name in ((made.solve, "solve"), (made.quick, "quick"), (made.walk, "walk")):
         run = described(agent)
