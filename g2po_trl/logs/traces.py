@@ -87,7 +87,7 @@ def trajectories_of_traces(
 
 
 def trajectories_of_file(path: str | Path, state_key: StateKey | None = None) -> Traces:
-    """Return the trajectories of a log in a file: JSON Lines, an array, or objects over several lines.
+    """Return the trajectories of a log in a file: JSON Lines, or one array.
 
     For arguments and errors see `trajectories_of_traces`.
     """
