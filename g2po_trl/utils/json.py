@@ -55,20 +55,23 @@ def write_json(path: str | Path, data: Any, **options: Any) -> None:
 
 
 def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """Yield the values in the lines of a file, each with its line's number, or the values of one array.
+    """Yield the values in the lines of a file, or of one array, each with its number, from 1.
 
     A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the
     reason.
     """
-    lines = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(file, 1))
-    for number, line in ((number, line) for number, line in lines if line.strip()):
-        is_array = line.lstrip().startswith(b"[")
+    lines, text = enumerate(file, 1), b""
+    for number, line in lines:
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not line.strip():
+            continue
+        is_array = not text and line.lstrip().startswith(b"[")
         text = line + b"".join(rest for _, rest in lines) if is_array else line
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = [text] if is_array else text
-        yield from ((number, row) for row in (value if is_array else [value]))
+        yield from enumerate(value, 1) if is_array else [(number, value)]
 
 
 def read_json_lines(path: str | Path) -> list[Any]:

@@ -72,7 +72,7 @@ def test_the_command_reads_an_array(tmp_path, capsys):
     code, text, errors = outcome(capsys, "credit", str(file))
     assert code == 0 and "2 episodes of 1 task (2 a task), 4 calls" in text, errors
     file.write_text(json.dumps([{**LINE, "reward": "high"}], indent=2))
-    assert "log.json, line 2: reward is 'high'; give a finite number" in outcome(capsys, "credit", str(file))[2]
+    assert "log.json, line 1: reward is 'high'; give a finite number" in outcome(capsys, "credit", str(file))[2]
 
 
 def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):

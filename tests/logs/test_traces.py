@@ -467,6 +467,6 @@ def test_episodes_without_ids_may_be_on_one_line(tmp_path):
     found = trajectories_of_file(tmp_path / "log.json").trajectories
     assert [(one.reward, one.info["episode"], one.info["line"]) for one in found] == [
         (1, 1, 1),
-        (0, 2, 1),
-        (1, 3, 1),
+        (0, 2, 2),
+        (1, 3, 3),
     ]

@@ -60,7 +60,7 @@ def test_rows_are_read_in_any_form(form, mark, tmp_path):
     [
         ('[{"seed": 1},\n {"seed": 2}', "line 1, is not valid JSON .*line 2 column"),
         ('{"seed": 1}\n{\n"seed": \n}', "line 2, is not valid JSON"),
-        ('{"seed": 1}\n[1, 2]\n', "line 2, is 1: write an object"),
+        ('{"seed": 1}\n[1, 2]\n', r"line 2, is \[1, 2\]: write an object"),
         ("3", "line 1, is 3: write an object"),
         ("[" * 100_000, "line 1, is not valid JSON"),
     ],
