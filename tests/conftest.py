@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import cloudpickle
 import pytest
 from devices import hide_gpus
+from imported_files import forget
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell; some tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +43,12 @@ def pytest_collection_finish(session):
         cloudpickle.register_pickle_by_value(module)
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_files():
+    yield
+    forget()
 
 
 def build_tokenizer():

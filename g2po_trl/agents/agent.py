@@ -35,7 +35,7 @@ from typing import Any
 
 from ..environments.causes import in_words, is_of_environment, is_of_time
 from ..environments.contract import Observation, StepResult, TextEnvironment
-from ..environments.loading import load, names_a_dictionary, resolve_agent_name
+from ..environments.loading import load, resolve_agent_name
 from ..environments.several import mixed
 from ..environments.tools.trl_tools import awaited
 from ..environments.validation import EnvironmentContractError, unwrap_factory
@@ -387,8 +387,9 @@ def agent_factory(
 
     `environment_factory` is `None`, unless both are dictionaries, whose agents and environments one run plays.
     """
-    if isinstance(agent, str) and names_a_dictionary(agent):
-        agent = load(agent)
+    if isinstance(agent, str):  # the name of one stays a name: workers may run in another folder
+        agent = resolve_agent_name(agent)
+        agent = named if isinstance(named := load(agent), Mapping) else agent
     if isinstance(agent, Mapping):
         environments = dict(environment_factory) if isinstance(environment_factory, Mapping) else environment_factory
         if not isinstance(environments, (dict, type(None))):
@@ -401,6 +402,5 @@ def agent_factory(
         raise G2POError("agent and environment_factory are both given: an agent brings its own environment; pass one")
     if not callable(agent) and not isinstance(agent, str):
         raise G2POError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
-    agent = resolve_agent_name(agent) if isinstance(agent, str) else agent  # workers may run in another folder
     keyed = {} if state_key is None else {"state_key": state_key}
     return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

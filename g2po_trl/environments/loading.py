@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
+
 from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
-from .file_modules import import_file
+from .causes import in_words
+from .contract import TextEnvironment
+from .failures import where_raised
+
+FOLDERS: list[Path] = []  # of imported files, which import the files next to them by name
 
 
 def load(name: str) -> Any:
@@ -32,22 +39,20 @@ def load(name: str) -> Any:
 
         return partial(RemoteEnvironment, [name])
     module, _, attribute = resolve_environment_name(name).rpartition(":")
-    if not module or module.startswith("."):
-        raise G2POError(f"{name!r} is not the name of an environment: write module:Class or file.py:Class")
     try:
+        if not module or module.startswith("."):
+            raise ImportError("write module:Class or file.py:Class")
         return getattr(import_named(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise G2POError(f"{name!r} cannot be loaded: {error}") from error
+        raise G2POError(f"{name!r} cannot be loaded: {error}", "environment", name) from error
 
 
 def load_template(name: str) -> PromptTemplate:
     """Return the prompt template of a name, as for `load`."""
-    wanted = f"prompt is {name!r}: write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
-    if ":" not in str(name):
-        raise G2POError(wanted)
-    template = load(name)
+    template = load(name) if ":" in str(name) else None
     if not isinstance(template, PromptTemplate):
-        raise G2POError(f"{wanted}; this is a {type(template).__name__}")
+        remedy = "write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
+        raise G2POError(f"prompt is {name!r}, a {type(template).__name__}: {remedy}", "prompt", name)
     return template
 
 
@@ -71,110 +76,101 @@ def import_named(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def import_file(path: str | Path) -> ModuleType:
+    """Return the module of a file. Its folder is appended to `sys.path`, for imports by name, also in workers.
+
+    Raises:
+        G2POError: if the file cannot be imported, or a file of the same name in another folder was.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        where = f"there is no file {path.name!r} in {str(path.parent)!r}"
+        raise G2POError(f"{path.name!r} cannot be loaded: {where}", "environment", str(path))
+    for file in path.parent.glob("*.py"):
+        other = Path(getattr(sys.modules.get(file.stem), "__file__", None) or file)
+        if other.parent in FOLDERS and other.parent != path.parent:
+            raise G2POError(
+                f"{path} cannot be imported: {other} was, and a process imports one {file.name}: rename one of them",
+                "environment",
+                str(path),
+            )
+    FOLDERS.append(path.parent)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    importlib.invalidate_caches()
+    try:
+        spec = find_spec(path.stem)
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
+            return importlib.import_module(path.stem)
+        return _import_under_another_name(path)
+    except G2POError:
+        raise
+    except Exception as error:
+        raise G2POError(
+            f"{path} cannot be imported: {in_words(error)}{where_raised(error)}", "environment", str(path)
+        ) from error
+
+
+def _import_under_another_name(path: Path) -> ModuleType:
+    """Return the module of a file that is called like an installed package, which `import` means in workers."""
+    name = f"{path.stem} of {path.parent.name}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        cloudpickle.register_pickle_by_value(module)
+    return sys.modules[name]
+
+
 def resolve_environment_name(name: str) -> str:
     """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one environment.
 
-    The file is parsed, not imported: it may be a script. Other names are returned unchanged.
+    The file is imported. Other names are returned unchanged.
 
     Raises:
-        G2POError: if the file cannot be read, lacks the class, or contains no environment or several.
+        G2POError: if the file cannot be imported, lacks the class, or contains no environment or several.
     """
-    return _resolve(name, find_environments, "Class", "contains no TextEnvironment")
+    return _resolve(name, _is_environment, "environment", "Class", "contains no TextEnvironment")
 
 
 def resolve_agent_name(name: str) -> str:
     """Return the full name of an agent, as `resolve_environment_name` does of an environment."""
     if name.startswith(("http:", "https:")) or not (":" in name or name.endswith(".py")):
-        raise G2POError(f"agent is {name!r}: write FILE.py, or FILE.py:NAME, with a function (task, client)")
-    return _resolve(name, find_agents, "NAME", "contains no public function (task, client) and no AgentCommand")
+        remedy = "write FILE.py, or FILE.py:NAME, with a function (task, client)"
+        raise G2POError(f"agent is {name!r}: {remedy}", "agent", name)
+    return _resolve(name, _is_agent, "agent", "NAME", "contains no public function (task, client) and no AgentCommand")
 
 
-def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, nothing: str) -> str:
+def _resolve(name: str, fits: Callable[[Any, str], bool], field: str, kind: str, nothing: str) -> str:
     path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
     if not path.endswith(".py") or path.startswith(("http:", "https:")):
         return name
-    if not Path(path).is_file():
-        raise G2POError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
-    tree = read_source(path)
-    found = find(tree)
-    if attribute and not binds(tree, attribute):
-        raise G2POError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
-    if not attribute and len(found) != 1:
-        content = f"contains {', '.join(found)}" if found else nothing
-        raise G2POError(f"{path} {content}: write {path}:{found[0] if found else kind}")
-    return f"{Path(path).resolve()}:{attribute or found[0]}"
+    module = import_file(path)
+    matches = [one for one, value in vars(module).items() if one[0] != "_" and fits(value, module.__name__)]
+    if not (hasattr(module, attribute) if attribute else len(matches) == 1):
+        content = f"contains {', '.join(matches)}" if matches else nothing
+        missing = f"has no {attribute}: it {content}" if attribute else content
+        raise G2POError(f"{path} {missing}: write {path}:{matches[0] if matches else kind}", field, name)
+    return f"{Path(path).resolve()}:{attribute or matches[0]}"
 
 
-def read_source(path: str | Path) -> ast.Module:
-    """Return the syntax tree of a file. Raises `G2POError` if the file cannot be read or parsed."""
-    try:
-        return ast.parse(Path(path).read_bytes(), str(path))
-    except (OSError, SyntaxError, ValueError) as error:
-        at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise G2POError(f"{path} cannot be read{at}: {getattr(error, 'msg', error)}") from error
+def _is_environment(value: Any, module: str) -> bool:
+    """Return whether an object is a class of this module: a `TextEnvironment`, or one in TRL's style."""
+    is_own = inspect.isclass(value) and value.__module__ == module
+    return is_own and (
+        issubclass(value, TextEnvironment) or (hasattr(value, "reset") and hasattr(value, "get_reward"))
+    )
 
 
-def binds(tree: ast.Module, name: str) -> bool:
-    """Return whether the file defines or imports the name; a star import counts."""
-    found = {getattr(node, "asname", None) or getattr(node, "name", None) for node in ast.walk(tree)}
-    found |= {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return name in found or "*" in found
-
-
-def names_a_dictionary(name: str) -> bool:
-    """Return whether `file.py:NAME` names a variable with a literal dictionary. The file is parsed, not imported."""
-    path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
+def _is_agent(value: Any, module: str) -> bool:
+    """Return whether an object of a module takes `(task, client, …)`, as functions and `AgentCommand`s do."""
+    if inspect.isclass(value) or (inspect.isfunction(value) and value.__module__ != module):
         return False
-    for node in read_source(path).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(getattr(node, "value", None), ast.Dict):
-            if any(isinstance(one, ast.Name) and one.id == attribute for one in targets):
-                return True
-    return False
-
-
-def find_environments(tree: ast.Module) -> list[str]:
-    """Return the names of a file's public environment classes.
-
-    A class is an environment if it derives from `TextEnvironment`, directly or through another class of the file, or
-    is in TRL's style, with `reset` and `get_reward`.
-    """
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    imported = {
-        one.asname or one.name: f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
-        for node in imports
-        for one in node.names
-    }
-    environments = []
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
-            methods = {getattr(part, "name", None) for part in node.body}
-            if {"reset", "get_reward"} <= methods or any(
-                base in environments or _is_environment(base, imported) for base in bases
-            ):
-                environments.append(node.name)
-    return [name for name in environments if not name.startswith("_")]
-
-
-def _is_environment(base: str, imported: Mapping[str, str]) -> bool:
-    """Return whether a base class is an environment, only by its name and that of its module."""
-    module, dot, name = base.partition(".")
-    base = imported.get(module, module) + dot + name
-    bundled = base.startswith(("g2po_trl.", "g2po_envs."))
-    return "TextEnvironment" in base or (bundled and base.endswith("Environment"))
-
-
-def find_agents(tree: ast.Module) -> list[str]:
-    """Return the names of a file's public agents: functions `(task, client)` and `AgentCommand`s."""
-    found = []
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
-            found += [node.name] if parameters[:2] == ["task", "client"] else []
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            is_agent = ast.unparse(node.value.func).rpartition(".")[2] == "AgentCommand"
-            found += [one.id for one in targets if is_agent and isinstance(one, ast.Name)]
-    return [name for name in found if not name.startswith("_")]
+    try:
+        return list(inspect.signature(value).parameters)[:2] == ["task", "client"]
+    except (TypeError, ValueError):  # it cannot be called, or is written in C
+        return False

@@ -8,6 +8,7 @@ import sys
 import programs
 import pytest
 from chat_server import chat_completion, chat_server
+from imported_files import forget
 from run_g2po import outcome
 
 from g2po_trl.cli.commands.init import FILES
@@ -34,6 +35,7 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write_agent(body, name="agent.py", head=ASKS):
+        forget()
         (tmp_path / name).write_text(head + body)
         return name
 
@@ -53,7 +55,7 @@ def test_the_agent_of_a_file(write, tmp_path):
     write("def _mine(task, client): pass\ndef other(a, b): pass\nasync def walk(task, client, depth=3): pass\n")
     assert resolve_agent_name("agent.py") == resolve_agent_name("agent.py:walk") == f"{file}:walk"
     assert resolve_agent_name("agent.py:other") == f"{file}:other"
-    write("import g2po_trl as g\nsolve: object = g.AgentCommand('python solve.py', verify=len)\n")
+    write("import g2po_trl as g\nsolve: object = g.AgentCommand('python solve.py', verify=lambda task: 0)\n")
     assert resolve_agent_name("agent.py") == f"{file}:solve"
     assert resolve_agent_name("package.module:walk") == "package.module:walk"
     write("def one(task, client): pass\ndef two(task, client): pass\n")

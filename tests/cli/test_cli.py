@@ -106,7 +106,7 @@ def test_errors_are_one_line(capsys, folder):
         (["init", str(folder / "tasks.jsonl")], 1, "tasks.jsonl cannot be written ([Errno 17]"),
         (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
         (["check", "nowhere.py"], 1, "'nowhere.py' cannot be loaded: there is no file 'nowhere.py' in "),
-        (["check", "config.yaml"], 1, "is not the name of an environment"),
+        (["check", "config.yaml"], 1, "write module:Class"),
         (["train", "nosuch"], 1, "'nosuch' is not a recipe: pass alfworld, alfworld-ppo, appworld"),
         (["train", "alfwrld"], 1, "'alfwrld' is not a recipe: did you mean alfworld?"),
         (["train", "--num_processes", "many"], 2, "invalid int value: 'many'"),
@@ -278,7 +278,10 @@ def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
     several = str(tmp_path / "several.py")
     for command in ("teach", "check", "play", "serve"):
         assert f"{several} contains A, B: write {several}:A" in outcome(capsys, command, several)[2]
-    assert "broken.py cannot be read, line 1: invalid syntax" in outcome(capsys, "teach", f"{tmp_path}/broken.py")[2]
+    assert (
+        "broken.py cannot be imported: SyntaxError: invalid syntax"
+        in outcome(capsys, "teach", f"{tmp_path}/broken.py")[2]
+    )
     assert "contains no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
 
 

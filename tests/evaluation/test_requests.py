@@ -7,6 +7,7 @@ import sys
 import pytest
 from chat_server import chat_completion, chat_server
 from datasets import Dataset
+from imported_files import forget
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import make_config
 from seeded_engine import SeededEngine
@@ -231,6 +232,7 @@ def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
         assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation")
         assert args.output.name == "letters-direct-a_run"
     agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
+    forget()
     args = read(["--model", str(a_run), "--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"])[0]
     assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
 

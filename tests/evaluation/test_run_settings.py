@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from imported_files import forget
 
 from g2po_trl import PromptTemplate
 from g2po_trl.agents.agent import agent_factory
@@ -166,6 +167,7 @@ def moved(tmp_path, monkeypatch):
     assert options_of(["--model", "runs/x"])[0].environment == f"{project}/game.py:Game"
     place.parent.mkdir()
     project.rename(place)
+    forget()
     return place
 
 
@@ -185,6 +187,7 @@ def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved
     (moved / "game.py").rename(moved / "games" / "game.py")
     with pytest.raises(G2POError, match=r"environment is /.*/game.py:Game in run.json"):
         load_panel(options_of(["--model", str(file.parent)])[0])
+    forget()
     args = options_of(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])[0]
     assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
     assert args.environment_options["size"] == 3 and args.environment == f"{moved}/games/game.py:Game"
@@ -205,6 +208,7 @@ def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
     shutil.copytree(*folders)
     about = []
     for folder in folders:
+        forget()
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
         for run in ("x", "agent"):

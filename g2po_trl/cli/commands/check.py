@@ -33,11 +33,10 @@ from ...engines.sampling import Sampling
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import (
     beside,
-    binds,
     file_of,
+    import_file,
     load,
     load_template,
-    read_source,
     resolve_agent_name,
     resolve_environment_name,
 )
@@ -232,7 +231,7 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
 
 
 def _has_expert(path: Path) -> bool:
-    return path.suffix == ".py" and path.is_file() and binds(read_source(path), "expert")
+    return path.suffix == ".py" and hasattr(import_file(path), "expert")
 
 
 def _chat_model(options: CheckOptions, kwargs: dict[str, Any] | None) -> ChatModel:

@@ -1,0 +1,124 @@
+"""Files by their path: imported here and in workers, with what is next to them, whatever they are called."""
+
+import importlib
+import multiprocessing
+import sys
+
+import datasets
+import pytest
+from refusals import refused
+
+from g2po_trl import EnvironmentPool, PoolLimits
+from g2po_trl.environments.loading import import_file, load
+
+GAME = """
+from pathlib import Path
+
+import calculus.rules, json, multiprocessing, random
+import helpers
+from words.more import MORE
+from g2po_trl import Observation, TextEnvironment
+
+
+def twice(number, results):
+    results.put(2 * number)
+
+
+class Game(TextEnvironment):
+    def reset(self):
+        import helpers as later
+        data = Path(__file__).with_name("data.txt").read_text()
+        return Observation(" ".join([helpers.WHO, later.WHO, calculus.rules.WHO, MORE, data, random.choice("x")]))
+
+
+class Starts(TextEnvironment):
+    def reset(self):
+        context = multiprocessing.get_context('spawn')
+        results = context.Queue()
+        context.Process(target=twice, args=(4, results)).start()
+        return Observation(str(results.get(timeout=30)))
+"""
+FILES = {
+    "environment.py": GAME,
+    "helpers.py": "from calculus.rules import WHO",
+    "calculus/__init__.py": "",
+    "calculus/rules.py": "import calculus\nWHO = 'a'",
+    "words/more.py": "import helpers\nMORE = helpers.WHO",
+    "data.txt": "a",
+    "experts.py": "import environment\nGame = environment.Game",
+    "random.py": f"{GAME}\nfrom random import choice",
+    "datasets.py": f"{GAME}\nfrom datasets import Dataset",
+    "json.py": "raise RuntimeError('not the standard library')",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / "project%" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project%" / name).write_text(text)
+    return tmp_path / "project%"
+
+
+@pytest.mark.parametrize("name", ["environment", "random", "datasets"])
+def test_a_file_and_its_neighbours_are_imported_here_and_in_workers(folder, name):
+    """A file may be called like an installed package, and imports that package by its name."""
+    game = load(f"{folder}/{name}.py:Game")
+    assert load(f"{folder}/{name}.py:Game") is game and game().reset().text == "a a a a a x"
+    with EnvironmentPool(game, PoolLimits(1)) as pool:
+        assert pool.reset([{}])[0].text == "a a a a a x"
+    for library in (datasets, multiprocessing, importlib.import_module("json"), importlib.import_module("random")):
+        assert str(folder) not in library.__file__
+
+
+def test_a_file_is_imported_once(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    import environment
+
+    assert load(f"{folder}/environment.py:Game") is load(f"{folder}/experts.py:Game") is environment.Game
+
+
+def test_a_game_of_a_file_starts_processes_that_find_it(folder):
+    with EnvironmentPool(load(f"{folder}/environment.py:Starts"), PoolLimits(1)) as pool:
+        assert pool.reset([{}])[0].text == "8"
+
+
+def test_files_of_one_name_in_two_folders_are_refused(folder, tmp_path):
+    load(f"{folder}/environment.py:Game")
+    for name in ("environment", "helpers"):  # `import helpers` would give another folder's
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.py").write_text(GAME)
+        (tmp_path / name / "other.py").write_text(GAME)
+        with refused("environment"):
+            load(f"{tmp_path}/{name}/other.py:Game")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xef\xbb\xbffrom g2po_trl import TextEnvironment\n\nclass Game(TextEnvironment): pass\n",
+        b"# coding: latin-1\nfrom g2po_trl import TextEnvironment as Base\n\nclass Game(Base): '\xe9'\n",
+        b"import g2po_trl as g\n\nclass Game(g.GymnasiumEnvironment): pass\n",
+        b"class Game:\n    def reset(self): pass\n    def get_reward(self): pass\n",
+    ],
+)
+def test_the_environment_of_a_file_is_found(tmp_path, text):
+    (tmp_path / "only.py").write_bytes(text)
+    assert load(f"{tmp_path}/only.py").__name__ == "Game"
+
+
+@pytest.mark.parametrize("text", ["import no_such_module", "def broken(:", "raise KeyError(1)", "one = 1"])
+def test_a_file_that_cannot_be_imported_or_has_no_environment_is_refused(tmp_path, text):
+    (tmp_path / "bad.py").write_text(text)
+    with refused("environment") as error:
+        load(f"{tmp_path}/bad.py")
+    assert "bad.py" in str(error.value)
+    with refused("environment"):
+        import_file(tmp_path / "nowhere.py")
+    assert "bad" not in sys.modules or text == "one = 1"
+
+
+@pytest.mark.parametrize("name", [".game:Game", "./game:Game", "game", ":Game", "json:Game", "no.such.module:Game"])
+def test_a_name_of_no_object_is_refused(name):
+    with refused("environment"):
+        load(name)

@@ -1,0 +1,17 @@
+"""Files that a test imports by their path, as a command does, are forgotten: each test writes its own `agent.py`."""
+
+import sys
+from pathlib import Path
+
+HELPERS = Path(__file__).parent
+
+
+def forget():
+    loading = sys.modules.get("g2po_trl.environments.loading")
+    folders = {folder for folder in loading.FOLDERS if folder != HELPERS} if loading else set()
+    if folders:
+        for name, module in list(sys.modules.items()):
+            if folders & set(Path(getattr(module, "__file__", None) or "/").parents):
+                del sys.modules[name]
+        sys.path[:] = [entry for entry in sys.path if Path(entry) not in folders]
+        loading.FOLDERS.clear()
