@@ -17,8 +17,8 @@ from .credit.state_keys import similarity_threshold
 from .engines.registry import check_engine
 from .engines.sampling import reserved_option, reshaping_options
 from .rollout.strategy import check_strategy
+from .runs.metrics import LESS_IS_BETTER
 from .runs.sample_table import BACKENDS
-from .runs.summary import LESS_IS_BETTER
 from .update.batch import LOSS_TYPES
 from .update.policy.importance import MODES
 from .utils.errors import G2POError

@@ -57,13 +57,13 @@ from .runs.checkpoint import (
     files_moved_in,
     without_tied,
 )
-from .runs.metrics import advantage_metrics, evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.metrics import Summary, advantage_metrics, flat, summarize
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder, check_panel_name
 from .runs.panel import play_panel
 from .runs.run_json import identity_of
 from .runs.sample_table import SampleTable
-from .runs.summary import at_temperature, summarize
+from .runs.summary import at_temperature
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
@@ -333,8 +333,8 @@ class G2POTrainer(GRPOTrainer):
         overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
         of_estimator = advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
         metrics = {**of_estimator, **update_metrics}
-        everyone = self._log_rollout(rollout, graph, clock.seconds, metrics)
-        self.tally.add(groups_of(records, self.args.num_generations), everyone, replaced)
+        summary = self._log_rollout(rollout, graph, clock.seconds, metrics)
+        self.tally.add(groups_of(records, self.args.num_generations), summary, replaced)
         return mini_batches
 
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:
@@ -429,15 +429,18 @@ class G2POTrainer(GRPOTrainer):
         graph: StateGraph,
         times: dict[str, float],
         more: dict[str, float],
-    ) -> list[Trajectory]:
-        """Log and save a rollout, and return all ranks' trajectories, without their texts."""
-        everyone, stats, times = gather_rollout(rollout.all, rollout.stats, times, gather_object)
+    ) -> Summary:
+        """Log and save a rollout, and return the sums of all ranks' episodes."""
+        ranks = gather_object([(Summary.of(rollout.all), rollout.stats, times)])
+        summary = Summary.merge(part for part, _, _ in ranks)
+        stats = RolloutStats.over_ranks([part for _, part, _ in ranks])
         self.iteration.log(
             {
-                "rollout/episodes": len(everyone),
-                **rollout_metrics(everyone, graph),
+                "rollout/episodes": summary.episodes,
+                **{f"episode/{name}": value for name, value in flat(summary.means()).items()},
+                **{f"graph/{name}": value for name, value in graph.statistics().items()},
                 **stats.metrics(),
-                **times,
+                **{name: max(part[name] for _, _, part in ranks) for name in times},
                 **more,
                 "episode/tasks_set_aside": len(self.task_errors.excluded),
             }
@@ -445,7 +448,7 @@ class G2POTrainer(GRPOTrainer):
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
         self.sample_table.offer(rollout.trajectories, self.iteration.number)
         self.folder.add_rollout(self.iteration.number, rollout.trajectories, rollout.replaced)
-        return everyone
+        return summary
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -501,7 +504,7 @@ class G2POTrainer(GRPOTrainer):
             if self.folder.take_for_evaluation():
                 write_run(self)
             self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, dataset)
-        metrics = evaluation_metrics(summary, metric_key_prefix)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in flat(summary).items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         # In training mode TRL would add the iteration's metrics, and forget them.
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})

@@ -183,14 +183,10 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        known, known_step = {f.name for f in fields(cls)}, {f.name for f in fields(Step)}
-        unknown = (set(data) - known) | {f"steps.{k}" for step in data["steps"] for k in set(step) - known_step}
-        if unknown:
-            raise G2POError(
-                f"unknown trajectory fields {sorted(unknown)}: written by another version of g2po_trl; read the "
-                "file with that version, or rename the fields to this version's"
-            )
-        return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
+        """Return the trajectory that `to_dict` returned; fields of other versions are skipped."""
+        of_step = {one.name for one in fields(Step)}
+        steps = [Step(**{name: step[name] for name in step.keys() & of_step}) for step in data["steps"]]
+        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data} | {"steps": steps})
 
 
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from benchmarks.paper import analysis
 from g2po_trl import read_jsonl
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.runs.iterations import load_iteration, load_log
-from g2po_trl.runs.summary import summarize
+from g2po_trl.runs.metrics import summarize
 from g2po_trl.utils.json import write_json
 
 PARTS = ("g2po_trl", "envs", "recipes", "benchmarks/credit", "benchmarks/learning/treasure.yaml")

@@ -28,9 +28,9 @@ from ..environments.tasks import read_tasks
 from ..environments.tools.trl_tools import default_history, prompt_template_of, text_environment_factory
 from ..environments.validation import check_task_columns, is_score
 from ..prompts.template import DEFAULT_PROMPT
+from ..runs.metrics import summarize
 from ..runs.panel import Panel
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
-from ..runs.summary import summarize
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines

@@ -13,7 +13,8 @@ import numpy as np
 from ..credit.estimators.registry import row_of
 from ..credit.state_keys import count_in_keys, returned_share
 from ..runs.iterations import Iteration
-from ..runs.summary import FEWEST, before_and_after, careful_error, error_of_share
+from ..runs.metrics import FEWEST, careful_error, error_of_share, wins
+from ..runs.summary import before_and_after
 from ..trajectory import Trajectory
 from . import key_quality as keys
 from . import losses
@@ -110,7 +111,7 @@ def success_of(iterations: Sequence[Iteration]) -> Success:
     rates = [float(np.mean(group)) for group in groups if group]
     rate = float(np.mean(rates)) if rates else float("nan")
     played = [group for iteration in iterations for group in iteration.groups]
-    return Success(rate, careful_error(played), iterations[0].number, iterations[-1].number)
+    return Success(rate, careful_error(map(wins, played)), iterations[0].number, iterations[-1].number)
 
 
 def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..credit.graph import StateGraph, record
 from ..runs.iterations import Iteration
-from ..runs.metrics import without_texts
+from ..runs.metrics import Summary
 from ..runs.verdict import Tally, verdict
 from ..trajectory import Trajectory
 from . import key_quality as keys
@@ -72,7 +72,7 @@ def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Tr
     tally = Tally()
     for iteration in iterations:
         everyone = [t for group in iteration.groups for t in group]
-        tally.add([[record(t) for t in group] for group in iteration.groups], map(without_texts, everyone))
-    tally.add([], replaced, [record(t) for t in replaced])
+        tally.add([[record(t) for t in group] for group in iteration.groups], Summary.of(everyone))
+    tally.add([], Summary.of(replaced), [record(t) for t in replaced])
     penalty = run.get("trainer", {}).get("invalid_action_penalty", 0.0)
     return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"), penalty)

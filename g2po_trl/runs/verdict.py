@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord
-from ..trajectory import Trajectory
+from .metrics import Summary
 
 ALMOST_NONE, NEARLY_ALL = 0.01, 0.9  # of completions or actions
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
@@ -96,10 +96,10 @@ class Tally:
     def add(
         self,
         groups: Iterable[Sequence[TrajectoryRecord]],
-        trajectories: Iterable[Trajectory],
+        summary: Summary,
         replaced: Iterable[TrajectoryRecord] = (),
     ) -> None:
-        """Count a rollout: the groups that are trained on, all trajectories, and records of `replaced` groups."""
+        """Count a rollout: groups that are trained on, sums of all episodes, and records of `replaced` groups."""
         self._add_episodes(replaced)
         for group in groups:
             self._add_episodes(group)
@@ -112,14 +112,14 @@ class Tally:
             self.single_states += bool(later) and len(visits) == 1
             self.later_steps += len(later)
             self.shared_steps += sum(visits[key] > 1 for key in later)
-        for step in (step for played in trajectories if played.counted for step in played.steps):
-            self.completions += 1
-            self.valid += step.valid
-            self.cut += step.completion_truncated
-            self.listed += step.admissible is not None
-            self.admissible += bool(step.admissible)
-            self.offered += step.call is not None
-            self.called += step.call not in (None, "none")
+        totals, numbers = summary.totals, summary.numbers
+        self.completions += numbers["valid_action_ratio"]
+        self.valid += totals["valid_action_ratio"]
+        self.cut += totals["cut"]
+        self.listed += numbers["admissible_action_ratio"]
+        self.admissible += totals["admissible_action_ratio"]
+        self.offered += numbers["tool_call_ratio"]
+        self.called += totals["tool_call_ratio"]
 
     def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
         for episode in records:

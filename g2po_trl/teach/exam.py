@@ -24,7 +24,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.runs.callbacks import joined
-from g2po_trl.runs.summary import summarize
+from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
 

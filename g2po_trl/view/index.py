@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from ..runs.iterations import files_of_iteration, iteration_numbers, load_iteration
-from ..runs.summary import success_error
+from ..runs.metrics import success_error, wins
 from ..trajectory import OUTCOMES, Step
 from .texts import Texts, task_data
 from .words import action_text, state_text
@@ -75,7 +75,7 @@ class EpisodeIndex:
                 actions = [self._actions.number(action_text(step)[:LONGEST]) for step in trajectory.steps]
                 episodes.append([OUTCOMES.index(trajectory.outcome), states, actions])
             groups.append({"task": place, "episodes": episodes})
-        return {"n": number, "groups": groups, "error": success_error(read), "tools": _tools(calls)}
+        return {"n": number, "groups": groups, "error": success_error(map(wins, read)), "tools": _tools(calls)}
 
 
 def _searched(text: str, key: str) -> str:

@@ -16,8 +16,7 @@ from g2po_trl.environments.episode_limits import LIMITS
 from g2po_trl.environments.several import check_limits, mixed
 from g2po_trl.environments.tools.trl_tools import text_environment_factory
 from g2po_trl.prompts.conversation import ChatRequest, response_action
-from g2po_trl.runs.metrics import rollout_metrics
-from g2po_trl.runs.summary import summarize
+from g2po_trl.runs.metrics import flat, summarize
 from g2po_trl.utils.errors import G2POError
 
 CALL = {"type": "function", "function": {"name": "buy", "arguments": {"thing": "mug"}}}
@@ -161,13 +160,11 @@ def test_limits_by_environment():
 
 
 def test_they_are_metrics():
-    from g2po_trl import StateGraph
-
     played = play(Walk, EpisodeLimits(3, max_episode_tokens=10), [{}, {}, {}], tokens=4)
     played += play(Walk, EpisodeLimits(3), [{}])
-    metrics = rollout_metrics(played, StateGraph.from_groups([played]))
-    assert metrics["episode/failures/token_limit"] == metrics["episode/failure_reason_rate"] == 0.75
-    assert metrics["episode/error_rate"] == 0.0 and not any("success_rate/" in name for name in metrics)
+    metrics = flat(summarize(played))
+    assert metrics["failures/token_limit"] == metrics["failure_reason_rate"] == 0.75
+    assert metrics["error_rate"] == 0.0 and not any("success_rate/" in name for name in metrics)
 
 
 @pytest.mark.parametrize(

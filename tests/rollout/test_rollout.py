@@ -17,7 +17,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
-from g2po_trl.runs.summary import summarize
+from g2po_trl.runs.metrics import summarize
 
 TEMPLATE = PromptTemplate(
     first="{task}|{observation}|{actions}",

@@ -13,6 +13,9 @@ import metrics_by_hand as by_hand
 import pytest
 from recorded_runs import RUNS, TRIALS, make_recorded
 
+from g2po_trl import Step, Trajectory
+from g2po_trl.runs import metrics
+
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 RECOMPUTED = ("slices", "dynamic", "several")  # the other runs show what is logged and documented
 OTHERWISE_TESTED = ("time/", "advantage/")
@@ -161,6 +164,28 @@ def test_a_resumed_iteration_logs_the_same(runs, tmp_path, tiny_model_dir):
     logged, whole = iterations_of(resumed)[2], iterations_of(run)[2]
     others = {"time/update": 0, "loss": 0}  # the loss is transformers', of the steps since it was resumed
     assert {**logged, **others} == {**whole, **others}
+
+
+def test_ranks_sums_merge_to_the_means_of_all_episodes_also_of_a_metric_of_texts(monkeypatch):
+    """One row defines a metric: in training, where ranks exchange sums alone, it is what it is in an evaluation."""
+    longest = metrics.Metric("longest_action", lambda t: [max(len(step.action) for step in t.steps or [Step("", "")])])
+    monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, longest))
+    played = [
+        *(Trajectory(f"t{n % 6}", [Step("o", "go" * n)] * (n % 3), 0.1 * n, "success", None, None, {"score": n})
+          for n in range(9)),
+        Trajectory("t1", [Step("o", "wait", admissible_actions=["wait"], call="known")], 0.0, "failure",
+                   environment="b"),
+        Trajectory("t2", [], 0.0, "failure", failure_reason="token limit: 9", environment="a"),
+        *(Trajectory("t3", [], 0.0, outcome, environment="c") for outcome in ("error", "lost")),
+    ]  # fmt: skip
+    kinds = [("even", None, "odd")[n % 3] for n in range(len(played))]
+    whole = metrics.summarize(played, kinds)
+    assert whole["longest_action"] == (4 + 2 * sum(n for n in range(9) if n % 3)) / 11
+    for size in (1, 5, 20):
+        parts = [metrics.Summary.of(played[i : i + size], kinds[i : i + size]) for i in range(0, len(played), size)]
+        merged = metrics.Summary.merge(parts).means()
+        assert merged.keys() == whole.keys() and repr(merged["by_environment"]) == repr(whole["by_environment"])
+        assert metrics.flat(merged) == pytest.approx(metrics.flat(whole), nan_ok=True)
 
 
 def documented():

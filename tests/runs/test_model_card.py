@@ -7,8 +7,9 @@ from tools_by_hand import Safe
 
 from g2po_trl import Step, Trajectory
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.runs.metrics import summarize
 from g2po_trl.runs.model_card import results_of, table_of
-from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel, summarize
+from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel
 
 
 def card(*evaluations, best_was_chosen=False):

@@ -9,6 +9,7 @@ from letter_environment import BreakingEnvironment, LetterEnvironment
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.credit.graph import record
 from g2po_trl.runs.callbacks import ClosingVerdict
+from g2po_trl.runs.metrics import Summary
 from g2po_trl.runs.verdict import Fault, Tally, verdict
 
 
@@ -20,7 +21,9 @@ def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **fact
 
 def tally_of(*groups, replaced=()):
     tally = Tally()
-    tally.add([[record(t) for t in group] for group in groups], sum(groups, [*replaced]), map(record, replaced))
+    tally.add(
+        [[record(t) for t in group] for group in groups], Summary.of(sum(groups, [*replaced])), map(record, replaced)
+    )
     return tally
 
 
@@ -161,6 +164,6 @@ GOOD = records("ab", "ac", reward=10.0, outcome="success")
 )
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
     tally = Tally()
-    tally.add(groups, [])
+    tally.add(groups, Summary())
     assert tally.faults() == faults
     assert all(tally.describe(fault)[1] for fault in faults)
