@@ -262,11 +262,11 @@ def test_evaluate_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
         same = [name for name in alone if alone[name] == alone[name] and "runtime" not in name]
         assert {name: both[name.replace("eval", prefix, 1)] for name in same} == {name: alone[name] for name in same}
     assert before_and_after(entries)[1] == entries[1]
-    assert at_other_temperatures(entries, "eval", [0.5]).endswith(f"success: {100 * colder['eval_success_rate']:.1f}")
+    assert at_other_temperatures(entries, "eval", [0.5]).endswith(f"{100 * colder['eval_success_rate']:.1f} after")
     # A finished run that goes on with a further temperature has not been played at it; a file has None for nan.
     assert at_other_temperatures(entries, "eval", [0.7]) == ""
     entries[0]["success_rate"] = None
-    assert at_other_temperatures(entries, "eval", [0.5, 0.7]) == "At temperature 0.5, success: nan"
+    assert at_other_temperatures(entries, "eval", [0.5, 0.7]) == "At temperature 0.5, success: nan before, nan after"
 
 
 def test_save_model_writes_weights_that_load_and_a_card(make_trainer, tmp_path):
