@@ -28,6 +28,7 @@ from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .rollout.strategy import STRATEGIES
 from .update.tree import LAYOUTS
+from .utils.choices import choices_help, kwargs_help
 from .utils.errors import G2POError
 from .utils.masking import masked
 from .utils.options import option, without_numpy
@@ -206,25 +207,22 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         resumable=True,
     )
     engine: str = _rollout(
-        " ".join(["What generates completions.", *(f'`"{name}"`: {row.help}.' for name, row in ENGINES.items())]),
+        f"What generates completions. {choices_help(ENGINES)}",
         "transformers",
         choices=tuple(ENGINES),
     )
     engine_kwargs: dict[str, Any] | str | None = _rollout(
-        "Options of the engine. `vllm`: `merge_adapter`, whether a LoRA adapter is merged into the weights of a "
-        "colocated vLLM, which rounds it, but generates faster; `null`: if vLLM computes in float32 or cannot serve "
-        "it. As a flag: JSON, `--engine-kwargs '{\"merge_adapter\": true}'`.",
+        f"Options of the engine. {kwargs_help(ENGINES)}",
         None,
         resumable=True,
     )
     rollout_strategy: str = _rollout(
-        " ".join(["Which episodes are played.", *(f'`"{name}"`: {row.help}.' for name, row in STRATEGIES.items())]),
+        f"Which episodes are played. {choices_help(STRATEGIES)}",
         "synchronous",
         choices=tuple(STRATEGIES),
     )
     rollout_strategy_kwargs: dict[str, Any] | str | None = _rollout(
-        "Options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum number of groups "
-        "played, as a multiple of those trained on. As a flag: JSON.",
+        f"Options of the strategy. {kwargs_help(STRATEGIES)}",
         None,
     )
     task_error_patience: int = _errors(
@@ -335,7 +333,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     @property
     def corrects_sampling(self) -> bool:
         """Whether completions carry the log-probabilities of another engine or policy, for importance weights."""
-        return not ENGINES[self.engine].engine.is_the_model
+        return not ENGINES[self.engine].load().is_the_model
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

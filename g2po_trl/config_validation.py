@@ -16,11 +16,12 @@ from .credit.estimators.registry import ESTIMATORS
 from .credit.state_keys import similarity_threshold
 from .engines.registry import check_engine
 from .engines.sampling import reserved_option, reshaping_options
-from .rollout.strategy import check_strategy
+from .rollout.strategy import STRATEGIES
 from .runs.metrics import LESS_IS_BETTER
 from .runs.sample_table import BACKENDS
 from .update.batch import LOSS_TYPES
 from .update.policy.importance import MODES
+from .utils.choices import check_choice
 from .utils.errors import G2POError
 from .utils.options import as_mapping, check_value, hints_of, is_of_kind, option_text, require, without_effect
 
@@ -181,7 +182,7 @@ def check(args: GRPOConfig) -> None:
         require(fits(args), name, getattr(args, name, None), remedy)
     similarity_threshold(args.state_key)
     check_engine(args)
-    check_strategy(args)
+    check_choice(STRATEGIES, "rollout_strategy", args)
     options = args.generation_kwargs or {}
     if (reserved := reserved_option(options)) is not None:
         remedy = _REMEDIES.get(reserved[1], f"set {reserved[1]}, or eval_{reserved[1]} for evaluations")

@@ -36,6 +36,7 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
+from .engines.stop_tokens import end_completions
 from .environments.contract import TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, check_start
@@ -68,7 +69,6 @@ from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
     describe,
-    end_completions,
     keep_reference,
     make_credit,
     make_player,
@@ -189,7 +189,7 @@ class G2POTrainer(GRPOTrainer):
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
         with (
-            ENGINES[args.engine].engine.starting(args, **args.engine_kwargs or {}),
+            ENGINES[args.engine].load().starting(args, **args.engine_kwargs or {}),
             reference_copied_from(model),
             no_adapter_copied_from(model, args, loaded=model is not name),
         ):
@@ -206,7 +206,8 @@ class G2POTrainer(GRPOTrainer):
         self.sampling = Sampling.of(args)
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
-        end_completions(self)
+        of_template = args.chat_template_kwargs, args.stop_sequences
+        self.eos_token_ids = end_completions(self.processing_class, self.model, self.eos_token_ids, *of_template)
         self._read_once = values_read_once(args)
         self.card_facts = card_facts or {}
         self._ignored_fields: set[str] = set()  # that were warned of

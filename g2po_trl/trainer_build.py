@@ -21,7 +21,6 @@ from .credit.assignment import Credit
 from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import reshaping_options
-from .engines.stop_tokens import end_of_turn, turn_end
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
@@ -72,24 +71,6 @@ _SAMPLE_TOKENS = 64  # of the conversation that is scored before training
 def no_reward_function(**kwargs):
     """Stand in for the reward function that `GRPOTrainer.__init__` requires; rewards come from the environment."""
     raise RuntimeError("rewards come from the environment; this function is never called")
-
-
-def end_completions(trainer: GRPOTrainer) -> None:
-    """Let a completion end where the chat template ends a turn, in every engine and in the saved generation_config."""
-    kwargs, decode = trainer.args.chat_template_kwargs, get_tokenizer(trainer.processing_class).decode
-    known = [decode([number]) for number in trainer.eos_token_ids if number is not None]
-    end = end_of_turn(trainer.processing_class, trainer.eos_token_ids, kwargs)
-    text = turn_end(trainer.processing_class, kwargs).strip()
-    named = f"the tokenizer and generation_config name {', '.join(known) or 'no token'}"
-    if end is not None:
-        trainer.eos_token_ids = [*trainer.eos_token_ids, end]
-        trainer.model.generation_config.eos_token_id = trainer.eos_token_ids
-        logger.warning(f"the chat template ends a turn with {decode([end])!r}, so completions end there, too; {named}")
-    elif text and not any(stop and stop in text for stop in (*known, *(trainer.args.stop_sequences or ()))):
-        logger.warning(
-            f"the chat template ends a turn with {text!r}, which is not a token and ends no completion ({named}): "
-            f"set stop_sequences=[{text!r}]"
-        )
 
 
 def make_credit(args: G2POConfig, estimator: Callable | None, state_key: Callable[[Step], str] | None) -> Credit:
@@ -143,7 +124,7 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
         gather=gather_object,
         progress=progress,
     )
-    return STRATEGIES[args.rollout_strategy].strategy(context, **args.rollout_strategy_kwargs or {})
+    return STRATEGIES[args.rollout_strategy].load()(context, **args.rollout_strategy_kwargs or {})
 
 
 def make_engine(trainer: GRPOTrainer, name: str | None = None, **options: Any) -> Engine:
@@ -163,7 +144,7 @@ def make_engine(trainer: GRPOTrainer, name: str | None = None, **options: Any) -
         vllm=getattr(trainer, "vllm_generation", None),
         image_inputs=trainer.update.layout.image_inputs,
     )
-    return ENGINES[name].engine.of_trainer(parts, **options)
+    return ENGINES[name].load().of_trainer(parts, **options)
 
 
 @contextmanager

@@ -11,14 +11,16 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 
-from ..utils.errors import G2POError
 from ..utils.forward_pass import evaluation_mode
+from ..utils.options import option_text, require
+
+Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
 @torch.no_grad()
 def merged_parameters(
     model: PeftModel,
-    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
+    gather: Gather = nullcontext,
     device: torch.device | None = None,
     merges: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -58,9 +60,7 @@ def merged_parameters(
 
 @torch.no_grad()
 def adapter_parameters(
-    model: PeftModel,
-    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
-    device: torch.device | None = None,
+    model: PeftModel, gather: Gather = nullcontext, device: torch.device | None = None
 ) -> dict[str, torch.Tensor]:
     """Return the active adapter's weights by their names in PEFT's files. Arguments as in `merged_parameters`."""
     values = {}
@@ -86,12 +86,8 @@ def check_mergeable(model: PeftModel) -> None:
     kinds = {(type(one), getattr(one.get_base_layer(), "bias", None) is None): one for one in layers}
     for layer in kinds.values():
         reason = reason or _why_not_merged(layer)
-    if reason is not None:
-        kind = getattr(config.peft_type, "value", config.peft_type)
-        raise G2POError(
-            f"the adapter ({kind}) cannot be merged into the weights of an engine: {reason}. Use LoRA elsewhere, "
-            "or generate without the engine"
-        )
+    remedy = f"it cannot be merged into the weights of an engine: {reason}. Use LoRA elsewhere, or another engine"
+    require(reason is None, "peft_config", option_text(config.peft_type), remedy)
 
 
 def _why_not_merged(layer: BaseTunerLayer) -> str | None:
@@ -119,14 +115,11 @@ def _why_untied(model: PeftModel) -> str | None:
     """Return why tied embeddings and LM head no longer have the same weights, or `None`."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return None
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if isinstance(embeddings, TrainableTokensWrapper) and isinstance(head, TrainableTokensWrapper):
+    tied = model.get_input_embeddings(), model.get_output_embeddings()
+    if all(isinstance(module, TrainableTokensWrapper) for module in tied):
         return None
-    for module, name in ((embeddings, "the embeddings have an adapter"), (head, "the head has an adapter")):
-        if isinstance(module, BaseTunerLayer):
-            return f"the LM head is tied to the embeddings, and {name} alone"
-    if embeddings.weight is not head.weight:
-        return "the LM head is tied to the embeddings, and they train apart (modules_to_save)"
+    if any(isinstance(module, BaseTunerLayer) for module in tied) or tied[0].weight is not tied[1].weight:
+        return "the LM head is tied to the embeddings, and an adapter or modules_to_save trains one of them alone"
     return None
 
 
@@ -171,12 +164,12 @@ def _base_name(name: str, wrappers: dict[str, str], prefix: str) -> str | None:
 
 def _wrappers(model: PeftModel) -> dict[str, str]:
     """Return modules of `modules_to_save` by their paths, with the part of each that the active adapter uses."""
-    found = {}
-    for path, module in model.named_modules():
-        if isinstance(module, ModulesToSaveWrapper):
-            adapter = model.active_adapter
-            found[path] = f"modules_to_save.{adapter}" if adapter in module.modules_to_save else "original_module"
-    return found
+    adapter = model.active_adapter
+    return {
+        path: f"modules_to_save.{adapter}" if adapter in module.modules_to_save else "original_module"
+        for path, module in model.named_modules()
+        if isinstance(module, ModulesToSaveWrapper)
+    }
 
 
 def _plain(name: str) -> str:

@@ -6,6 +6,7 @@ the same place: after the first stop token, or where the first of `stop_sequence
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,7 +40,8 @@ class Completion:
 
     Args:
         ids: token ids, with the stop token.
-        logprobs: log-probability of each token, if the engine returns them.
+        logprobs: log-probability of each token, at the sampling's temperature. Training needs them from an engine
+            with `returns_logprobs`.
         complete: `False` if the completion reached `max_completion_length`.
         cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
     """
@@ -92,11 +94,13 @@ class Engine:
         takes_seeds: a completion depends only on its prompt and seed.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         is_the_model: it uses the trainer's model, not a copy in another precision.
+        returns_logprobs: completions have log-probabilities, so the loss can correct for the copy's precision.
         reads_text_because: why it accepts no images, and what to do. `None`: `generate` and `submit` have an argument
             `images`.
     """
 
     is_the_model = False
+    returns_logprobs = False
     is_collective = False
     takes_seeds = False
     streams = False
@@ -124,15 +128,7 @@ class Engine:
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
-        """Refuse settings that the engine does not support, before a model is loaded.
-
-        Args:
-            args: an object with the fields of a `G2POConfig`.
-            **options: the engine's options.
-
-        Raises:
-            G2POError: for the first such setting.
-        """
+        """Refuse (`G2POError`) settings and options that the engine does not support, before a model is loaded."""
 
     @classmethod
     def starting(cls, args: Any, **options: Any) -> AbstractContextManager:
@@ -146,15 +142,12 @@ class Engine:
         The policy must not change inside. A nested rollout belongs to the outer one: an evaluation set is played in
         parts, and the weights are transferred once.
         """
-        if self._is_open:
-            yield
-            return
-        self._is_open = True
+        is_outer, self._is_open = not self._is_open, True
         try:
-            with self._open():
+            with self._open() if is_outer else nullcontext():
                 yield
         finally:
-            self._is_open = False
+            self._is_open = not is_outer
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -170,23 +163,15 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
-        """Return one completion per prompt, in order.
-
-        Args:
-            prompts: token ids.
-            sampling: how completions are sampled, and where they end.
-            seeds: one per prompt; an engine without `takes_seeds` samples from torch's random state.
-        """
+        """Return one completion per prompt, in order. Without `takes_seeds`, it samples from torch's random state."""
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
         """Request one completion, inside `rollout`, which cancels unfinished requests at its end."""
 
     def poll(self, timeout: float) -> dict[int, Completion]:
-        """Return finished completions, by the keys of `submit`.
+        """Return finished completions, by the keys of `submit`; wait at most `timeout` seconds for the first one.
 
-        Args:
-            timeout: seconds to wait for the first one, if completions are computed in other processes. An engine that
-                computes in the caller's thread samples the next token of each completion instead.
+        An engine that computes in the caller's thread samples the next token of each completion instead.
         """
 
     def cut(self, completion: Completion, sampling: Sampling) -> Completion:
@@ -200,12 +185,9 @@ class Engine:
         """Return sampled tokens as a completion, without the padding that follows its end."""
         end = next((position + 1 for position, token in enumerate(ids) if token in self.stop_token_ids), None)
         stops = sampling.stop_sequences
-        if stops and self._stopped(ids[:end], stops):
-            low, high = 1, end or len(ids)  # the shortest beginning that holds a stop sequence
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if self._stopped(ids[:middle], stops) else (middle + 1, high)
-            end = low
+        if stops and self._stopped(ids[:end], stops):  # the shortest beginning that holds a stop sequence
+            lengths = range(1, (end or len(ids)) + 1)
+            end = lengths[bisect_left(lengths, True, key=lambda length: self._stopped(ids[:length], stops))]
         ids = ids[:end]
         return Completion(list(ids), None if logprobs is None else list(logprobs[: len(ids)]), end is not None)
 

@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from ..utils.options import check_options, keyword_options, load_name
+from ..utils.choices import Choice, check_choice, load_name
+from ..utils.options import require
 
 
 @dataclass(frozen=True)
-class EngineKind:
-    """An engine.
+class EngineKind(Choice):
+    """An engine that a trainer uses.
 
     Args:
-        help: description in one line, for the help and the documentation.
-        path: `module:class` of the engine that a trainer uses, inside the package.
+        path, help: see `Choice`.
         offline: `module:function` that returns the chat model of a checkpoint, for `g2po evaluate`. `None`: none.
         extra: the extra of this package that the engine needs.
     """
 
-    help: str
-    path: str
     offline: str | None = None
     extra: str | None = None
+    method: ClassVar[str] = "of_trainer"
 
-    @property
-    def engine(self) -> type:
-        """The class, imported on first use."""
-        return load_name(self.path)
-
-    def load(self, model: str, **options: Any) -> Any:
+    def load_offline(self, model: str, **options: Any) -> Any:
         """Return the chat model of a checkpoint that is not being trained."""
         return load_name(self.offline)(model, **options)
 
 
 ENGINES = {
     "transformers": EngineKind(
-        "`generate`, with the trainer's own weights",
         "engines.transformers:TransformersEngine",
+        "`generate`, with the trainer's own weights",
         offline="evaluation.chat_models:load_local",
     ),
     "vllm": EngineKind(
-        "vLLM in the training processes, or TRL's vLLM server (`vllm_mode`); `use_vllm=True` means the same",
         "engines.trl_vllm:VLLMEngine",
+        "vLLM in the training processes, or TRL's vLLM server (`vllm_mode`); `use_vllm=True` means the same",
         offline="evaluation.chat_models:load_vllm",
         extra="vllm",
     ),
@@ -51,6 +45,8 @@ ENGINES = {
 
 def check_engine(args: Any) -> None:
     """Refuse options that the configured engine does not have, and settings that it excludes."""
-    engine, options = ENGINES[args.engine].engine, args.engine_kwargs or {}
-    check_options("engine_kwargs", options, keyword_options(engine.of_trainer), f"engine={args.engine!r}")
-    engine.check(args, **options)
+    check_choice(ENGINES, "engine", args)
+    corrects = args.corrects_sampling and args.vllm_importance_sampling_correction
+    remedy = f"engine={args.engine!r} returns no log-probabilities; set it to False"
+    can_correct = not corrects or ENGINES[args.engine].load().returns_logprobs
+    require(can_correct, "vllm_importance_sampling_correction", True, remedy)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+logger = logging.getLogger(__name__)
 _PROBE = "Qanswerq"  # a word that no template trims
 
 
@@ -55,6 +57,33 @@ def end_of_turn(
         return None
     ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
     return max(ends, key=lambda number: len(added[number].content), default=None)
+
+
+def end_completions(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    model: Any,
+    stop_token_ids: Collection[int],
+    template_kwargs: Mapping[str, Any] | None,
+    stop_sequences: Sequence[str] | None,
+) -> Collection[int]:
+    """Return the stop tokens with the one that ends a turn in the chat template, and save it with the model.
+
+    Logs that it is added, or that nothing ends a completion where the template ends a turn.
+    """
+    decode = _tokenizer(processing_class).decode
+    known = [decode([number]) for number in stop_token_ids if number is not None]
+    end = end_of_turn(processing_class, stop_token_ids, template_kwargs)
+    text = turn_end(processing_class, template_kwargs).strip()
+    named = f"the tokenizer and generation_config name {', '.join(known) or 'no token'}"
+    if end is not None:
+        model.generation_config.eos_token_id = stop_token_ids = [*stop_token_ids, end]
+        logger.warning(f"the chat template ends a turn with {decode([end])!r}, so completions end there, too; {named}")
+    elif text and not any(stop and stop in text for stop in (*known, *(stop_sequences or ()))):
+        logger.warning(
+            f"the chat template ends a turn with {text!r}, which is not a token and ends no completion ({named}): "
+            f"set stop_sequences=[{text!r}]"
+        )
+    return stop_token_ids
 
 
 def turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:

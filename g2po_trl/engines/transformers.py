@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from ..utils.images import Picture
     from .base import GenerationModel, ImageInputs
 
-
 _SHARDED = (
     "the model is sharded (FSDP, DeepSpeed): a rank without images would not take part in others' forward passes. "
     "Train with DDP"
 )
-
-
 _MASK_PLACES = 2**28  # of the mask that a generate call may make: rows x prompt tokens x prompt tokens
 
 
@@ -54,22 +51,17 @@ def generate_batch(
     sharded weights every rank must make the call; `synced_gpus` continues until all ranks are done. `record` records
     the log-probabilities of the new tokens. With `image_inputs`, tokens that stand for images are not sampled.
     """
-    rows = list(prompts) or [[config.pad_token_id]]
+    rows, device = list(prompts) or [[config.pad_token_id]], device or model.device
     width = max(map(len, rows))
-    input_ids = torch.full((len(rows), width), config.pad_token_id, dtype=torch.long)
-    mask = torch.zeros_like(input_ids)
-    for row, ids in enumerate(rows):
-        input_ids[row, width - len(ids) :] = torch.tensor(ids, dtype=torch.long)
-        mask[row, width - len(ids) :] = 1
-    device = device or model.device
-    input_ids = input_ids.to(device)
+    input_ids = torch.tensor([[config.pad_token_id] * (width - len(ids)) + [*ids] for ids in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=device)
     processors = [] if record is None else [record]  # before others: it records the model's own distribution
     if image_inputs is not None:
         processors.append(SuppressTokensLogitsProcessor(image_inputs.token_ids, device))
     with _no_defaults(model):
         output = model.generate(
             input_ids=input_ids,
-            attention_mask=mask.to(device),
+            attention_mask=mask,
             generation_config=config,
             synced_gpus=synced_gpus,
             tokenizer=tokenizer if config.stop_strings else None,
@@ -90,7 +82,7 @@ class SampledLogProbs(LogitsProcessor):
     def __init__(self, temperature: float):
         self.temperature = temperature
         self._of_next: torch.Tensor | None = None  # (rows, vocabulary)
-        self._found: list[torch.Tensor] = []
+        self._of_sampled: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self._of_next is not None:
@@ -101,19 +93,17 @@ class SampledLogProbs(LogitsProcessor):
     def sampled(self, tokens: torch.Tensor) -> None:
         """Record the sampled tokens, one per row."""
         tokens = tokens.to(self._of_next.device)
-        self._found.append(self._of_next.gather(-1, tokens[:, None])[:, 0])
+        self._of_sampled.append(self._of_next.gather(-1, tokens[:, None])[:, 0])
 
     def values(self) -> list[list[float]]:
         """Return log-probabilities as `[row][new token]`."""
-        return torch.stack(self._found, dim=1).tolist()
+        return torch.stack(self._of_sampled, dim=1).tolist()
 
 
 @contextmanager
 def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
     """Hide the model's own generation_config, from which `generate` would fill unset fields."""
-    owners = (
-        [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
-    )  # PEFT copies its own down
+    owners = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]  # PEFT copies it down
     defaults = [owner.generation_config for owner in owners]
     for owner in owners:
         owner.generation_config = GenerationConfig()
@@ -144,7 +134,7 @@ class TransformersEngine(Engine):
         watched: a list to which prompts, completions and log-probabilities are appended. `None`: not recorded.
     """
 
-    is_the_model = True
+    is_the_model = returns_logprobs = True
 
     def __init__(
         self,
@@ -170,16 +160,15 @@ class TransformersEngine(Engine):
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> TransformersEngine:
         args = parts.args
-        options = {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
-        # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
         return cls(
             parts.tokenizer,
             parts.stop_token_ids,
             parts.generation_model,
             args.generation_batch_tokens,
-            parts.is_sharded,
-            parts.accelerator.device,
-            options,
+            # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
+            is_collective=parts.is_sharded,
+            device=parts.accelerator.device,
+            options={"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})},
             logprobs=args.old_log_probs == "auto",
             image_inputs=parts.image_inputs,
         )
@@ -215,17 +204,8 @@ class TransformersEngine(Engine):
 
     def to_engine(self, sampling: Sampling) -> GenerationConfig:
         """Return the `GenerationConfig` of a sampling."""
-        filters: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature > 0:
-            filters = {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "min_p": sampling.min_p,
-            }
-        if sampling.stop_sequences:
-            filters["stop_strings"] = list(sampling.stop_sequences)
+        samples = sampling.temperature > 0
+        filters = ("temperature", "top_p", "top_k", "min_p") if samples else ()
         return GenerationConfig(
             **{
                 "max_new_tokens": sampling.max_completion_length,
@@ -234,7 +214,9 @@ class TransformersEngine(Engine):
                 "bos_token_id": self.tokenizer.bos_token_id,
                 "eos_token_id": sorted(self.stop_token_ids),
                 "disable_compile": True,
-                **filters,
+                "do_sample": samples,
+                **{name: getattr(sampling, name) for name in filters},
+                "stop_strings": list(sampling.stop_sequences or ()) or None,
                 **self.options,
             }
         )
@@ -246,15 +228,12 @@ class TransformersEngine(Engine):
         seeds: Sequence[int] | None = None,
         images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
-        """Return one completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
+        """Return one completion per prompt, in order, drawn from torch's random state. `seeds` are not supported.
 
-        Args:
-            prompts: token ids.
-            sampling: how completions are sampled, and where they end.
-            seeds: not supported; completions are drawn from torch's random state.
-            images: images of each prompt, in the order of their tokens.
+        With sharded weights, ranks without prompts generate dummies. `images`: those of each prompt.
         """
         images = images or [()] * len(prompts)
+        records = (self.logprobs or self.watched is not None) and sampling.temperature > 0
         completions: list[Completion] = [None] * len(prompts)
         batches = self._batches(prompts, sampling.max_completion_length)
         if not batches:
@@ -262,7 +241,6 @@ class TransformersEngine(Engine):
         config = self.to_engine(sampling)
         with self.generation_model(config) as model:
             for rows in batches:
-                records = (self.logprobs or self.watched is not None) and sampling.temperature > 0
                 record = SampledLogProbs(sampling.temperature) if records else None
                 new = generate_batch(
                     model,
@@ -294,9 +272,8 @@ class TransformersEngine(Engine):
             width = len(prompts[rows[0]])
             equal = sum(len(prompts[row]) == width for row in rows)
             size = min(self.batch_tokens // (width + max_new_tokens), max(equal, _MASK_PLACES // width**2))
-            size = max(1, size)
-            batches.append(rows[:size])
-            rows = rows[size:]
+            batches.append(rows[: max(1, size)])
+            rows = rows[max(1, size) :]
         if self.is_collective:
             number = max(gather_object([len(batches)]))
             batches += [[]] * (number - len(batches))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model, set_seed
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoImageProcessor
 from transformers.utils import is_peft_available
 
 from ..utils.errors import G2POError
@@ -24,15 +24,11 @@ from .sampling import Sampling, derived_seed
 from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_params
 
 if TYPE_CHECKING:
-    from trl.generation.vllm_generation import VLLMGeneration
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
     from ..utils.images import Picture
     from .vllm_adapter import ServedAdapter
-
-REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
-
 
 _SHARED = "ranks share a vLLM (tensor parallelism, or TRL's server), which accepts only text: colocate one per rank"
 
@@ -40,59 +36,58 @@ _SHARED = "ranks share a vLLM (tensor parallelism, or TRL's server), which accep
 class VLLMEngine(RequestEngine):
     """Generates with vLLM, colocated or on TRL's server.
 
-    A vLLM of one rank streams; ranks that share one (tensor parallelism, or TRL's server) generate together.
+    A vLLM of one rank streams; ranks that share one (tensor parallelism, or TRL's server) generate together. TRL's
+    server takes no seeds.
 
     Weights are transferred once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and discards its
     weights, after every call). Its prefix cache is kept for the same time: common beginnings of prompts, within a
     group and over turns, are computed once.
 
+    vLLM serves an adapter separately from the base if it was started with `enable_lora`; otherwise the adapter is
+    merged into vLLM's weights.
+
     Args:
-        tokenizer, stop_token_ids, options: see `Engine`.
-        vllm: TRL's wrapper.
-        accelerator: accelerator of the ranks that have prompts.
-        model: the trained model. vLLM serves its adapter separately from the base if it was started with
-            `enable_lora`; otherwise the adapter is merged into vLLM's weights.
-        seed: seed of completions that have none of their own; ranks that share a model share it.
+        parts: parts of the trainer.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_token_ids: Iterable[int],
-        vllm: VLLMGeneration,
-        accelerator: Accelerator,
-        model: torch.nn.Module,
-        seed: int,
-        options: dict[str, Any] | None = None,
-    ):
-        super().__init__(tokenizer, stop_token_ids, options)
-        self.vllm, self.accelerator, self._closed = vllm, accelerator, False
-        self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
-        # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
-        self.is_collective = vllm.mode == "server" or self.parallel > 1
-        self.streams = not self.is_collective
+    def __init__(self, parts: EngineParts):
+        args, vllm, model = parts.args, parts.vllm, parts.model()
+        super().__init__(parts.tokenizer, parts.stop_token_ids, args.generation_kwargs)
+        self.vllm, self.accelerator, self._closed = vllm, parts.accelerator, False
+        is_colocated = vllm.mode == "colocate"
+        self.parallel = vllm.tensor_parallel_size if is_colocated else 1
+        self.is_collective = not is_colocated or self.parallel > 1
+        self.streams, self.takes_seeds = not self.is_collective, is_colocated
         # A server's answers do not say what its cache held.
-        self.reports_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
+        self.reports_cached_tokens = is_colocated and caches_prefixes(vllm.llm)
         if self.streams:
             self.requests = Requests(vllm.llm)
+            self.read_images(parts.image_inputs and parts.image_inputs.encoder)
         else:
             self.reads_text_because = _SHARED
-        # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
-        if vllm.mode == "colocate":
-            set_seed(seed + accelerator.process_index // self.parallel)
+        if self.image_encoder is not None:
+            place = vllm.llm.llm_engine.model_config.model
+            if others := different_image_settings(self.image_encoder.processor, place):
+                self.reads_text_because = (
+                    f"vLLM prepares images by the processor of {place!r}, whose {', '.join(others)} are not those of "
+                    "the trainer's: save the trainer's there"
+                )
+        # As it starts, vLLM seeds this process with numbers of its own; ranks that share a model share a seed.
+        if is_colocated:
+            set_seed(args.seed + self.accelerator.process_index // self.parallel)
         self.adapter: ServedAdapter | None = None
         self.lora: LoRARequest | None = None
         if is_peft_model(model):
             from .adapter_weights import check_mergeable, merged_parameters
             from .vllm_adapter import ServedAdapter
 
-            if vllm.mode == "server":  # a colocated vLLM was started after it
+            if not is_colocated:  # a colocated vLLM is started after this check
                 check_mergeable(model)
             # TRL would merge the adapter into the base and take it off again.
-            gather = gather_params_of(vllm)
-            vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
-            if vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None:
-                self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device, vllm.merge)
+            gather, device = gather_params_of(vllm), self.accelerator.device
+            vllm._iter_named_params = partial(merged_parameters, model, gather, device)
+            if is_colocated and vllm.llm.llm_engine.vllm_config.lora_config is not None:
+                self.adapter = ServedAdapter(vllm.llm, model, gather, device, vllm.merge)
                 vllm._iter_named_params = self.adapter.weights
 
     @classmethod
@@ -106,19 +101,7 @@ class VLLMEngine(RequestEngine):
                 vLLM's weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or
                 cannot serve it.
         """
-        args, model = parts.args, parts.model()
-        options = args.generation_kwargs
-        engine = cls(parts.tokenizer, parts.stop_token_ids, parts.vllm, parts.accelerator, model, args.seed, options)
-        if engine.streams:
-            engine.read_images(parts.image_inputs and parts.image_inputs.encoder)
-        if engine.image_encoder is not None:
-            place = parts.vllm.llm.llm_engine.model_config.model
-            if others := engine.image_encoder.other_settings(place):
-                engine.reads_text_because = (
-                    f"vLLM prepares images by the processor of {place!r}, whose {', '.join(others)} are not those of "
-                    "the trainer's: save the trainer's there"
-                )
-        return engine
+        return cls(parts)
 
     @classmethod
     def check(cls, args: Any, merge_adapter: bool | None = None) -> None:
@@ -197,63 +180,62 @@ class VLLMEngine(RequestEngine):
     def _generate_together(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None
     ) -> list[Completion]:
-        """Generate through TRL's wrapper, together with all ranks that share a model or a server."""
-        number, requests = self._of_all_ranks(len(prompts), seeds)
+        """Generate through TRL's wrapper, together with all ranks that share a model or a server.
+
+        The wrapper takes it that each rank brings as many prompts, so dummies fill up. It has one sampling for all
+        prompts and drops cache statistics, so its call of a colocated vLLM is replaced by `_answer`.
+        """
+        rank, vllm = self.accelerator.process_index, self.vllm
+        if seeds is None and self.parallel > 1:
+            # Each rank of a tensor-parallel model samples every token, and all must sample the same; but their random
+            # states diverge (dropout, unequal batches). The rank is part of a seed: while the states are equal, parts
+            # of a group would otherwise be copies of each other.
+            seeds = [derived_seed(draw, rank) for draw in torch.randint(2**62, (len(prompts),)).tolist()]
+        ranks = gather_object([(len(prompts), seeds)])
+        number = max(prompts_of_rank for prompts_of_rank, _ in ranks)
         if number == 0:
             return []
-        vllm = self.vllm
         vllm.generation_kwargs = self.to_engine(sampling)  # the wrapper lets them win over its own settings
         dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         cached: list[int | None] = []
-        with self._intercepted(number, requests, cached):
+        intercepted = nullcontext()
+        if vllm.mode == "colocate":
+            first = rank // self.parallel * self.parallel
+            of_model = [of_rank for _, of_rank in ranks[first : first + self.parallel]]
+            all_seeds = [seed for of_rank in of_model for seed in [*of_rank, *[0] * (number - len(of_rank))]]
+            own = slice((rank - first) * number, (rank - first + 1) * number)
+            answer = partial(self._answer, all_seeds, own, cached, vllm.llm.generate)
+            intercepted = replaced(vllm.llm, "generate", answer)
+        with intercepted:
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
         completions = [
-            self._completion(
-                sampling, ids[row], [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
-            )
-            for row in range(len(prompts))
+            self._completion(sampling, of_row, [math.nan if token[0] is None else token[0] for token in of_tokens])
+            for of_row, of_tokens in list(zip(ids, logprobs))[: len(prompts)]
         ]
         for completion, tokens in zip(completions, cached):
             completion.cached_tokens = tokens
         return completions
 
-    def _of_all_ranks(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
-        """Return the number of prompts per rank, with dummies, and the seeds of all prompts of one call of vLLM.
-
-        The seeds are this rank's, or those of the ranks that share a model or a server; `None` if there are none.
-
-        Each rank of a tensor-parallel model samples every token, and all must sample the same; but their random states
-        diverge (dropout, unequal batches), so their requests have seeds in training too. The rank is part of a seed:
-        while the states are equal, parts of a group would otherwise be copies of each other.
-        """
-        if seeds is None and self.parallel > 1:
-            rank = self.accelerator.process_index
-            seeds = [derived_seed(draw, rank) for draw in torch.randint(2**62, (own,)).tolist()]
-        ranks = gather_object([(own, seeds)]) if self.is_collective else [(own, seeds)]
-        number = max(prompts for prompts, _ in ranks)
-        if seeds is None:
-            return number, None
-        if self.parallel > 1:
-            first = self.accelerator.process_index // self.parallel * self.parallel
-            ranks = ranks[first : first + self.parallel]
-        return number, [seed for _, of_rank in ranks for seed in [*of_rank, *[0] * (number - len(of_rank))]]
-
-    def _intercepted(self, number: int, seeds: list[int] | None, cached: list) -> AbstractContextManager:
-        """Return a context in which the wrapper's call of vLLM has a seed per prompt and reports cached tokens.
-
-        TRL's wrapper has one sampling for all prompts, and drops cache statistics. `cached` is filled with the cached
-        tokens of this rank's `number` prompts.
-        """
-        accelerator = self.accelerator
-        if self.vllm.mode == "colocate":
-            first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
-            own = slice(first, first + number) if self.reports_cached_tokens else slice(0)
-            llm = self.vllm.llm
-            return replaced(llm, "generate", partial(_generate_here, seeds, own, cached, self.lora, llm.generate))
-        if seeds is not None and accelerator.is_main_process:
-            client = self.vllm.vllm_client
-            return replaced(client, "generate", partial(_generate_there, seeds, client.generate))
-        return nullcontext()
+    def _answer(
+        self,
+        seeds: list[int],
+        own: slice,
+        cached: list[int | None],
+        generate: Callable,
+        prompts: list,
+        sampling_params: SamplingParams,
+        **options: Any,
+    ) -> list:
+        """Call `LLM.generate` with a seed per prompt and the adapter, and record cached tokens of this rank."""
+        each = [sampling_params.clone() for _ in prompts]
+        for parameters, seed in zip(each, seeds, strict=True):
+            parameters.seed = seed
+        if self.lora is not None:
+            options["lora_request"] = self.lora
+        outputs = generate(prompts, sampling_params=each, **options)
+        if self.reports_cached_tokens:
+            cached.extend(output.num_cached_tokens for output in outputs[own])
+        return outputs
 
 
 def take_free_port() -> None:
@@ -267,37 +249,14 @@ def take_free_port() -> None:
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
 
 
-def _generate_here(
-    seeds: list[int] | None,
-    own: slice,
-    cached: list,
-    lora: LoRARequest | None,
-    generate: Callable,
-    prompts: list,
-    sampling_params: Any,
-    **kwargs,
-) -> list:
-    """Call `LLM.generate` with a seed per prompt and the adapter, and record cached tokens."""
-    if seeds is not None:
-        shared, sampling_params = sampling_params, []
-        for _, seed in zip(prompts, seeds, strict=True):
-            sampling_params.append(shared.clone())
-            sampling_params[-1].seed = seed
-    if lora is not None:
-        kwargs["lora_request"] = lora
-    outputs = generate(prompts, sampling_params=sampling_params, **kwargs)
-    cached.extend(output.num_cached_tokens for output in outputs[own])
-    return outputs
+def different_image_settings(processor: Any, place: str) -> list[str]:
+    """Return the image settings in which a folder's or a Hub id's processor differs from this one.
 
-
-def _generate_there(
-    seeds: list[int], generate: Callable, prompts: list, generation_kwargs: dict | None = None, **kwargs
-) -> dict[str, list]:
-    """Call `VLLMClient.generate` once per prompt, because a request has one seed."""
-
-    def ask(prompt: list[int], seed: int) -> dict[str, list]:
-        return generate(prompts=[prompt], generation_kwargs={**(generation_kwargs or {}), "seed": seed}, **kwargs)
-
-    with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
-        answers = list(threads.map(ask, prompts, seeds))
-    return {key: [row for answer in answers for row in answer[key]] for key in answers[0]}
+    vLLM loads the processor there, and would see other pixels, by as many tokens. Empty if there is none.
+    """
+    with suppress(ImportError, OSError, ValueError):
+        ours, theirs = processor.image_processor.to_dict(), AutoImageProcessor.from_pretrained(place).to_dict()
+        plain = partial(json.dumps, sort_keys=True, default=str)
+        names = ours.keys() & theirs.keys() - {"image_processor_type", "processor_class", "auto_map"}
+        return sorted(name for name in names if plain(ours[name]) != plain(theirs[name]))
+    return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
-from ..utils.errors import G2POError
+from ..utils.options import require
 from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
-from .adapter_weights import adapter_parameters, check_mergeable, merged_parameters
+from .adapter_weights import Gather, adapter_parameters, check_mergeable, merged_parameters
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -32,18 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
-_NOT_SERVED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias")
-_NOT_SERVED += (
-    "alora_invocation_tokens",
-    "use_qalora",
-    "layer_replication",
-    "use_bdlora",
-    "arrow_config",
-    "kasa_config",
-)
+_NOT_SERVED = "use_dora modules_to_save rank_pattern alpha_pattern target_parameters lora_bias use_qalora use_bdlora "
+_NOT_SERVED += "alora_invocation_tokens layer_replication arrow_config kasa_config"
 _SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave it alone
-_MUST_MERGE = "merge_adapter is False, and vLLM must have the adapter merged"
-Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
 def adapters_beside_the_base(merge: bool | None) -> AbstractContextManager[None]:
@@ -86,25 +77,24 @@ class _AdapterGeneration(VLLMGeneration):
         reason = why_merged(self.model, self.enable_sleep_mode)
         if reason is None and not supports_lora(architecture):
             reason = f"it serves no adapters of {architecture.__name__}"
-        if reason is not None and self.merge is False:
-            raise G2POError(f"{_MUST_MERGE}: {reason}")
-        if reason is not None and self.accelerator.is_main_process:
-            logger.warning("vLLM has the adapter merged into its weights, which rounds it: %s", reason)
+        _check_merged(reason, self.merge)
         return reason is None
 
 
-def why_merged(model: PeftModel, sleeps: bool = False, has_base: bool = True) -> str | None:
-    """Return the reason why vLLM cannot serve the adapter, or `None`.
+def _check_merged(reason: str | None, merge: bool | None) -> None:
+    """Refuse, if it is to be served, an adapter that must be merged for a reason; otherwise log it."""
+    must = f"vLLM must have the adapter merged into its weights, which rounds it: {reason}"
+    require(reason is None or merge is not False, "merge_adapter", merge, f"{must}; set it to null or true")
+    if reason is not None:
+        logger.warning(must)
 
-    Args:
-        model: with the adapter.
-        sleeps: vLLM sleeps between rollouts.
-        has_base: vLLM is given the trainer's base, instead of the one in files.
-    """
+
+def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
+    """Return the reason why vLLM, which may sleep between rollouts, cannot serve a model's adapter, or `None`."""
     if len(model.active_adapters) != 1:
         return "it serves one LoRA adapter"
-    quantized = getattr(model, "quantization_method", None) is not None
-    if reason := why_not_served(model.active_peft_config, has_base and not quantized):
+    is_quantized = getattr(model, "quantization_method", None) is not None
+    if reason := why_not_served(model.active_peft_config, has_base=not is_quantized):
         return reason
     if sleeps:
         return "vllm_enable_sleep_mode discards the adapter"
@@ -116,10 +106,13 @@ def why_merged(model: PeftModel, sleeps: bool = False, has_base: bool = True) ->
 
 
 def why_not_served(config: PeftConfig, has_base: bool = False) -> str | None:
-    """Return why vLLM cannot serve an adapter separately from its base, by its configuration, or `None`."""
+    """Return why vLLM cannot serve an adapter separately from its base, by its configuration, or `None`.
+
+    `has_base`: vLLM is given the trainer's base, instead of the one in files.
+    """
     if config.peft_type != PeftType.LORA:
         return "it serves one LoRA adapter"
-    for name in _NOT_SERVED:
+    for name in _NOT_SERVED.split():
         if getattr(config, name, None):
             return f"it does not serve LoRA with {name}"
     if getattr(config, "trainable_token_indices", None) or config.bias != "none":
@@ -161,10 +154,7 @@ class ServedAdapter:
         adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
-        if unserved and merge is False:
-            raise G2POError(f"{_MUST_MERGE}: it serves no {unserved}")
-        if unserved:
-            logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
+        _check_merged(f"it serves no {unserved}" if unserved else None, merge)
 
     def _loads(self, name: str) -> bool:
         """Return whether vLLM finds a weight by its name in a checkpoint, though its layer has room for an adapter."""

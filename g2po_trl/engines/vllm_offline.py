@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.adapters import find_adapter
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .stop_tokens import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes
 
@@ -36,11 +36,9 @@ class OfflineVLLMEngine(RequestEngine):
             from .vllm_adapter import why_not_served
 
             config = PeftConfig.from_pretrained(str(adapter))
-            if reason := why_not_served(config):
-                raise G2POError(
-                    f"model is {model!r}, an adapter that vLLM does not serve: {reason}. Use transformers as engine, "
-                    "or merge it into its base (merge_and_unload), save that, and pass its folder"
-                )
+            reason = why_not_served(config)
+            remedy = "use transformers as engine, or merge the adapter (merge_and_unload) and pass the folder of that"
+            require(reason is None, "model", model, f"vLLM does not serve this adapter: {reason}; {remedy}")
             lora = LoRARequest("adapter", 1, str(adapter))
             vllm_options = {"enable_lora": True, "max_lora_rank": max(8, config.r), **vllm_options}
             if Path(model, "tokenizer_config.json").is_file():  # with the chat template of its training

@@ -53,14 +53,14 @@ class Requests:
         answers: dict[int, RequestOutput] = {}
         requests = list(requests)
         try:
-            for place, request in enumerate(requests):
-                self.submit(place, *request)
+            for number, request in enumerate(requests):
+                self.submit(number, *request)
             while len(answers) < len(requests):
                 answers.update(self.step())
         except BaseException:
             self.abandon()
             raise
-        return [answers[place] for place in range(len(requests))]
+        return [answers[number] for number in range(len(requests))]
 
     def abandon(self) -> None:
         """Abort the pending requests, and free what vLLM has computed for them."""
@@ -73,8 +73,7 @@ class Requests:
 class RequestEngine(Engine):
     """An engine over `Requests`. A subclass sets `requests` and `reports_cached_tokens`; it may call `read_images`."""
 
-    takes_seeds = True
-    streams = True
+    takes_seeds = streams = returns_logprobs = True
     requests: Requests
     reports_cached_tokens = False
     image_encoder: Any = None
@@ -110,7 +109,6 @@ class RequestEngine(Engine):
         seeds: Sequence[int] | None = None,
         images: Sequence[Sequence[Picture]] | None = None,
     ) -> list[Completion]:
-        """Return one completion per prompt, in order. `images`: those of each prompt, in the order of their tokens."""
         none = [None] * len(prompts)
         each = zip(prompts, seeds or none, images or none, strict=True)
         outputs = self.requests.answer(self._request(prompt, sampling, seed, of) for prompt, seed, of in each)
@@ -177,20 +175,15 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**options)
     except TypeError as error:
-        raise G2POError(
-            f"generation_kwargs has an option that vLLM's SamplingParams does not accept ({error}): remove it, or use "
-            "the engine that it belongs to"
-        ) from error
+        what = f"generation_kwargs has an option that vLLM's SamplingParams does not accept: {error}"
+        raise G2POError(what, "generation_kwargs", options) from error
 
 
 def vllm_options(sampling: Sampling, stop_token_ids: Iterable[int]) -> dict[str, Any]:
     """Return a sampling and the stop tokens as arguments of vLLM's `SamplingParams`."""
     options: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
+        **{name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")},
         "min_p": sampling.min_p or 0.0,
-        "repetition_penalty": sampling.repetition_penalty,
         "max_tokens": sampling.max_completion_length,
         "stop_token_ids": sorted(stop_token_ids),
     }

@@ -98,7 +98,7 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
             "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
         )
     more |= {**_precision(options), **options.engine_options}
-    return ENGINES[options.engine].load(options.model, **more)
+    return ENGINES[options.engine].load_offline(options.model, **more)
 
 
 def _precision(options: EvaluateOptions) -> dict[str, Any]:

@@ -7,7 +7,6 @@ is asked with one image what it returns, and a model by its signature what it ta
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 _PROBE = (64, 64)  # pixels
-_OF_CLASSES = {"image_processor_type", "processor_class", "auto_map"}
 _SIZES = 256  # of images whose tokens are kept
 
 
@@ -60,10 +58,6 @@ def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:
     for text in others:
         blocks += [{"type": "image"}, text]
     return [block for block in blocks if block.get("text") != ""]
-
-
-def _plain(setting: Any) -> str:
-    return json.dumps(setting, sort_keys=True, default=str)
 
 
 class UnreadableImageError(G2POError):
@@ -129,18 +123,6 @@ class ImageEncoder:
                 raise G2POError(f"the prompt has no tokens of an image of {size} pixels as the processor writes it")
             shorter, left = [*shorter, *text, *self._alone], others
         return shorter + left
-
-    def other_settings(self, place: str) -> list[str]:
-        """Return what a folder's or a Hub id's processor does otherwise with images: names of its settings.
-
-        Empty if it has none. An engine that loads the processor there would see other pixels, by as many tokens.
-        """
-        other = load_processor(place)
-        if not reads_images(other):
-            return []
-        ours, theirs = (one.image_processor.to_dict() for one in (self.processor, other))
-        names = sorted(ours.keys() & theirs.keys() - _OF_CLASSES)
-        return [name for name in names if _plain(ours[name]) != _plain(theirs[name])]
 
     def _written(self, size: tuple[int, int], image: Picture) -> tuple[list[int], list[int], list[int]]:
         """Return the white space before an image's tokens, the tokens, and the white space after, by its size."""

@@ -9,7 +9,7 @@ from typing import Any
 from ..engines.sampling import derived_seed
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .strategy import Rollout, RolloutContext, Row, SynchronousRollout
 
 
@@ -21,7 +21,7 @@ class DynamicSampling(SynchronousRollout):
     Args:
         context: the parts of the run. Other tasks are drawn from its `tasks`, in an order that follows from its `seed`
             and the iteration, without those that the player excludes.
-        max_generation_batches: budget, as a multiple of a rollout's number of groups.
+        max_generation_batches: maximum number of groups played, as a multiple of those trained on.
     """
 
     def __init__(self, context: RolloutContext, *, max_generation_batches: int = 2):
@@ -30,11 +30,8 @@ class DynamicSampling(SynchronousRollout):
 
     @classmethod
     def check(cls, args: Any, max_generation_batches: int = 2) -> None:
-        if max_generation_batches < 2:
-            raise G2POError(
-                f"max_generation_batches (rollout_strategy_kwargs) is {max_generation_batches!r}: set it to 2 or "
-                "more, or use rollout_strategy='synchronous'"
-            )
+        remedy = "set it to 2 or more, or rollout_strategy to 'synchronous'"
+        require(max_generation_batches >= 2, "max_generation_batches", max_generation_batches, remedy)
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
         """Play this rank's `rows`, whose groups may have members on other ranks.

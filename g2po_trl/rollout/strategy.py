@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
-from ..utils.options import check_options, keyword_options, load_name
+from ..utils.choices import Choice
 from .player import Player
 from .stats import RolloutStats
 
@@ -119,32 +119,11 @@ class SynchronousRollout:
         return Rollout(*self.context.play(rows, groups))
 
 
-@dataclass(frozen=True)
-class StrategyKind:
-    """A rollout strategy: a description in one line, and the `module:class` inside the package."""
-
-    help: str
-    path: str
-
-    @property
-    def strategy(self) -> type[RolloutStrategy]:
-        """The class, imported on first use."""
-        return load_name(self.path)
-
-
 STRATEGIES = {
-    "synchronous": StrategyKind(
-        "`num_generations` of each task to their ends, exactly on-policy", "rollout.strategy:SynchronousRollout"
+    "synchronous": Choice(
+        "rollout.strategy:SynchronousRollout", "`num_generations` of each task to their ends, exactly on-policy"
     ),
-    "dynamic_sampling": StrategyKind(
-        "groups whose rewards are all equal are replaced by other tasks", "rollout.dynamic_sampling:DynamicSampling"
+    "dynamic_sampling": Choice(
+        "rollout.dynamic_sampling:DynamicSampling", "groups whose rewards are all equal are replaced by other tasks"
     ),
 }
-
-
-def check_strategy(args: Any) -> None:
-    """Refuse options that the configured strategy does not have, and settings that it excludes."""
-    strategy, options = STRATEGIES[args.rollout_strategy].strategy, args.rollout_strategy_kwargs or {}
-    owner = f"rollout_strategy={args.rollout_strategy!r}"
-    check_options("rollout_strategy_kwargs", options, keyword_options(strategy), owner)
-    strategy.check(args, **options)

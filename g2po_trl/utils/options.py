@@ -7,11 +7,10 @@ import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache, partial
-from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -190,18 +189,6 @@ def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
         given = value
     require(given is None or isinstance(given, Mapping), name, value, 'write {"option": value}, or None')
     return dict(given or {}) or None
-
-
-def load_name(path: str) -> Any:
-    """Return what `module:name` names inside the package, imported on first use."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(f"{__package__.partition('.')[0]}.{module}"), name)
-
-
-def keyword_options(function: Callable) -> dict[str, Any]:
-    """Return the keyword-only parameters of a function with their defaults."""
-    parameters = signature(function).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
 
 
 def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> None:

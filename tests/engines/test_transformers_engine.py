@@ -1,19 +1,24 @@
 """The transformers engine: where a completion ends, and which sampling options have an effect."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import build_tokenizer
 from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
+from refusals import refused
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from g2po_trl import G2POConfig
 from g2po_trl.engines.base import Engine
+from g2po_trl.engines.registry import ENGINES
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.transformers import TransformersEngine, generate_batch
 from g2po_trl.engines.vllm_requests import vllm_options
+from g2po_trl.rollout.strategy import STRATEGIES
+from g2po_trl.utils.choices import kwargs_help
 
 
 def prompts_of(trainer, *texts):
@@ -149,3 +154,17 @@ def test_every_option_of_a_sampling_reaches_every_engine(name):
     engine = TransformersEngine(build_tokenizer(), [2], None)
     one, other = Sampling(), Sampling(**{name: OTHERWISE[name]})
     assert engine.to_engine(one) != engine.to_engine(other) and vllm_options(one, [2]) != vllm_options(other, [2])
+
+
+def test_an_engine_without_log_probabilities_cannot_be_corrected(tmp_path, monkeypatch):
+    """TRL's loss would miss them after a whole rollout."""
+    monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(load=lambda: Engine, options={}))
+    options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
+    with refused("vllm_importance_sampling_correction"):
+        G2POConfig(str(tmp_path), **options)
+    G2POConfig(str(tmp_path), vllm_importance_sampling_correction=False, **options)
+
+
+def test_options_are_described_by_their_own_signature_and_docstring():
+    assert "`merge_adapter` (None), how a colocated vLLM gets a LoRA adapter." in kwargs_help(ENGINES)
+    assert "`dynamic_sampling`: `max_generation_batches` (2), " in kwargs_help(STRATEGIES)

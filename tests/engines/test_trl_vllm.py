@@ -11,6 +11,7 @@ import torch
 
 from g2po_trl import G2POError
 from g2po_trl.engines import trl_vllm as vllm_engine
+from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.trl_vllm import VLLMEngine
 from g2po_trl.engines.vllm_requests import RequestEngine, Requests
@@ -93,9 +94,19 @@ class RecordingVLLM:
         return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
 
 
-def engine_of(vllm, options=None):
-    tokenizer = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
-    return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
+def engine_of(vllm, options=None, encoder=None):
+    return VLLMEngine(
+        EngineParts(
+            args=SimpleNamespace(generation_kwargs=options, seed=0),
+            tokenizer=SimpleNamespace(decode=lambda ids: "", pad_token_id=0),
+            stop_token_ids=[7],
+            accelerator=SimpleNamespace(process_index=1),
+            model=lambda: torch.nn.Linear(1, 1),
+            generation_model=None,
+            vllm=vllm,
+            image_inputs=encoder and SimpleNamespace(encoder=encoder),
+        )
+    )
 
 
 def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
@@ -124,20 +135,12 @@ def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_modul
 
 
 @pytest.mark.parametrize("others", [[], ["image_mean"]])
-def test_images_are_refused_if_vllm_would_see_other_pixels(vllm_module, others):
+def test_images_are_refused_if_vllm_would_see_other_pixels(vllm_module, monkeypatch, others):
     vllm, places = RecordingVLLM(), []
     vllm.llm.llm_engine.model_config = SimpleNamespace(model="folder")
-    encoder = SimpleNamespace(other_settings=lambda place: places.append(place) or others, token_ids=[3])
-    parts = SimpleNamespace(
-        args=SimpleNamespace(generation_kwargs=None, seed=0),
-        tokenizer=SimpleNamespace(),
-        stop_token_ids=[7],
-        vllm=vllm,
-        accelerator=SimpleNamespace(process_index=0),
-        model=lambda: torch.nn.Linear(1, 1),
-        image_inputs=SimpleNamespace(encoder=encoder),
-    )
-    reason = VLLMEngine.of_trainer(parts).reads_text_because
+    monkeypatch.setattr(vllm_engine, "different_image_settings", lambda _, place: places.append(place) or others)
+    encoder = SimpleNamespace(processor=None, token_ids=[3])
+    reason = engine_of(vllm, encoder=encoder).reads_text_because
     assert places == ["folder"] and (reason is not None) == bool(others)
     assert not others or "whose image_mean are not those of the trainer's" in reason
 

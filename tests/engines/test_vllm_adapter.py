@@ -50,8 +50,8 @@ def test_what_vllm_cannot_serve_is_merged(options, named):
 def test_a_base_from_files_does_not_fit_an_adapter_that_changes_it():
     pissa = adapted(dense, ALL_LINEAR | {"init_lora_weights": "pissa"})
     assert why_merged(pissa) is None, "a colocated vLLM is given the base"
-    assert "init_lora_weights='pissa'" in why_merged(pissa, has_base=False)
-    assert why_merged(adapted(dense, ALL_LINEAR), has_base=False) is None
+    assert "init_lora_weights='pissa'" in why_not_served(pissa.active_peft_config)
+    assert why_not_served(adapted(dense, ALL_LINEAR).active_peft_config) is None
     assert "one LoRA adapter" in why_not_served(IA3Config())
     assert "alora_invocation_tokens" in why_not_served(LoraConfig(alora_invocation_tokens=[1]))
 

@@ -1,5 +1,5 @@
 """Two ranks with unequal numbers of prompts, through TRL's own vLLM wrapper in server mode with a server of rhymes.
-Then requests with seeds: to that server, and in a model that both ranks share.
+Then requests with seeds, in a model that both ranks share.
 """
 
 from types import SimpleNamespace
@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from trl.generation.vllm_generation import VLLMGeneration
 
+from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.trl_vllm import VLLMEngine
 
@@ -15,15 +16,12 @@ from g2po_trl.engines.trl_vllm import VLLMEngine
 class EchoServer:
     """Answers every prompt with its last token, three times, and end-of-turn."""
 
-    calls, seeds = 0, {}
+    calls = 0
 
     def generate(self, prompts, n, generation_kwargs, **options):
         assert n == 1 and generation_kwargs["temperature"] == 0.5, generation_kwargs
         assert generation_kwargs["stop_token_ids"] == [7]
         EchoServer.calls += 1
-        if "seed" in generation_kwargs:
-            (prompt,) = prompts
-            EchoServer.seeds[prompt[-1]] = generation_kwargs["seed"]
         completions = [[prompt[-1]] * 3 + [7] for prompt in prompts]
         return {
             "prompt_ids": prompts,
@@ -86,7 +84,8 @@ if __name__ == "__main__":
     tokenizer, model = SimpleNamespace(pad_token_id=0), torch.nn.Linear(1, 1)
 
     def engine_of(wrapper) -> VLLMEngine:
-        return VLLMEngine(tokenizer, [7], wrapper, accelerator, model, seed=0)
+        args = SimpleNamespace(generation_kwargs=None, seed=0)
+        return VLLMEngine(EngineParts(args, tokenizer, [7], accelerator, lambda: model, None, vllm=wrapper))
 
     engine = engine_of(vllm)
     for numbers in ([3, 1], [0, 2], [1, 0], [0, 0], [2, 2]):
@@ -98,9 +97,5 @@ if __name__ == "__main__":
         )
         assert all(completion.complete and len(completion.logprobs) == 4 for completion in completions)
     assert EchoServer.calls == (4 if rank == 0 else 0), "nothing is asked when no rank has a prompt"
-    seeds = [7 + rank, 9 + rank][: 2 - rank]
-    assert len(engine.generate([[1, 100 + 10 * rank + i] for i in range(2 - rank)], Sampling(0.5), seeds)) == 2 - rank
-    if rank == 0:
-        assert EchoServer.seeds == {100: 7, 101: 9, 110: 8, 0: 0} and EchoServer.calls == 8, EchoServer.seeds
     shared_model(engine_of, rank)
     accelerator.end_training()  # its threads may abort Python as it exits

@@ -221,7 +221,7 @@ def make_recorded(name: str, model: Path, output: Path, monkeypatch) -> Recorded
     environment, tasks = options.pop("environment", Goals), options.pop("tasks", TRIALS)
     config = make_config(output, options.pop("config_class", G2POConfig), **{**MORE, **options})
     if name == "streamed":
-        monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(engine=CachedLetters))
+        monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(load=lambda: CachedLetters))
     trainer_class = PPOTrainer if isinstance(config, PPOConfig) else G2POTrainer
     tasks = Dataset.from_list(tasks)
     panel = tasks.select(range(5)) if config.eval_strategy != "no" else None

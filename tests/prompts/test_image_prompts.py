@@ -15,6 +15,7 @@ from vision_models import drawing
 from g2po_trl import G2POError
 from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError
+from g2po_trl.engines.trl_vllm import different_image_settings
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation, validate_step
 from g2po_trl.prompts.chat_template import merge_same_roles
@@ -90,13 +91,13 @@ def test_a_processor_that_makes_other_pixels_is_told_from_the_saved_one(family, 
     """vLLM loads that of the model's folder: it would train on 1 nat of noise, by as many tokens."""
     processor = vision_models.FAMILIES[family]()[0]
     encoder = ImageEncoder(processor)
-    assert encoder.other_settings(tmp_path) == []
+    assert different_image_settings(encoder.processor, tmp_path) == []
     processor.tokenizer.save_pretrained(tmp_path)
-    assert encoder.other_settings(tmp_path) == []
+    assert different_image_settings(encoder.processor, tmp_path) == []
     processor.save_pretrained(tmp_path)
-    assert encoder.other_settings(tmp_path) == []
+    assert different_image_settings(encoder.processor, tmp_path) == []
     processor.image_processor.image_mean = [0.2, 0.2, 0.2]
-    assert encoder.other_settings(tmp_path) == ["image_mean"]
+    assert different_image_settings(encoder.processor, tmp_path) == ["image_mean"]
 
 
 def test_the_processor_runs_once_for_each_size(monkeypatch):
