@@ -16,7 +16,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl import trainer as trainer_module
 from g2po_trl.environments.pool.worker_process import WorkerProcess
-from g2po_trl.update import log_probs
+from g2po_trl.update import log_probs, update
 
 BUDGETS = json.loads(Path(__file__).with_name("budgets.json").read_text())
 
@@ -66,7 +66,7 @@ class Counted:
         self.positions += ids.numel()
 
 
-MODULES_THAT_GATHER = (trainer_module, log_probs)
+MODULES_THAT_GATHER = (trainer_module, log_probs, update)
 
 
 @pytest.fixture(scope="module")

@@ -181,20 +181,6 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     assert all(m["row_ids"].numel() <= 60 for m in micro_batches)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 8])
-def test_a_plan_of_short_rows_is_made(num_ranks):
-    """Four rows of 18 tokens that have 14 in common: the limit of an even cut was sought without end."""
-    prompts = [np.array([1] * 14 + [n, n], dtype=np.int32) for n in range(4)]
-    counts = np.array_split(np.arange(4), num_ranks)
-    parts = [[prompts[row] for row in of_rank] for of_rank in counts]
-    batches = [
-        StepBatch(part, [prompt[:2] for prompt in part], np.ones(len(part), np.float32), np.ones(len(part), bool))
-        for part in parts
-    ]
-    config = BatchingConfig(1, 16384, "dapo", 0, layout="shared")
-    assert make_mini_batches(batches, 0, config, np.random.default_rng(0))[1]["update/step_samples"] == 4
-
-
 OPTIONS = {
     "default": {},
     "small": {"loss_type": "grpo", "max_tokens_per_micro_batch": 80},
@@ -259,20 +245,6 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
         make_trainer(LongLetterEnvironment, model_init_kwargs={"attn_implementation": "flex_attention"})
 
 
-def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.split([play_batch(trainer)])
-    seen = []
-    apply = trl_utils._ChunkedLogProbFunction.apply
-    monkeypatch.setattr(
-        trl_utils._ChunkedLogProbFunction,
-        "apply",
-        lambda hidden, *rest: seen.append(len(hidden)) or apply(hidden, *rest),
-    )
-    trainer.update.score(trainer.model, micro_batch)
-    assert seen == [int(micro_batch["completion_mask"].sum())]
-
-
 class BesideVocabulary(TorchDispatchMode):
     """Of all tensors that operations make and that reach over the vocabulary, the most rows of one."""
 
@@ -300,31 +272,3 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
         trainer._add_log_probs([[micro_batch]])
         flat_gradient(trainer, [micro_batch])
     assert seen.rows == config.hidden_size < micro_batch["completion_mask"].sum() / 3
-
-
-def test_training_keeps_the_layout_and_reports_it(make_trainer):
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    trainer.train()
-    (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
-    assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0
-    assert 0 < log["update/repeated_token_fraction"] < 1 and 0 <= log["update/padding_fraction"] < 1
-
-
-@pytest.mark.parametrize("num_ranks", [2, 8])
-def test_small_mini_batches_share_on_several_ranks_too(num_ranks):
-    """64 samples that begin with the same 300 tokens: the busiest rank has far less than its share of whole rows."""
-    rng = np.random.default_rng(0)
-    begin, number = rng.integers(0, 99, 300), 64 // num_ranks
-    batches = [
-        StepBatch(
-            [np.append(begin, rng.integers(0, 99, rng.integers(50, 100))).astype(np.int32) for _ in range(number)],
-            [rng.integers(0, 99, 20).astype(np.int32) for _ in range(number)],
-            np.ones(number, dtype=np.float32),
-            np.ones(number, dtype=bool),
-        )
-        for _ in range(num_ranks)
-    ]
-    cut = BatchingConfig(1, 4096, "dapo", 0, None, "shared", mini_batch_size=64)
-    metrics = make_mini_batches(batches, 0, cut, np.random.default_rng(0))[1]
-    busiest = metrics["update/token_imbalance"] * (1 - metrics["update/repeated_token_fraction"])
-    assert busiest < 0.5
