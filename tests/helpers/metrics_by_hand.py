@@ -258,5 +258,4 @@ def sampling_metrics(rows: list[dict], mode: str, bound: float) -> dict[str, flo
         "sampling/importance_sampling_ratio/min": bounded.min().item(),
         "sampling/importance_sampling_ratio/max": bounded.max().item(),
         "sampling/importance_sampling_ratio/clipped_fraction": (ratios > bound * 1.0001).double().mean().item(),
-        "sampling/effective_sample_size": (ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())).item(),
     }

@@ -34,28 +34,6 @@ def test_importance_ratio_by_hand(mode, ratio, outside):
     assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(torch.log(torch.tensor(9.0)).item())
 
 
-def test_the_effective_sample_size_is_of_ratios_before_they_are_bounded():
-    """At a bound of 1 the bounded ratios hardly differ, however far the policy has moved."""
-    spread = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0))
-
-    def metrics(sigma, shift=0.0, ranks=1):
-        logps, mask = sigma * spread - sigma**2 / 2 + shift, torch.ones_like(spread, dtype=torch.long)
-        parts = []
-        for part in range(ranks):
-            one = [tensor[:, part::ranks] for tensor in (logps, torch.zeros_like(logps), mask)]
-            statistics = SamplingStatistics()
-            statistics.add(*one, *importance_ratio(*one, "token_truncate", None, 1.0))
-            parts.append(statistics.summary())
-        return SamplingStatistics.metrics(parts)
-
-    for sigma in (0.5, 1.0):
-        size = metrics(sigma)["sampling/effective_sample_size"]
-        assert size == pytest.approx(torch.tensor(-(sigma**2)).exp().item(), rel=0.1)
-        assert metrics(sigma, shift=500.0, ranks=2)["sampling/effective_sample_size"] == pytest.approx(size, rel=1e-4)
-    fractions = [metrics(sigma)["sampling/importance_sampling_ratio/clipped_fraction"] for sigma in (1e-6, 0.1)]
-    assert fractions[0] == 0 and fractions[1] > 0.4, "rounding is not clipping"
-
-
 def test_importance_ratio_without_engine_probability_is_one():
     sampling = SAMPLING.clone()
     sampling[0, 0] = float("nan")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 ROUNDING = 1e-4  # of a ratio: one that is less than this beyond its bound, e.g. beyond 1 on-policy, is not outside
@@ -38,79 +37,52 @@ def importance_ratio(
         ratio: (rows, tokens), or (rows, 1) in the sequence modes, bounded.
         outside: the same shape, bool: capped or dropped, beyond rounding.
     """
-    ratio = torch.exp(log_ratio(logps, sampling_logps, mask, mode))
+    difference = torch.nan_to_num((logps - sampling_logps) * mask, nan=0.0)
+    ratio = torch.exp(difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference)
     low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
     outside = (ratio < low * (1 - ROUNDING)) | (ratio > high * (1 + ROUNDING))
     bounded = ratio.clamp(low, high) if mode.endswith("truncate") else ratio.masked_fill(outside, 0.0)
     return bounded, outside
 
 
-def log_ratio(logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """Return log(p_trainer / p_engine), not bounded: (rows, tokens), or (rows, 1) in the sequence modes."""
-    difference = torch.nan_to_num((logps - sampling_logps) * mask, nan=0.0)
-    return difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference
-
-
 class SamplingStatistics:
     """Differences between the engine's and the trainer's probabilities, over the micro-batches of a rollout."""
 
     def __init__(self):
-        self.differences: list[torch.Tensor] = []
-        self.ratios: list[torch.Tensor] = []
-        self.outside: list[torch.Tensor] = []
-        self.log_ratios: list[torch.Tensor] = []
+        self.parts: dict[str, list[torch.Tensor]] = {"difference": [], "ratio": [], "outside": []}
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
         difference = (logps - sampling_logps).abs()[trained]
-        self.differences.append(difference[~torch.isnan(difference)].float().cpu())
+        self.parts["difference"].append(difference[~difference.isnan()].float().cpu())
         if ratio is not None:
-            by_token = ratio.shape == mask.shape
-            rows = trained if by_token else trained.any(-1, keepdim=True)
-            unbounded = log_ratio(logps, sampling_logps, mask, "token" if by_token else "sequence")
-            self.ratios.append(ratio[rows].float().cpu())
-            self.outside.append(outside[rows].float().cpu())
-            self.log_ratios.append(unbounded[rows].cpu().double())
+            rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
+            self.parts["ratio"].append(ratio[rows].float().cpu())
+            self.parts["outside"].append(outside[rows].float().cpu())
 
     def summary(self) -> dict[str, tuple[float, ...]]:
-        """Return (sum, count, min, max) of each quantity of this rank.
-
-        For the unbounded ratios, it also has the logarithms of their sum and of the sum of their squares, which stay
-        finite.
-        """
-        found: dict[str, tuple[float, ...]] = {
-            name: (float(v.sum()), float(len(v)), float(v.min()), float(v.max()))
-            for name, parts in (("difference", self.differences), ("ratio", self.ratios), ("outside", self.outside))
-            if parts and len(v := torch.cat(parts))
+        """Return (sum, count, min, max) of each quantity of this rank."""
+        return {
+            name: (float(values.sum()), float(len(values)), float(values.min()), float(values.max()))
+            for name, parts in self.parts.items()
+            if parts and len(values := torch.cat(parts))
         }
-        if self.log_ratios and len(logs := torch.cat(self.log_ratios)):
-            found["log sums"] = float(logs.logsumexp(0)), float((2 * logs).logsumexp(0))
-        return found
 
     @staticmethod
     def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
-        """Return metrics over all ranks' summaries, under TRL's names.
-
-        Two metrics are not TRL's: `clipped_fraction`, and `effective_sample_size` of the unbounded ratios, as a share
-        of the samples: the number of samples of the trained policy to which they are equivalent.
-        """
-        values = {}
+        """Return metrics over all ranks' summaries, under TRL's names; `clipped_fraction` is not TRL's."""
+        found = {}
         for name in ("difference", "ratio", "outside"):
-            parts = [summary[name] for summary in summaries if name in summary]
-            if parts:
-                mean = sum(p[0] for p in parts) / sum(p[1] for p in parts)
-                values[name] = mean, min(p[2] for p in parts), max(p[3] for p in parts)
+            if parts := [summary[name] for summary in summaries if name in summary]:
+                sums, counts, least, most = zip(*parts)
+                found[name] = {"mean": sum(sums) / sum(counts), "min": min(least), "max": max(most)}
         metrics = {}
-        if "difference" in values:
-            metrics["sampling/sampling_logp_difference/mean"] = values["difference"][0]
-            metrics["sampling/sampling_logp_difference/max"] = values["difference"][2]
-        if "ratio" in values:
-            for name, value in zip(("mean", "min", "max"), values["ratio"]):
-                metrics[f"sampling/importance_sampling_ratio/{name}"] = value
-            metrics["sampling/importance_sampling_ratio/clipped_fraction"] = values["outside"][0]
-            counted = [summary for summary in summaries if "log sums" in summary]
-            log_sum, log_squares = (np.logaddexp.reduce([s["log sums"][i] for s in counted]) for i in (0, 1))
-            number = sum(summary["ratio"][1] for summary in counted)
-            metrics["sampling/effective_sample_size"] = float(np.exp(2 * log_sum - log_squares) / number)
+        if "difference" in found:
+            name = "sampling/sampling_logp_difference"
+            metrics |= {f"{name}/{which}": found["difference"][which] for which in ("mean", "max")}
+        if "ratio" in found:
+            name = "sampling/importance_sampling_ratio"
+            metrics |= {f"{name}/{which}": value for which, value in found["ratio"].items()}
+            metrics[f"{name}/clipped_fraction"] = found["outside"]["mean"]
         return metrics
