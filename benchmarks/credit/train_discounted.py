@@ -20,5 +20,9 @@ def discount(given: dict) -> None:
     given["advantage_fn"] = partial(discounted_grpo, **options)
 
 
-if __name__ == "__main__":
+def main() -> None:
     run(["alfworld", *sys.argv[1:]], discount)
+
+
+if __name__ == "__main__":
+    main()

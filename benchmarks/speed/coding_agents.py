@@ -95,7 +95,7 @@ def play(agent: AgentCommand, script: list[str | None]) -> dict:
                 "key": seen.state_key,
             }
         )
-        calls = tuple(calls_of(request.tools, lines.pop(0) if lines else None))
+        calls = tuple(calls_of(request.tools or [], lines.pop(0) if lines else None))
         response = ChatResponse("" if calls else "Done.", calls, "tool_calls" if calls else "stop")
         result = environment.step(response.to_action())
         seen = result.observation

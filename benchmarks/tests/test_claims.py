@@ -1,6 +1,5 @@
 """`make numbers`: the pages say what the raw files give, and a page that says otherwise is found out."""
 
-import json
 import re
 
 import pytest
@@ -8,6 +7,9 @@ import pytest
 from benchmarks.claims import check as check_numbers
 from benchmarks.claims import sources
 from benchmarks.claims.check import ROOT, agrees, problems, read
+from benchmarks.common import RESULTS
+from benchmarks.learning.comparison import MEASURES, load, secondary
+from benchmarks.learning.statistics import dunnett
 
 PAGES = ("README.md", "docs/benchmarks.md", "benchmarks/results/README.md")
 
@@ -36,15 +38,12 @@ def test_the_pages_say_what_the_raw_files_give(said, texts):
 
 def test_the_comparisons_tests_are_those_of_other_code():
     """The page's, integrated by quadrature, and the report's, by a multivariate t distribution."""
-    tests = json.loads((ROOT / "benchmarks/results/comparison/results.json").read_text())["tests"]
-    names = {arm.replace(" ", "-").replace("λ", "lambda"): arm for arm in tests["first half, all runs"]["differences"]}
-    assert set(sources.ARMS) == {"g2po", *names}
-    for number, test in (("first half", "first half, all runs"), ("both", "training and held-out, all runs")):
-        for arm, name in names.items():
-            of = tests[test]["differences"][name]
-            found = sources.tested(arm, number)
-            assert found == pytest.approx([100 * of["mean"], *(100 * end for end in of["interval"])], abs=0.02)
-            assert sources.tested_p(arm, number) == pytest.approx(of["p"], abs=2e-3)
+    runs = load(RESULTS / "comparison")["main"]
+    for number, measure in (("first half", MEASURES["first half"]), ("both", secondary)):
+        numbers = {(arm, seed): 100 * measure(run) for arm in sources.ARMS for seed, run in runs[arm].items()}
+        for arm, wanted in dunnett(numbers, "g2po").differences.items():
+            assert sources.tested(arm, number) == pytest.approx([wanted.mean, *wanted.interval], abs=0.02)
+            assert sources.tested_p(arm, number) == pytest.approx(wanted.p, abs=2e-3)
 
 
 def test_every_number_that_changes_is_found_with_its_line(said, texts):
