@@ -42,14 +42,7 @@ from benchmarks.gpu.work import (
     synthetic_conversations,
     synthetic_trajectories,
 )
-from benchmarks.speed.layouts import (
-    add_log_probs,
-    backward,
-    count,
-    different_tokens,
-    random_model,
-    trl_micro_batches,
-)
+from benchmarks.speed.phases import add_log_probs, backward, by_kind, count, random_model, trl_micro_batches
 from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
@@ -287,8 +280,8 @@ def main() -> None:
             turns=RecordedTrainer.turns,
             step_samples=len(batch),
             conversations=args.conversations,
-            tokens=int(batch.lengths().sum()),
-            unique_tokens=different_tokens(batch.sequences()),
+            tokens=int(int(batch.lengths().sum())),
+            unique_tokens=by_kind(batch, 0, 0)["different"],
             mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
             mean_completion=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import ModelConfig, get_peft_config
 
-from benchmarks.speed.layouts import random_model
+from benchmarks.speed.phases import random_model
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.cli.recipe import use_model_arguments

@@ -30,10 +30,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..environments.causes import in_words, is_of_environment, is_of_time
+from ..environments.causes import in_words, is_of_environment
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.loading import load, resolve_agent_name
 from ..environments.several import mixed
@@ -41,16 +41,15 @@ from ..environments.tools.trl_tools import awaited
 from ..environments.validation import EnvironmentContractError, unwrap_factory
 from ..prompts.conversation import ChatResponse, Message, as_text, since_last_completion
 from ..prompts.state_keys import request_key, state_key_text, workspace_key
-from ..utils.errors import G2POError
 from ..utils.extras import import_extra
+from ..utils.options import require
 from ..utils.show import show
-from .dialects.request import MODEL, RefusedRequestError
+from .dialects.request import MODEL
 from .endpoint import running_endpoint
 from .session import AgentEnd, Call, Session, TooManyRequestsError
 from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
-MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
 END_SECONDS = 1.0  # for which an agent is waited for after its episode
 STRAY_SECONDS = 30.0  # that an agent may run on after its episode, e.g. for a last tool; then its worker is replaced
 _TASK_COLUMNS = ("task", "question", "prompt", "instruction")
@@ -73,19 +72,19 @@ class AgentClient:
 
     def openai(self, **options: Any) -> Any:
         """Return an `openai.OpenAI` client without a time limit. `options` are passed to it."""
-        return self._client("openai", "OpenAI", "DefaultHttpxClient", self.base_url, options)
+        return self._client("openai", "OpenAI", options)
 
     def async_openai(self, **options: Any) -> Any:
         """Return an `openai.AsyncOpenAI` client without a time limit; as `openai`."""
-        return self._client("openai", "AsyncOpenAI", "DefaultAsyncHttpxClient", self.base_url, options)
+        return self._client("openai", "AsyncOpenAI", options)
 
     def anthropic(self, **options: Any) -> Any:
         """Return an `anthropic.Anthropic` client without a time limit; as `openai`."""
-        return self._client("anthropic", "Anthropic", "DefaultHttpxClient", self.anthropic_url, options)
+        return self._client("anthropic", "Anthropic", options)
 
     def async_anthropic(self, **options: Any) -> Any:
         """Return an `anthropic.AsyncAnthropic` client without a time limit; as `openai`."""
-        return self._client("anthropic", "AsyncAnthropic", "DefaultAsyncHttpxClient", self.anthropic_url, options)
+        return self._client("anthropic", "AsyncAnthropic", options)
 
     @property
     def anthropic_url(self) -> str:
@@ -100,10 +99,11 @@ class AgentClient:
         """Register a function that is called when the episode ends, for any reason, for example to close a browser."""
         self.session.at_end(function)
 
-    def _client(self, library: str, kind: str, transport: str, url: str, options: Mapping[str, Any]) -> Any:
+    def _client(self, library: str, kind: str, options: Mapping[str, Any]) -> Any:
         module = import_extra(library)
-        # No certificates are read for loopback, and no proxies.
-        http_client = getattr(module, transport)(trust_env=False, verify=False)
+        transport = module.DefaultAsyncHttpxClient if kind.startswith("Async") else module.DefaultHttpxClient
+        http_client = transport(trust_env=False, verify=False)  # loopback has no certificates and no proxies
+        url = self.anthropic_url if library == "anthropic" else self.base_url
         given = {"timeout": None, "http_client": http_client, "base_url": url, "api_key": self.api_key}
         return getattr(module, kind)(**{**given, **options})
 
@@ -128,7 +128,7 @@ class AgentEnvironment(TextEnvironment):
     Args:
         agent: function `(task, client)`, sync or async, or its name, `file.py:function`. The task is the dataset's
             row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
-            info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
+            info)`; or a dict with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
         max_requests: requests per episode, refused ones included: the trainer's `max_requests`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
@@ -149,16 +149,12 @@ class AgentEnvironment(TextEnvironment):
         max_requests: int | None = None,
     ):
         agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
-        if not callable(agent):
-            raise G2POError(f"agent is {agent!r}: pass a function agent(task, client)")
-        if max_turns < 1:
-            raise G2POError(f"max_turns is {max_turns}: set it to 1 or more")
+        require(callable(agent), "agent", agent, "pass a function agent(task, client)")
+        require(max_turns >= 1, "max_turns", max_turns, "set it to 1 or more")
         self.agent, self.max_turns, self.state_key, self.max_requests = agent, max_turns, state_key, max_requests
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._call: Call | None = None
-        self._turns = self._out_of_turns = 0
-        self._lost_before: list[Call] = []  # requests given up before the last turn
         self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
 
     def reset(self, /, **task) -> Observation:
@@ -168,32 +164,25 @@ class AgentEnvironment(TextEnvironment):
             EnvironmentContractError: if the agent returns without one.
         """
         self.close()
-        self._turns = self._out_of_turns = 0
         self._files = None, 0
         endpoint = running_endpoint()
-        self._session = session = endpoint.open_session(self.max_requests)
+        self._session = session = endpoint.open_session(max_turns=self.max_turns, max_requests=self.max_requests)
         client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
         run = contextvars.Context().run
         self._thread = threading.Thread(target=run, args=(_run, self.agent, task, client), daemon=True, name="agent")
         self._thread.start()
-        seen = session.next()
-        if isinstance(seen, AgentEnd):
-            given_up = bool(session.given_up())
+        event = session.next()
+        if isinstance(event, AgentEnd):
             self.close()
-            if isinstance(seen.error, Exception):
-                raise seen.error
-            if seen.error is not None:  # SystemExit would end the worker
-                raise RuntimeError(f"the agent raised {_describe(seen.error)}") from seen.error
-            if given_up:
-                raise _gave_up(seen)
-            returned = f"the agent returned {show(seen.value)} without calling the model"
-            if session.refused:
-                raise EnvironmentContractError(f"{returned}: its requests were refused: {session.refused[-1]}")
-            raise EnvironmentContractError(
-                f"{returned}: ask the model with the client's base_url and api_key, and switch off caches of answers"
-            )
+            if isinstance(event.error, Exception):
+                raise event.error
+            if event.error is not None:  # SystemExit would end the worker
+                raise RuntimeError(f"the agent raised {_describe(event.error)}") from event.error
+            remedy = "ask the model with the client's base_url and api_key, and switch off caches of answers"
+            why = f"its requests were refused: {session.refused[-1]}" if session.refused else remedy
+            raise EnvironmentContractError(f"the agent returned {show(event.value)} without calling the model: {why}")
         words = (task.get(column) for column in _TASK_COLUMNS)
-        return self._observe(seen, next((text for text in words if isinstance(text, str)), None))
+        return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
     def step(self, action: str) -> StepResult:
         """Answer the request, and wait for the next one or for the agent's end.
@@ -204,25 +193,11 @@ class AgentEnvironment(TextEnvironment):
         if self._call is None:
             raise RuntimeError("call reset before step")
         call, self._call = self._call, None
-        self._turns += 1
-        if self._turns == self.max_turns:
-            self._lost_before = self._session.given_up()
         self._session.answer(call, ChatResponse.read(action))
-        while True:
-            event = self._session.next()
-            if isinstance(event, AgentEnd):
-                return self._result(event)
-            if self._turns < self.max_turns:
-                return StepResult(self._observe(event), info=self._facts())
-            self._out_of_turns += 1
-            if self._out_of_turns > MAX_REFUSALS:
-                lost = self._lost()
-                self.close()
-                if lost:
-                    raise _gave_up(None)
-                return self._truncated(f"it asked {MAX_REFUSALS} times after its last turn")
-            over = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
-            self._session.answer(event, RefusedRequestError(over, code="turn_limit", status=404))
+        event = self._session.next()
+        if isinstance(event, AgentEnd):
+            return self._result(event)
+        return StepResult(self._observe(event), info=self._facts())
 
     def _end_episode(self) -> None:
         """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
@@ -262,33 +237,27 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts, lost = self._facts(), [call for call in self._lost() if is_of_time(end.error) or not call.unread]
+        facts, unanswered = self._facts(), self._session.unanswered()
+        if unanswered:
+            facts["unanswered_requests"] = unanswered
         self.close()
-        if lost and not _was_cancelled(end.error, lost):
-            raise _gave_up(end) from end.error
         if end.error is None:
             reward, info = read_return_value(end.value)
             return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info})
+        shown, limit = _describe(end.error), getattr(end.error, "limit", None)
+        if unanswered and limit is None and not self._session.out_of_turns:
+            raise EnvironmentContractError(
+                f"the agent gave up a request before the model's answer and raised {shown}: the model answers when "
+                "its turn comes; set no time limit for requests (client.openai() has none), and cancel none"
+            ) from end.error
         if is_of_environment(end.error):
             raise end.error
-        shown = _describe(end.error)
-        if self._out_of_turns:
-            return self._truncated(shown)
+        if self._session.out_of_turns:
+            return StepResult("The agent is out of turns.", truncated=True, info={**facts, "agent_error": shown})
         frames = "".join(traceback.format_exception(end.error))
-        limit = end.error.limit if isinstance(end.error, _IN_WORDS) else None
-        reason = f"{limit or 'agent error'}: {shown}"
-        info = {"success": False, "failure_reason": reason, "traceback": frames[-2000:]}
+        info = {"success": False, "failure_reason": f"{limit or 'agent error'}: {shown}", "traceback": frames[-2000:]}
         info |= getattr(end.error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
-
-    def _lost(self) -> list[Call]:
-        """Return the requests given up by their clients, without those given up after the last turn."""
-        lost = self._session.given_up()
-        return lost if self._turns < self.max_turns else [call for call in lost if call in self._lost_before]
-
-    def _truncated(self, why: str) -> StepResult:
-        info = {**self._facts(), "agent_error": why}
-        return StepResult("The agent is out of turns.", truncated=True, info=info)
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts about the episode so far."""
@@ -298,7 +267,7 @@ class AgentEnvironment(TextEnvironment):
         if self._session.refused:
             facts["refused_requests"] = len(self._session.refused)
             facts["refusal"] = self._session.refused[-1]
-        if self._out_of_turns:
+        if self._session.out_of_turns:
             facts["out_of_turns"] = True
         return facts
 
@@ -331,11 +300,7 @@ def result_of(value: Any) -> Any:
 
 def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
     """Return the reward and info in an agent's return value. `validate_step` checks them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif hasattr(value, "_asdict"):  # a named tuple
-        value = value._asdict()
-    elif isinstance(value, (list, tuple)) and 2 <= len(value) <= len(_FIELDS):
+    if isinstance(value, (list, tuple)) and 2 <= len(value) <= len(_FIELDS):
         value = dict(zip(_FIELDS, value))
     fields = value if isinstance(value, Mapping) else {"reward": value}
     reward, success, info = (fields.get(name) for name in _FIELDS)
@@ -345,25 +310,8 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
             "info), or a dict with these"
         )
     reward = reward.item() if getattr(reward, "ndim", None) == 0 else reward  # of numpy, torch
-    said = {} if success is None else {"success": success}
-    return float(reward) if isinstance(reward, bool) else reward, {**(info or {}), **said}
-
-
-def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
-    """Return whether an agent cancelled requests because another answer made it raise, not at a time limit."""
-    if error is None or is_of_time(error) or any(time.monotonic() >= call.ends for call in lost):
-        return False
-    return isinstance(error, BaseExceptionGroup) or all(call.beside_another for call in lost)
-
-
-def _gave_up(end: AgentEnd | None) -> EnvironmentContractError:
-    then = ""
-    if end is not None:
-        then = f" and returned {show(end.value)}" if end.error is None else f" and raised {_describe(end.error)}"
-    return EnvironmentContractError(
-        f"the agent gave up a request before the model's answer{then}: the model answers when its turn comes; "
-        "set no time limit for requests (client.openai() has none) or a long one, and do not cancel requests"
-    )
+    outcome = {} if success is None else {"success": success}
+    return float(reward) if isinstance(reward, bool) else reward, {**(info or {}), **outcome}
 
 
 def _describe(error: BaseException) -> str:
@@ -391,16 +339,16 @@ def agent_factory(
         agent = resolve_agent_name(agent)
         agent = named if isinstance(named := load(agent), Mapping) else agent
     if isinstance(agent, Mapping):
-        environments = dict(environment_factory) if isinstance(environment_factory, Mapping) else environment_factory
-        if not isinstance(environments, (dict, type(None))):
-            raise G2POError("agent has names and environment_factory has none: pass a dictionary of environments, too")
-        if both := sorted(agent.keys() & (environments or {})):
-            raise G2POError(f"agent and environment_factory both have {both[0]!r}: give each its own name")
+        environments = environment_factory or {}
+        remedy = "agent has names, so pass a dictionary of environments, too"
+        require(isinstance(environments, Mapping), "environment_factory", environment_factory, remedy)
+        both = sorted(agent.keys() & environments.keys())
+        require(not both, "agent", both, "environment_factory has the same names: give each its own")
         agents = {name: agent_factory(one, max_turns, state_key) for name, one in agent.items()}
-        return mixed(agents | (environments or {}))
-    if environment_factory is not None:
-        raise G2POError("agent and environment_factory are both given: an agent brings its own environment; pass one")
-    if not callable(agent) and not isinstance(agent, str):
-        raise G2POError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
+        return mixed(agents | dict(environments))
+    remedy = "an agent brings its own environment: pass one of them"
+    require(environment_factory is None, "environment_factory", environment_factory, remedy)
+    remedy = "pass a function agent(task, client), an AgentCommand, or file.py:NAME"
+    require(callable(agent) or isinstance(agent, str), "agent", agent, remedy)
     keyed = {} if state_key is None else {"state_key": state_key}
     return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

@@ -5,7 +5,6 @@ AgentCommand("python solve.py --question={question}", verify=lambda task, stdout
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import os
@@ -22,23 +21,13 @@ from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.options import require
 from ..utils.show import describe_exit
-from . import supervisor
 from .agent import AgentClient, CommandError, read_return_value, result_of
+from .dialects import VARIABLES
 from .endpoint import bypass_proxies
-from .program import Program, require_program
+from .program import OVER_LIMIT, Program, disk_bytes, require_program
 from .workspace import Workspace, matching
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
-_VARIABLES = {  # what the model is called in each protocol
-    "OPENAI_MODEL": "model",
-    "OPENAI_BASE_URL": "base_url",
-    "OPENAI_API_BASE": "base_url",
-    "OPENAI_API_KEY": "api_key",
-    "ANTHROPIC_MODEL": "model",
-    "ANTHROPIC_SMALL_FAST_MODEL": "model",
-    "ANTHROPIC_BASE_URL": "anthropic_url",
-    "ANTHROPIC_API_KEY": "api_key",
-}
 # Variables that lead to the user's own settings and repository; a workspace has its own.
 _OF_USER = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
 _OF_USER += ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
@@ -63,7 +52,7 @@ class AgentCommand:
     The state of a request consists of the files and the new messages (`workspace_key`). `info["diff"]` has the
     changes. This is not a sandbox: the program can read and write everything that the user can.
 
-    Programs that it starts end with it, including daemons (`supervisor`; outside of Linux, only its process group).
+    Programs that it starts end with it, including daemons (`program`; outside of Linux, only its process group).
     Its key is valid during the episode only; other programs of the same user can read it.
 
     Args:
@@ -74,9 +63,8 @@ class AgentCommand:
             parameters are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the
             episode's). Unless `returncode` is among them, an exit status other than 0 is an exception of the agent.
             Output beyond a megabyte loses its middle. With a workspace it may be a command, such as `pytest -q`, which
-            runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward is 0 if its exit status is
-            not 0, or else its last line if that is a number (0 if it is not finite), or 1. The agent's exit status
-            does not matter then.
+            runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward is 1 if its exit status is
+            0, or else 0. The agent's exit status does not matter then.
         environment: further environment variables.
         timeout: seconds that the program may take, without waiting for the model. After that it is
             killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
@@ -110,8 +98,8 @@ class AgentCommand:
     ):
         self.words = _words("command", command)
         self._checks = _words("verify", verify) if isinstance(verify, str) else []
-        if not callable(verify) and not self._checks:
-            raise G2POError(f"verify is {verify!r}: pass a function that returns the reward, e.g. of (task, stdout)")
+        remedy = "pass a function that returns the reward, e.g. of (task, stdout)"
+        require(callable(verify) or bool(self._checks), "verify", verify, remedy)
         limits = {"timeout": timeout, "verify_timeout": verify_timeout}
         limits |= {"max_processes": max_processes, "max_disk_mb": max_disk_mb}
         for name, limit in limits.items():
@@ -142,21 +130,15 @@ class AgentCommand:
         """
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
             episode = Path(name).resolve()  # as programs print it
+            variables = self._variables(client, episode)
             if self.workspace is None:
-                returncode, stdout, stderr = self._run(task, client, self._variables(client, episode), episode)
-                return self._verify(task, episode, returncode, stdout, stderr)
-            workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
-            size, most = supervisor.disk_bytes(name), self._limits["disk_bytes"]
-            if size > most:  # else each episode would be a failure of the model
-                megabytes = f"{most / 2**20:g}: the workspace takes {size / 2**20:.0f} MiB before the agent begins"
-                raise G2POError(f"max_disk_mb is {megabytes}; raise it, or leave files out")
-            if self.restore and not matching(workspace.source, self.restore):
-                remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
-                raise G2POError(f"restore is {list(self.restore)}, and {remedy}")
-            client.works_on(workspace)
-            variables = self._variables(client, episode, workspace.folder)
+                return self._verify(task, episode, *self._run(task, client, variables, episode))
+            workspace = self._copy(task, episode)
+            variables = {name: value for name, value in variables.items() if name not in _OF_USER}
+            variables |= {**_own_folders(episode), "PWD": str(workspace.folder), **self.environment}
             if self._checks:  # before the agent asks: a failure would be the model's
                 require_program(_filled(self._checks[0], task), variables, workspace.folder)
+            client.works_on(workspace)
             try:
                 returncode, stdout, stderr = self._run(task, client, variables, episode, workspace.folder)
             except CommandError as error:
@@ -171,6 +153,17 @@ class AgentCommand:
                 value = self._verify(task, workspace.folder, returncode, stdout, stderr)
             reward, info = read_return_value(value)
             return {"reward": reward, "success": info.pop("success", None), "info": {**info, **facts}}
+
+    def _copy(self, task: dict[str, Any], episode: Path) -> Workspace:
+        """Return the episode's workspace. What it lacks is told before the agent asks: it would be the model's."""
+        workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
+        size, most = disk_bytes(str(episode)), self._limits["disk_bytes"]
+        remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins; raise it, or leave files out"
+        require(size <= most, "max_disk_mb", most / 2**20, remedy)
+        is_there = not self.restore or bool(matching(workspace.source, self.restore))
+        remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
+        require(is_there, "restore", list(self.restore), remedy)
+        return workspace
 
     def _run(
         self,
@@ -190,12 +183,11 @@ class AgentCommand:
                 if left is not None and left <= 0:
                     raise CommandError(f"it took more than {self.timeout:g} s", limit="time limit")
                 if (returncode := program.wait(None if left is None else max(left, MIN_WAIT))) is not None:
-                    client.session.leave()
                     break
         stdout, stderr = program.outputs()
         may_fail = self._checks or "returncode" in self._verified
-        if returncode == supervisor.OVER_LIMIT or (returncode != 0 and not may_fail):
-            limit = "program limit" if returncode == supervisor.OVER_LIMIT else None
+        if returncode == OVER_LIMIT or (returncode != 0 and not may_fail):
+            limit = "program limit" if returncode == OVER_LIMIT else None
             raise CommandError(_failed(returncode, stderr), limit=limit)
         return returncode, stdout, stderr
 
@@ -208,7 +200,7 @@ class AgentCommand:
         self, task: dict[str, Any], client: AgentClient, variables: dict[str, str], episode: Path, folder: Path
     ) -> dict[str, Any]:
         """Return the reward of the command `verify`, which has no access to the model, and its output."""
-        variables = {name: text for name, text in variables.items() if name not in _VARIABLES}
+        variables = {name: text for name, text in variables.items() if name not in VARIABLES}
         own = Path(tempfile.mkdtemp(prefix="verify-", dir=episode))  # the agent's settings and caches are not its
         variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.environment}
         limits = {"folder": str(episode), **self._limits}
@@ -222,20 +214,15 @@ class AgentCommand:
         if returncode is None:
             return {"reward": 0.0, "info": {"verify": f"it took more than {self.verify_timeout:g} s"}}
         stdout, stderr = checks.outputs()
-        return {"reward": _reward(returncode, stdout), "info": {"verify": (stdout + stderr)[-_SHOWN:]}}
+        return {"reward": float(returncode == 0), "info": {"verify": (stdout + stderr)[-_SHOWN:]}}
 
-    def _variables(self, client: AgentClient, episode: Path, folder: Path | None = None) -> dict[str, str]:
+    def _variables(self, client: AgentClient, episode: Path) -> dict[str, str]:
         variables = dict(os.environ)
         bypass_proxies(variables)
-        own = str(Path(sys.executable).parent)
-        path = variables.get("PATH", os.defpath)
+        own, path = str(Path(sys.executable).parent), variables.get("PATH", os.defpath)
         variables["PATH"] = path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
-        variables |= {name: getattr(client, part) for name, part in _VARIABLES.items()}
-        variables["EPISODE_FOLDER"] = str(episode)
-        if folder is not None:
-            variables = {name: value for name, value in variables.items() if name not in _OF_USER}
-            variables |= {**_own_folders(episode), "PWD": str(folder)}
-        return {**variables, **self.environment}
+        variables |= {name: getattr(client, attribute) for name, attribute in VARIABLES.items()}
+        return {**variables, "EPISODE_FOLDER": str(episode), **self.environment}
 
 
 def _own_folders(parent: Path) -> dict[str, str]:
@@ -246,39 +233,25 @@ def _own_folders(parent: Path) -> dict[str, str]:
     return {name: str(path) for name, path in found.items()}
 
 
-def _reward(returncode: int, stdout: str) -> float:
-    """Return the last line of what a successful command printed if it is a number, else 1, and 0 if it failed.
-
-    A number that is not finite becomes 0, since it does not show that any file is correct.
-    """
-    if returncode != 0:  # its last line may be of the code that it verifies
-        return 0.0
-    with contextlib.suppress(ValueError, IndexError):
-        number = float(stdout.strip().splitlines()[-1])
-        return number if math.isfinite(number) else 0.0
-    return 1.0
-
-
 def _words(name: str, command: Any) -> list[str]:
     """Return a command's words. Raises `G2POError` if it has none, or a placeholder that is not a column's name."""
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     except ValueError as error:
-        raise G2POError(f"{name} is {command!r} ({error}): quote as in a shell") from error
-    if not words:
-        raise G2POError(f"{name} is {command!r}: give a program and its arguments")
+        raise G2POError(f"{name} is {command!r} ({error}): quote as in a shell", name, command) from error
+    require(bool(words), name, command, "give a program and its arguments")
     _check_placeholders(name, words)
     return words
 
 
 def _check_placeholders(name: str, words: list[str]) -> None:
-    """Refuse a placeholder that is not a name."""
     try:
-        for _, column, form, conversion in string.Formatter().parse("\n".join(words)):
-            if column is not None and (not column.isidentifier() or form or conversion):
-                raise ValueError(f"{{{column}}} is not the name of a column")
-    except ValueError as error:
-        raise G2POError(f"{name} is {words!r} ({error}): write {{column}}, and {{{{ for a brace") from error
+        parts = list(string.Formatter().parse("\n".join(words)))
+    except ValueError:
+        parts = [("", "", "", None)]
+    columns = [(column, form, conversion) for _, column, form, conversion in parts if column is not None]
+    are_names = all(column.isidentifier() and not form and not conversion for column, form, conversion in columns)
+    require(are_names, name, words, "write {column} with the name of a column, and {{ for a brace")
 
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
@@ -286,9 +259,10 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
     try:  # no argument can contain a zero or a lone surrogate
         return word.format_map(texts).replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     except KeyError as error:
-        raise G2POError(
+        message = (
             f"command has {{{error.args[0]}}}, and the task's columns are {', '.join(task)}: rename the placeholder"
-        ) from error
+        )
+        raise G2POError(message, "command", word) from error
 
 
 def _verified(verify: Callable[..., Any]) -> list[str]:
@@ -297,8 +271,8 @@ def _verified(verify: Callable[..., Any]) -> list[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(_VERIFIED)
     wanted = [p.name for p in parameters if p.name in _VERIFIED or p.default is p.empty]
-    if unknown := [name for name in wanted if name not in _VERIFIED]:
-        raise G2POError(f"verify takes {', '.join(unknown)}: its parameters can be {', '.join(_VERIFIED)}")
+    remedy = f"it takes {', '.join(wanted)}, and its parameters can be {', '.join(_VERIFIED)}"
+    require(set(wanted) <= set(_VERIFIED), "verify", verify, remedy)
     return wanted
 
 

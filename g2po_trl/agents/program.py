@@ -1,20 +1,37 @@
-"""A program that runs under a supervisor: its limits, its output, and its end."""
+"""A program with limits, whose processes all end with it.
+
+`Program` runs this file as the program's parent, `python -I program.py LIMITS PROGRAM ARGUMENT…`. LIMITS is a JSON
+object: `processes` is how many may run at once, `disk_bytes` what the files in `folder` may take. A program beyond a
+limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why.
+
+The parent ends all processes when the program ends, when it is terminated (SIGTERM), and when its standard input is
+closed, as by the death of the process that started it. Its exit status is the program's. On Linux, processes that
+leave the program's process group (`setsid`, daemons) become children of this one when their parents end
+(`PR_SET_CHILD_SUBREAPER`). Elsewhere they stay.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from . import supervisor
+import psutil
 
-_SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+OVER_LIMIT = 125
+LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 10.0  # between two looks at a program's processes and files
+LOOK_SHARE = 0.02  # of the time that looks may take
 END_SECONDS = 5.0  # for all that a program started to end
 MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
@@ -25,7 +42,7 @@ class Program:
     Args:
         words: the program and its arguments.
         variables: its environment variables.
-        limits: see `supervisor`.
+        limits: see above.
         folder: working folder of the program. `None`: the current one.
     """
 
@@ -34,8 +51,8 @@ class Program:
     ):
         require_program(words[0], variables, folder)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        command = [*_SUPERVISOR, json.dumps(limits), *words]
-        self._mark = f"EPISODE_FOLDER={limits['folder']}"
+        command = [sys.executable, "-I", __file__, json.dumps(limits), *words]
+        self._folder = limits["folder"]
         self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
         self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
 
@@ -62,18 +79,25 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.returncode < 0:  # the supervisor may have been killed too, as by `pkill -f` with the task
-            supervisor.end_marked(self._mark)
+        while self._process.returncode < 0 and (left := self._left()):  # its parent was killed, as by `pkill -f`
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, END_SECONDS)
         self._process.stdin.close()
+
+    def _left(self) -> list[psutil.Process]:
+        """Return all processes that began with the episode's folder in their environment variables."""
+        running = psutil.process_iter(["environ"])
+        return [one for one in running if (one.info["environ"] or {}).get("EPISODE_FOLDER") == self._folder]
 
 
 def require_program(name: str, variables: dict[str, str], folder: Path | None = None) -> None:
     """Raise `FileNotFoundError` if there is no program of this name, or path relative to the folder."""
     path = Path(folder or ".", name) if os.sep in name else shutil.which(name, path=variables["PATH"])
-    if path is None or not os.path.exists(path):
-        raise FileNotFoundError(f"{name} is not found: give the program's path, or install it where training runs")
-    if os.path.isdir(path) or not os.access(path, os.X_OK):
-        raise FileNotFoundError(f"{name} cannot be executed: run `chmod +x` on it, or write its interpreter before it")
+    if path is None or os.path.isdir(path) or not os.access(path, os.X_OK):
+        remedy = "give the path of an executable file (`chmod +x`), or install it where training runs"
+        raise FileNotFoundError(f"{name} is not a program: {remedy}")
 
 
 class _Output:
@@ -96,7 +120,92 @@ class _Output:
                     self._omitted += surplus
 
     def text(self) -> str:
-        """Return the text. All writers have ended, but outside of Linux a daemon may live: it is not waited for."""
-        self._thread.join(1.0)
+        self._thread.join(1.0)  # outside of Linux a daemon may live: it is not waited for
         omitted = f"\n[{self._omitted:,} bytes are left out]\n".encode() if self._omitted else b""
         return (bytes(self._head) + omitted + bytes(self._tail)).decode("utf-8", "replace")
+
+
+def main(limits: dict[str, Any], words: list[str]) -> None:
+    """Run a program until it ends or this process is terminated, then end all its processes."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    exceeded: list[str] = []
+    program = os.fork()
+    if program == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        try:
+            os.execvp(words[0], words)
+        except OSError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(126)
+    try:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
+        ended = None
+        while ended != program:
+            ended, status = os.wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end_all(program)
+        if exceeded:
+            print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
+            os._exit(OVER_LIMIT)
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _end_all(program: int) -> None:
+    """Kill the program's process group and all children; theirs become children in turn, until there are none."""
+    while True:
+        with contextlib.suppress(OSError):
+            os.killpg(program, signal.SIGKILL)
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        try:
+            os.wait()
+            while os.waitpid(-1, os.WNOHANG)[0]:  # all that have ended, since a look at all processes takes long
+                pass
+        except ChildProcessError:
+            return
+
+
+def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
+    """End this process when the program exceeds a limit, and add why."""
+    took = 0.0
+    while not exceeded:
+        time.sleep(min(max(LOOK_SECONDS, took / LOOK_SHARE), MAX_LOOK_SECONDS))
+        begin = time.thread_time()
+        number, size = len(psutil.Process().children(recursive=True)), disk_bytes(limits["folder"])
+        took = time.thread_time() - begin
+        if number > limits["processes"]:
+            exceeded.append(f"it has {number} processes, more than {limits['processes']}")
+        elif size > limits["disk_bytes"]:
+            exceeded.append(f"it takes {size / 2**20:.0f} MiB of disk, more than {limits['disk_bytes'] / 2**20:.0f}")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def disk_bytes(folder: str) -> int:
+    """Return what the files below a folder take on disk."""
+    size = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return size
+
+
+def _end_with_stdin() -> None:
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

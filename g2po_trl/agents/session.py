@@ -1,15 +1,9 @@
 """The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
 
-A request waits in its session until the trainer's model has answered it. A repeated request gets the same answer, and
-is not a second step. A request repeats another one if it has the same body, and
-
-- its client marks it, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
-- the client of the other request closed its connection before the answer.
-
-Equal requests without such a mark are separate steps. A request is given up (`Session.given_up`) if its client
-disconnects before the answer and does not repeat it. The client may have reached a time limit, which hides the model's
-answer; or the agent has ended without the answer (`Call.unread`), for example if it cancels side requests when it is
-done. If the agent continues after its client has disconnected, the request is given up.
+A request waits in its session until the trainer's model has answered it. A request repeats an earlier one if their
+bodies are equal and its client marks it, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as
+`openai` and `anthropic` do. It gets the same answer, and is not a second step. A request whose client has left before
+its turn is not a step.
 """
 
 from __future__ import annotations
@@ -18,11 +12,10 @@ import contextlib
 import math
 import queue
 import secrets
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +23,7 @@ from ..prompts.conversation import ChatResponse
 from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .workspace import Workspace
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # every client of HTTP/1.1 skips it
-_PROBE_MS = 50
-PATIENCE = 2.0  # seconds that every client waits for an answer; the shortest default is 5, of httpx
+MAX_REFUSALS = 100  # of requests after the last turn; then the agent is not waited for
 
 
 @dataclass(frozen=True)
@@ -45,25 +36,21 @@ class AgentEnd:
 
 @dataclass(eq=False)
 class Call:
-    """A request in its session, with the digest of its body."""
+    """A request in its session, with the digest of its body.
+
+    Args:
+        request: the request.
+        digest: of its route and body.
+        name: the client's name of the request (`Idempotency-Key`).
+    """
 
     request: AgentRequest
     digest: bytes
-    name: str | None  # the client's, of the request (`Idempotency-Key`)
-    is_retry: bool  # its client says that it repeats one
-    connections: list[socket.socket]  # of clients that wait for the answer
-    ends: float = math.inf  # when the client gives it up, if it says so, as `openai` does
-    delivered: bool = False
-    beside_another: bool = False  # which was answered while this one waited
-    unread: bool | None = None  # its agent has ended too soon for a time limit: it did not wait for the answer
-    patience: float = field(default_factory=lambda: PATIENCE)  # seconds that its client waits: so long for another
-    arrived: float = field(default_factory=time.monotonic)
-    answer: Completion | RefusedRequestError | None = None
-    answered: threading.Event = field(default_factory=threading.Event)
-
-    def is_lost(self) -> bool:
-        """Return whether all clients that waited for the answer have gone without it."""
-        return not self.delivered and all(map(is_closed, self.connections))
+    name: str | None = None
+    clients: int = 0  # that wait for the answer
+    is_queued: bool = False  # not if its clients had left before its turn
+    is_delivered: bool = False
+    answer: Future[Completion | RefusedRequestError] = field(default_factory=Future)
 
 
 class TooManyRequestsError(RuntimeError):
@@ -73,44 +60,44 @@ class TooManyRequestsError(RuntimeError):
 
 
 class Session:
-    """The requests of one episode, in their order of arrival, and its end, at the latest after `max_requests`."""
+    """The requests of one episode, in their order of arrival, and its end.
 
-    def __init__(self, max_requests: int | None = None) -> None:
-        self.max_requests, self._requests = max_requests, 0
+    Args:
+        max_turns: completions of the episode; later requests are refused.
+        max_requests: requests of the episode, refused ones included; after them it ends.
+    """
+
+    def __init__(self, max_turns: float = math.inf, max_requests: int | None = None) -> None:
+        self.max_turns, self.max_requests = max_turns, max_requests
         self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
         self.refused: list[str] = []  # why requests could not be read
         self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
         self.workspace: Workspace | None = None  # whose files are part of the states
-        self.closed = False
+        self.closed, self.out_of_turns = False, 0  # requests after the last turn
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
-        self._lost: list[Call] = []  # whose clients had gone before their turn
-        self._responses = self._tool_calls = 0
-        self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
+        self._requests = self._responses = self._tool_calls = 0
+        self._own_seconds, self._waits_since = 0.0, None
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
 
-    def open(self, call: Call) -> Call:
+    def open(self, call: Call, is_retry: bool = False) -> Call:
         """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
         with self._lock:
-            if self.closed:
-                raise episode_ended()
-            if (earlier := self._repeated(call)) is not None:
-                earlier.connections += call.connections
-                earlier.arrived, earlier.ends, earlier.unread = call.arrived, call.ends, None
-                return earlier
-            self._goes_on()
-            self._count_request()
-            answered = [(one.request, one.answer) for one in self._calls if isinstance(one.answer, Completion)]
-            try:
-                call.request = call.request.whole(answered)
-            except RefusedRequestError as error:
-                self.refused.append(str(error))
-                raise
-            self._calls.append(call)
-            self.ignored.update(call.request.ignored)
-            self._count(+1)
-        self._events.put(call)
+            for earlier in reversed(self._calls):
+                is_named = call.name is not None and earlier.name == call.name
+                if earlier.digest == call.digest and (is_named or is_retry):
+                    call = earlier
+                    break
+            else:
+                self._count()
+                self._complete(call)
+                self._calls.append(call)
+                self.ignored.update(call.request.ignored)
+            call.clients += 1
+            if not call.is_queued:
+                call.is_queued = True
+                self._events.put(call)
         return call
 
     def refuse(self, why: str) -> None:
@@ -118,92 +105,69 @@ class Session:
         with self._lock:
             self.refused.append(why)
             with contextlib.suppress(RefusedRequestError):  # it is refused as it is
-                self._count_request()
+                self._count()
 
-    def _count_request(self) -> None:
-        """Count a request; beyond the last one, end the episode. Raises `RefusedRequestError` then."""
+    def _count(self) -> None:
+        """Count a request. Raises `RefusedRequestError` if the episode is over; the last one ends it."""
         self._requests += 1
-        if self.max_requests is None or self._requests <= self.max_requests:
-            return
-        what = f"more than max_requests={self.max_requests}"
-        if self._requests == self.max_requests + 1:
+        if self.closed:
+            raise episode_ended()
+        if self._responses >= self.max_turns:
+            raise self._turns_over()
+        if self.max_requests is not None and self._requests > self.max_requests:
+            what = f"more than max_requests={self.max_requests}"
             self._events.put(AgentEnd(error=TooManyRequestsError(what)))
-        raise RefusedRequestError(f"the episode is over: {what}", code="request_limit", status=404)
+            raise RefusedRequestError(f"the episode is over: {what}", code="request_limit", status=404)
 
-    def _repeated(self, call: Call) -> Call | None:
-        """Return the call that another one repeats.
+    def _turns_over(self) -> RefusedRequestError:
+        """Count a request after the last turn; return its answer."""
+        self.out_of_turns += 1
+        if self.out_of_turns == MAX_REFUSALS:
+            what = f"it asked {MAX_REFUSALS} times after its last turn"
+            self._events.put(AgentEnd(error=TooManyRequestsError(what)))
+        over = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
+        return RefusedRequestError(over, code="turn_limit", status=404)
 
-        Equal calls may wait beside each other, and may be answered already: one whose clients have gone comes first.
-        """
-        same = [one for one in reversed(self._calls) if one.digest == call.digest]
-        if named := [one for one in same if one.name is not None and one.name == call.name]:
-            return named[0]
-        if gone := [one for one in same if one.is_lost()]:
-            return gone[0]
-        for lost in self._lost:
-            if lost.digest == call.digest:  # before its turn: it is new
-                self._lost.remove(lost)
-                return None
-        return same[0] if call.is_retry and same else None
+    def _complete(self, call: Call) -> None:
+        """Add the messages that a request continues, of an earlier response."""
+        answers = [(one.request, one.answer.result()) for one in self._calls if one.answer.done()]
+        try:
+            call.request = call.request.whole([pair for pair in answers if isinstance(pair[1], Completion)])
+        except RefusedRequestError as error:
+            self.refused.append(str(error))
+            raise
 
     def next(self) -> Call | AgentEnd:
         """Wait for the next request whose client is there, or for the end of the agent."""
-        while True:
-            event = self._events.get()
-            if isinstance(event, AgentEnd):
-                return event
-            with self._lock:
-                if not event.is_lost():
-                    return event
-                self._calls.remove(event)  # if it is sent again, it is new
-                self._lost += [] if event in self._lost else [event]
-                self._answer(event, episode_ended())
+        self._waits_since = time.monotonic()
+        try:
+            while not isinstance(event := self._events.get(), AgentEnd):
+                with self._lock:
+                    if self._responses >= self.max_turns:  # it has waited during the last turn
+                        event.answer.set_result(self._turns_over())
+                    elif event.clients:
+                        return event
+                    else:
+                        event.is_queued = False
+            return event
+        finally:
+            self._own_seconds, self._waits_since = self.own_seconds(), None
 
-    def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:
+    def answer(self, call: Call, response: ChatResponse) -> None:
+        """Answer a request by the model's response."""
         with self._lock:
-            if isinstance(response, RefusedRequestError):
-                self._answer(call, response)
-                return
             self._responses += 1
-            self._answer(call, Completion(response, self._responses, self._tool_calls))
+            call.answer.set_result(Completion(response, self._responses, self._tool_calls))
             self._tool_calls += len(response.tool_calls)
-
-    def delivers(self, call: Call, connection: socket.socket) -> bool:
-        """Return whether a client is there for the answer; from now on it may have it, and ask the same again."""
-        with self._lock:
-            if is_closed(connection):  # bytes to a client that has gone would seem to arrive
-                return False
-            call.delivered = True
-            self._goes_on()
-            for other in self._calls:
-                other.patience = max(other.patience, time.monotonic() - call.arrived)
-            return True
-
-    def _goes_on(self) -> None:
-        """Note that the agent has not ended: what its clients have left until now, they have given up."""
-        for call in [*self._lost, *self._calls]:
-            if call.unread is None and call.is_lost():
-                call.unread = False
-
-    def leave(self) -> None:
-        """Note which requests an agent leaves unread when it ends; a program may still have to be verified then."""
-        with self._lock:
-            now = time.monotonic()
-            for call in [*self._lost, *self._calls]:
-                if call.unread is None:
-                    call.unread = now < call.ends and now - call.arrived < call.patience
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""
-        self.leave()
-        with self._lock:  # an agent in one thread has given up what is not answered now
-            self._lost += [call for call in self._calls if call.answer is None and not call.beside_another]
         self._events.put(end)
 
-    def given_up(self) -> list[Call]:
-        """Return the requests whose clients have gone before the answer, and have not asked again."""
+    def unanswered(self) -> int:
+        """Return the number of requests whose clients have left before the answer, or wait."""
         with self._lock:
-            return list(dict.fromkeys([*self._lost, *(call for call in self._calls if call.is_lost())]))
+            return sum(not call.is_delivered for call in self._calls)
 
     def at_end(self, function: Callable[[], Any]) -> None:
         """Have a function called when the episode ends; at once if it has ended."""
@@ -220,51 +184,18 @@ class Session:
                 return
             self.closed = True
             for call in self._calls:
-                if call.answer is None:
-                    self._answer(call, episode_ended())
+                if not call.answer.done():
+                    call.answer.set_result(episode_ended())
         for function in reversed(self._at_end):
             with contextlib.suppress(Exception):
                 function()
 
     def own_seconds(self) -> float:
-        """Return the seconds in which the agent did not wait for an answer."""
-        with self._lock:
-            return self._own_seconds + (0.0 if self._waiting else time.monotonic() - self._since)
-
-    def _answer(self, call: Call, answer: Completion | RefusedRequestError) -> None:
-        call.answer = answer
-        for other in self._calls:
-            other.beside_another |= other.answer is None
-        self._count(-1)
-        call.answered.set()
-
-    def _count(self, change: int) -> None:
-        """Count the requests that wait; called before and after those in which the agent waits for none."""
-        now = time.monotonic()
-        if not self._waiting:
-            self._own_seconds += now - self._since
-        self._waiting += change
-        self._since = now
+        """Return the seconds in which the agent was waited for: it did not wait for an answer."""
+        since = self._waits_since
+        return self._own_seconds + (0.0 if since is None else time.monotonic() - since)
 
 
 def episode_ended() -> RefusedRequestError:
     """Return the answer to requests of an episode that is over."""
     return RefusedRequestError("the episode has ended: send no more requests", code="episode_ended", status=404)
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the other side has gone. One that has only ended its sending still reads.
-
-    Both look the same until something is sent, which a program that has gone rejects.
-    """
-    try:
-        if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-            return False
-        connection.send(CONTINUE, socket.MSG_DONTWAIT)
-        poll = select.poll()
-        poll.register(connection, 0)  # errors and hang-up
-        return bool(poll.poll(_PROBE_MS))
-    except BlockingIOError:
-        return False
-    except (OSError, ValueError):  # reset, or closed here
-        return True

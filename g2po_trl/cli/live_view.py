@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from ..runs.callbacks import print_line
-from ..view.server import POLL_SECONDS, Server, make_server
+from ..view.server import POLL_SECONDS, Server
 from ..view.sources import Sources, open_folder
 
 
@@ -27,8 +26,8 @@ class LiveView(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if self.server is not None or not state.is_world_process_zero:
             return
-        self.server = make_server(Sources(open_folder(self.folder, live=True)))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = Server(Sources(open_folder(self.folder, live=True)))
+        self.server.start()
         print_line(f"Watch the run at {self.server.address} (on this machine)")
 
     def close(self) -> None:
@@ -41,6 +40,5 @@ class LiveView(TrainerCallback):
             if self.server.asked > end and time.monotonic() > self.server.asked + 1.0:
                 break
         self.server.shutdown()
-        self.server.server_close()
         print_line(f"The page is no longer served. To open the run again: g2po view {self.folder}")
         self.server = None

@@ -69,7 +69,6 @@ class RequestForm:
 def _items(data: Mapping[str, Any], skipped: Skipped) -> list[Message]:
     items = data["items"] if "items" in data else data.get("input")
     messages = openai_responses.read_items(items, skipped)
-    skipped.update("input.item_reference" for one in messages if openai_responses.REFERENCES in one)
     return [*openai_responses.read_instructions(data), *messages]
 
 

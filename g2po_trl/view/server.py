@@ -7,12 +7,13 @@ The page asks for the version every POLL_SECONDS, and for the overview when it h
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
+from typing import Any
 
+from ..agents.loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
 from ..utils.json import to_json
 from .data import Run
 from .page import shell
@@ -21,72 +22,50 @@ from .sources import Sources, open_folder, version_of
 POLL_SECONDS = 3  # between two questions of a page, see live.js
 
 
-class Server(ThreadingHTTPServer):
+class Server(LoopbackServer):
     """The viewer's server. `asked`: time of a page's last request for the version, by the monotonic clock."""
 
-    daemon_threads = True
-    asked = float("-inf")
-    token = ""
+    def __init__(self, sources: Sources, port: int = 0):
+        super().__init__(self._respond, port)
+        self.asked, self.token = float("-inf"), secrets.token_urlsafe(16)
+        self._page, self._folders = shell().encode(), [source.folder for source in sources.sources]
+        self._indexes = {source.folder: source.index for source in sources.sources if isinstance(source, Run)}
 
     @property
     def address(self) -> str:
         """The page's address with the token. Anyone who knows it can read the run."""
-        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
 
+    async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        try:
+            status, kind, content = await asyncio.to_thread(self._look_up, scope)
+        except Exception as error:  # e.g. a damaged file: the page shows the error, the server keeps running
+            status, kind, content = 500, "text/plain", f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+        await respond(send, status, kind, content, ("referrer-policy", "no-referrer"))
 
-def make_server(sources: Sources, port: int = 0) -> Server:
-    """Return a server on 127.0.0.1, started by `serve_forever`; with `port=0`, on a free port."""
-    page, folders = shell().encode(), [source.folder for source in sources.sources]
-    indexes = {source.folder: source.index for source in sources.sources if isinstance(source, Run)}  # read once
+    def _look_up(self, scope: dict[str, Any]) -> tuple[int, str, bytes]:
+        """Return status, content type and content of an answer."""
+        host = dict(scope["headers"]).get(b"host", b"").rsplit(b":", 1)[0]
+        token, _, path = scope["path"].removeprefix("/").partition("/")
+        if host not in (LOOPBACK.encode(), b"localhost"):
+            return 403, "text/plain", b"this page is for this machine alone"  # DNS rebinding
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return 403, "text/plain", b"open the address that g2po printed, with its token"
+        if path == "":
+            return 200, "text/html; charset=utf-8", self._page
+        version = version_of(self._folders)  # read first: what changes meanwhile is asked for again
+        if path == "version":
+            self.asked = time.monotonic()
+            return 200, "application/json", to_json(version).encode()
+        sources = self._sources_now()
+        overview = {"overview": lambda: {"version": version, **sources.overview()}}
+        if read := {**sources.pieces(), **overview}.get(path):
+            return 200, "application/json", to_json(read()).encode()
+        return 404, "text/plain", b"no such page"
 
-    def sources_now() -> Sources:
-        now = Sources(*(open_folder(folder, live=True) for folder in folders))
-        for source in now.sources:
-            if isinstance(source, Run):
-                source.index = indexes.setdefault(source.folder, source.index)
-        return now
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            try:
-                self.look_up()
-            except ConnectionError:  # the browser closed the connection
-                pass
-            except Exception as error:  # e.g. a damaged file: the page shows the error, the server keeps running
-                self.answer(500, f"{type(error).__name__}: {error}".encode("utf-8", "replace"), "text/plain")
-
-        def look_up(self) -> None:
-            if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
-                self.answer(403, b"this page is for this machine alone", "text/plain")  # DNS rebinding
-                return
-            token, _, path = self.path.removeprefix("/").partition("/")
-            if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-                self.answer(403, b"open the address that g2po printed, with its token", "text/plain")
-            elif path == "":
-                self.answer(200, page, "text/html; charset=utf-8")
-            elif path == "overview":
-                version = version_of(folders)  # read first: what changes meanwhile is asked for again
-                overview = {"version": version, **sources_now().overview()}
-                self.answer(200, to_json(overview).encode(), "application/json")
-            elif path == "version":
-                self.server.asked = time.monotonic()
-                self.answer(200, to_json(version_of(folders)).encode(), "application/json")
-            elif read := sources_now().pieces().get(unquote(path)):
-                self.answer(200, to_json(read()).encode(), "application/json")
-            else:
-                self.answer(404, b"no such page", "text/plain")
-
-        def answer(self, status: int, content: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = Server(("127.0.0.1", port), Handler)
-    server.token = secrets.token_urlsafe(16)
-    return server
+    def _sources_now(self) -> Sources:
+        sources = Sources(*(open_folder(folder, live=True) for folder in self._folders))
+        for source in sources.sources:
+            if isinstance(source, Run):  # its index is read once
+                source.index = self._indexes.setdefault(source.folder, source.index)
+        return sources

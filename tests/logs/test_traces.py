@@ -295,7 +295,7 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path, capsys):
     assert [re.sub(r"\n\[image \w{16}\]", "", one) for one in first] == [
         "user: Look:",
         "user: Look:\n\ntool: Look:",
-        "user: Look:",
+        "user: Look:\n\nuser: ?",
     ]
     said = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines))[1]
     assert "  skipped: messages.image_url (2), " in said and said.count("image_url") == 1

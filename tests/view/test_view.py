@@ -1,7 +1,6 @@
 """The viewer: what it takes from a run, by hand; the page in a real browser; the server on loopback."""
 
 import json
-import threading
 import urllib.error
 import urllib.request
 
@@ -15,7 +14,7 @@ from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Run, Sources
 from g2po_trl.view.groups import disagreements
 from g2po_trl.view.labels import state_labels
-from g2po_trl.view.server import make_server
+from g2po_trl.view.server import Server
 from g2po_trl.view.texts import Texts, step_data
 
 
@@ -235,12 +234,12 @@ def test_flags_without_effect_are_refused(run, flags, capsys):
 
 
 def test_the_server_answers_this_machine_alone(run):
-    server = make_server(Sources(Run(run)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Server(Sources(Run(run)))
+    server.start()
     address = server.address.rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        assert server.server_address[0] == "127.0.0.1"
+        assert server.address.startswith("http://127.0.0.1:")
         overview = json.load(opener.open(f"{address}/overview"))
         assert overview["training"] and overview["sources"][0]["iterations"] == [1, 2]
         assert json.load(opener.open(f"{address}/iteration-1")) == json.loads(json.dumps(Run(run).iteration(1)))
@@ -280,8 +279,8 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     from selenium.webdriver.common.by import By
 
     if served:
-        server = make_server(Sources(Run(run)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server = Server(Sources(Run(run)))
+        server.start()
         opened(browser, server.address)
     else:
         main([str(run), "--no-open"])

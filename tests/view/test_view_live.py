@@ -1,14 +1,13 @@
 """A run that goes on: what the page shows of files that come and grow, and that its reader keeps his place."""
 
 import json
-import threading
 
 import pytest
 from viewing import opened, trajectory, until
 
 from g2po_trl import write_jsonl
 from g2po_trl.view import Run, Sources, open_folder
-from g2po_trl.view.server import make_server
+from g2po_trl.view.server import Server
 from g2po_trl.view.sources import version_of
 
 
@@ -23,8 +22,8 @@ def run(tmp_path):
 
 @pytest.fixture
 def address(run):
-    server = make_server(Sources(open_folder(run, live=True)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Server(Sources(open_folder(run, live=True)))
+    server.start()
     yield server.address
     server.shutdown()
 
@@ -121,11 +120,10 @@ def test_a_line_that_is_no_trajectory_is_reported_and_gone_when_it_is_mended(run
 
 def test_the_page_outlives_its_server(run, browser):
     play(run, 1)
-    server = make_server(Sources(Run(run)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Server(Sources(Run(run)))
+    server.start()
     opened(browser, server.address)
     server.shutdown()
-    server.server_close()
     until(browser, lambda b: "the server has ended: g2po view run" in b.find_element("id", "live").text)
     assert "Task one" in panel(browser)
     browser.get_log("browser")

@@ -8,6 +8,8 @@ A dialect is a module with these names. To add a dialect, write the module and a
 | `answer(completion, request)` | returns the response's body |
 | `stream(completion, request)` | returns the response's body as server-sent events |
 | `error(refusal)` | returns the body of an error |
+| `KEY_HEADER` | header with the key, and what precedes the key in it |
+| `VARIABLES` | environment variable of its clients -> attribute of `AgentClient` |
 
 A route's function gets the decompressed body, and the headers by their names in lower case. It returns an
 `AgentRequest`, which is a step, or the bytes of an answer that needs no model, or raises `RefusedRequestError`.
@@ -19,4 +21,6 @@ logs, which `logs.protocols` reads.
 from . import chat_completions, messages, responses
 
 DIALECTS = (chat_completions, responses, messages)  # the first one's error is what a client gets at an unknown path
+KEY_HEADERS = {dialect.KEY_HEADER for dialect in DIALECTS}
+VARIABLES = {name: part for dialect in DIALECTS for name, part in dialect.VARIABLES.items()}
 ROUTES = {route: (dialect, read) for dialect in DIALECTS for route, read in dialect.ROUTES.items()}

@@ -18,21 +18,23 @@ from .request import (
     answer_schema,
     arguments_text,
     chat_request,
-    openai_error,
+    ignored_fields,
     read_object,
     to_body,
 )
 
-# What clients send for their own records.
-_WITHOUT_EFFECT = (
+# Read by `parse`, or sent by clients for their own records.
+_READ = (
+    *("max_completion_tokens", "max_tokens", "messages", "response_format", "stop", "stream", "tools"),
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
     *("stream_options", "user"),
 )
-# Read by `parse`.
-_READ = (
-    *("max_completion_tokens", "max_tokens", "messages", "model", "n", "response_format", "stop", "stream"),
-    *("tool_choice", "tools"),
-)
+# Values that change nothing; others are ignored and named.
+_NEUTRAL = {
+    "model": (MODEL,),
+    "tool_choice": ("auto", "none"),  # a call cannot be promised
+    "parallel_tool_calls": (True,),
+}
 # Value that changes nothing, and what to do about another one.
 _REFUSED = {
     "n": (1, "each request gets one completion: send n requests"),
@@ -44,7 +46,13 @@ _REFUSED = {
     "function_call": (None, "give the functions as tools"),
 }
 
-error = openai_error
+KEY_HEADER = ("authorization", "Bearer ")
+VARIABLES = {
+    "OPENAI_MODEL": "model",
+    "OPENAI_BASE_URL": "base_url",
+    "OPENAI_API_BASE": "base_url",
+    "OPENAI_API_KEY": "api_key",
+}
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
@@ -54,6 +62,9 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         if name in data and data[name] != allowed:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
     form = data.get("response_format")
+    ignored = ignored_fields(data, (*_READ, *_REFUSED), _NEUTRAL)
+    if form == {"type": "json_object"}:
+        ignored.add("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
         form = form.get("json_schema") or {}
     chat = chat_request(
@@ -63,9 +74,15 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         stop=[data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
         max_tokens=_max_tokens(data),
     )
+    if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
+        ignored.add("messages.name")
+    parts = [part for one in data["messages"] if isinstance(one.get("content"), list) for part in one["content"]]
+    images = [part.get("image_url") for part in parts if isinstance(part, dict)]
+    if any(isinstance(image, dict) and image.get("detail") not in (None, "auto") for image in images):
+        ignored.add("messages.image_url.detail")
     options = data.get("stream_options")
     fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
-    return AgentRequest(chat, _ignored(data), bool(data.get("stream")), fields)
+    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")), fields)
 
 
 def _tools(tools: Any) -> Any:
@@ -73,10 +90,10 @@ def _tools(tools: Any) -> Any:
         return None
     if not isinstance(tools, list):
         raise RefusedRequestError(f"tools is {show(tools)}: give a list", "tools")
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
+            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a function with a name", "tools")
     return tools
 
 
@@ -86,27 +103,13 @@ def _max_tokens(data: Mapping[str, Any]) -> Any:
     return min(given, default=None, key=lambda value: value if type(value) is int else 0)
 
 
-def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that have no effect: unknown ones, and those whose value the trainer decides otherwise."""
-    given = {
-        "model": data.get("model") == MODEL,
-        "tool_choice": data.get("tool_choice") in ("auto", "none"),  # a call cannot be promised
-        "parallel_tool_calls": data.get("parallel_tool_calls") is not False,
-        "response_format": data.get("response_format") != {"type": "json_object"},
-    }
-    known = {*_READ, *_WITHOUT_EFFECT, *_REFUSED}
-    ignored = [name for name in data if not given.get(name, name in known)]
-    if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
-        ignored.append("messages.name")
-    parts = [part for one in data["messages"] if isinstance(one.get("content"), list) for part in one["content"]]
-    images = [part.get("image_url") for part in parts if isinstance(part, dict)]
-    if any(isinstance(image, dict) and image.get("detail") not in (None, "auto") for image in images):
-        ignored.append("messages.image_url.detail")
-    return tuple(sorted(ignored))
-
-
 def answer(completion: Completion, request: AgentRequest) -> bytes:
     return to_body(_written(completion))
+
+
+def error(refusal: RefusedRequestError) -> bytes:
+    message, kind = str(refusal), "invalid_request_error"
+    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
 
 
 def stream(completion: Completion, request: AgentRequest) -> bytes:
@@ -117,8 +120,8 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if message["content"]:
         deltas.append({"content": message["content"]})
-    for place, call in enumerate(message.get("tool_calls", ())):
-        deltas.append({"tool_calls": [{"index": place, **call}]})
+    for index, call in enumerate(message.get("tool_calls", ())):
+        deltas.append({"tool_calls": [{"index": index, **call}]})
     choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]})
     common = {name: written[name] for name in ("id", "created", "model")}

@@ -15,8 +15,8 @@ from ...utils.show import show
 from .request import (
     CHAT_FIELDS,
     MODEL,
-    SUPPORTED,
     AgentRequest,
+    Blocks,
     Completion,
     LeftOut,
     RefusedRequestError,
@@ -24,7 +24,7 @@ from .request import (
     arguments_text,
     chat_request,
     function_tool,
-    joined,
+    ignored_fields,
     read_object,
     to_body,
 )
@@ -38,12 +38,30 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
 _CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
+KEY_HEADER = ("x-api-key", "")
+VARIABLES = {
+    "ANTHROPIC_MODEL": "model",
+    "ANTHROPIC_SMALL_FAST_MODEL": "model",
+    "ANTHROPIC_BASE_URL": "anthropic_url",
+    "ANTHROPIC_API_KEY": "api_key",
+}
+
+
+def _data_url(block: Mapping[str, Any]) -> str | None:
+    """Return the data URL of an image that a request contains itself."""
+    source = block.get("source")
+    is_whole = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
+    return f"data:{source.get('media_type')};base64,{source['data']}" if is_whole else None
+
+
+_MARKS = {("text", "citations"): ([],), ("image", "transformations"): ([],)}
+_BLOCKS = Blocks("messages", {"text": "text"}, "image", _data_url, _MARKS)
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
     data = read_object(body)
-    ignored = LeftOut(name for name in data if name not in _READ and not (name == "model" and data[name] == MODEL))
+    ignored = ignored_fields(data, _READ, {"model": (MODEL,)})
     messages = read_messages(data, ignored)
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
@@ -81,12 +99,12 @@ def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     """Return the messages that a request's `system` and `messages` are."""
     messages: list[Message] = []
     if data.get("system"):
-        messages.append({"role": "system", "content": _content(data["system"], "system", ignored)})
+        messages.append({"role": "system", "content": _BLOCKS.read(data["system"], "system", ignored)})
     given = data.get("messages")
     if not isinstance(given, list):
         raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
-    for place, message in enumerate(given):
-        messages += _messages(message, f"messages[{place}]", ignored)
+    for index, message in enumerate(given):
+        messages += _messages(message, f"messages[{index}]", ignored)
     return messages
 
 
@@ -99,8 +117,8 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
         yield {"role": role, "content": content, **kept}
         return
     calls, texts = [], []
-    for place, block in enumerate(content):
-        at = f"{where}: content[{place}]"
+    for index, block in enumerate(content):
+        at = f"{where}: content[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" or kind == "image" and role in SHOW_IMAGES:
             texts.append((at, block))
@@ -110,10 +128,10 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
             )
         elif kind == "tool_result":
             if texts:
-                yield {"role": role, "content": _joined(texts, ignored, role in SHOW_IMAGES)}
+                yield {"role": role, "content": _BLOCKS.joined(texts, ignored, role in SHOW_IMAGES)}
                 texts = []
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
-            result = _content(block.get("content"), at, ignored, shows_images=True)
+            result = _BLOCKS.read(block.get("content"), at, ignored, shows_images=True)
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind in LEFT_OUT:
             ignored.add(f"messages.{kind}")
@@ -122,48 +140,18 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
             ignored.unknown(f"messages.{kind}", why, "messages")
     if texts or calls or not any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content):
         own = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": _joined(texts, ignored, role in SHOW_IMAGES), **kept, **own}
-
-
-def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
-    """Return the content that blocks are. Any other content is left to `ChatRequest`."""
-    if not isinstance(content, list):
-        return content
-    return _joined([(f"{where}[{place}]", block) for place, block in enumerate(content)], ignored, shows_images)
-
-
-def _joined(blocks: list[tuple[str, Any]], ignored: LeftOut, shows_images: bool) -> str | list[dict[str, Any]]:
-    """Return the text of blocks, each with how messages name it; parts if there are images among them."""
-    parts: list[dict[str, Any]] = []
-    for where, block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else block
-        if kind == "text" and isinstance(block, dict) and isinstance(block.get("text"), str):
-            parts.append({"type": "text", "text": block["text"]})
-            ignored.update(["messages.citations"] if block.get("citations") else [])
-        elif kind == "image" and isinstance(block, dict) and shows_images:
-            parts += ignored.image(_data_url(block.get("source")), block, where, "messages.image", "messages")
-            ignored.update(["messages.image.transformations"] if block.get("transformations") else [])
-        else:
-            why = f"{where} is {show(kind)}: only {SUPPORTED[shows_images]} supported"
-            ignored.unknown(f"messages.{kind}", why, "messages")
-    return joined(parts)
-
-
-def _data_url(source: Any) -> str | None:
-    """Return the data URL of an image that a request contains itself."""
-    is_whole = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
-    return f"data:{source.get('media_type')};base64,{source['data']}" if is_whole else None
+        yield {"role": role, "content": _BLOCKS.joined(texts, ignored, role in SHOW_IMAGES), **kept, **own}
 
 
 def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
     """Return the functions among tools as chat templates take them."""
     functions = []
-    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:
             ignored.add(f"tools.{tool['type']}")
             continue
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a tool with a name", "tools")
+            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a tool with a name", "tools")
         functions.append(function_tool(tool["name"], tool.get("description"), tool.get("input_schema")))
     return functions
 
@@ -193,16 +181,16 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
             },
         }
     ]
-    for place, block in enumerate(written["content"]):
+    for index, block in enumerate(written["content"]):
         if block["type"] == "text":
             start, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             start = {**block, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": arguments_text(block["input"])}
         events += [
-            {"type": "content_block_start", "index": place, "content_block": start},
-            {"type": "content_block_delta", "index": place, "delta": delta},
-            {"type": "content_block_stop", "index": place},
+            {"type": "content_block_start", "index": index, "content_block": start},
+            {"type": "content_block_delta", "index": index, "delta": delta},
+            {"type": "content_block_stop", "index": index},
         ]
     end = {"stop_reason": written["stop_reason"], "stop_sequence": None}
     events += [{"type": "message_delta", "delta": end, "usage": written["usage"]}, {"type": "message_stop"}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...utils.show import show
 MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.
 CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
-SUPPORTED = ("text is", "text and images are")  # in a content, by whether its role shows images
+_SUPPORTED = ("text is", "text and images are")  # in a content, by whether its role shows images
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
@@ -70,7 +70,6 @@ class AgentRequest:
         after: id of the response that the messages continue; the conversation up to it is not among them.
         instructions: number of messages at the beginning that a request after this one does not continue.
         keeps_tools: of the request that `after` answered, instead of its own.
-        references: place of a message -> ids of the items of earlier responses that it stands for.
     """
 
     chat: ChatRequest
@@ -80,33 +79,24 @@ class AgentRequest:
     after: Any = None
     instructions: int = 0
     keeps_tools: bool = False
-    references: Mapping[int, Sequence[Any]] = field(default_factory=dict)
 
     def whole(self, answered: Sequence[tuple[AgentRequest, Completion]]) -> AgentRequest:
-        """Return the request with all messages that it continues or refers to, from its episode's completions so far.
+        """Return the request with all messages that it continues, from its episode's completions so far.
 
         Raises `RefusedRequestError` for an id that none of them has.
         """
-        if self.after is None and not self.references:
+        if self.after is None:
             return self
-        messages, tools = list(self.chat.messages), self.chat.tools
-        for place, names in sorted(self.references.items(), reverse=True):
-            items = [_named(name, answered)[1] for name in names]
-            messages[place : place + 1] = [one.message() for one in {item.number: item for item in items}.values()]
-        if self.after is not None:
-            earlier, completion = _named(self.after, answered)
-            tools = earlier.chat.tools if self.keeps_tools else tools
-            before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
-            messages[self.instructions : self.instructions] = before
+        continued = [pair for pair in answered if self.after in pair[1].names]
+        if not continued:
+            message = f"{show(self.after)} is not a response of this episode: send the messages"
+            raise RefusedRequestError(message, code="not_found")
+        earlier, completion = continued[0]
+        tools = earlier.chat.tools if self.keeps_tools else self.chat.tools
+        messages = list(self.chat.messages)
+        before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
+        messages[self.instructions : self.instructions] = before
         return replace(self, chat=chat_request(**{**vars(self.chat), "messages": messages, "tools": tools}))
-
-
-def _named(name: Any, answered: Sequence[tuple[AgentRequest, Completion]]) -> tuple[AgentRequest, Completion]:
-    """Return the completion with an item or a response of this id, and its request."""
-    for request, completion in answered:
-        if name in completion.names:
-            return request, completion
-    raise RefusedRequestError(f"{show(name)} is not a response of this episode: send the messages", code="not_found")
 
 
 @dataclass(frozen=True)
@@ -126,9 +116,9 @@ class Completion:
         return [(number, one["function"]["name"], one["function"].get("arguments", {})) for number, one in calls]
 
     @property
-    def names(self) -> list[str]:
-        """The ids by which a later request may refer to it: of the response, its message and its calls."""
-        return [f"resp_{self.number}", f"msg_{self.number}", *(f"fc_{number}" for number, _, _ in self.calls())]
+    def names(self) -> tuple[str, str]:
+        """The ids by which a later request may continue it, in each protocol."""
+        return f"resp_{self.number}", f"msg_{self.number}"
 
     def message(self) -> Message:
         """Return the model's message, its calls with their ids."""
@@ -162,7 +152,7 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
     try:
         chat = ChatRequest(**fields)
     except G2POError as error:
-        parameter = next((name for name in fields if str(error).startswith(name)), None)
+        parameter = error.field or next((name for name in fields if str(error).startswith(name)), None)
         raise RefusedRequestError(str(error), parameter) from error
     if schema is None:
         return chat
@@ -173,9 +163,63 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
     return replace(chat, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
 
 
-def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return parts as one text if there is no image among them."""
-    return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
+def ignored_fields(data: Mapping[str, Any], read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> LeftOut:
+    """Return the fields that have no effect.
+
+    Args:
+        data: the request.
+        read: names of fields that are read, or that clients send for their own records.
+        neutral: fields whose value the trainer decides -> values that change nothing.
+    """
+    return LeftOut(name for name in data if not (data[name] in neutral[name] if name in neutral else name in read))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of text and images in a protocol's contents.
+
+    Args:
+        field: the request's field that has them.
+        texts: kind of a text -> name of its field.
+        image: kind of an image.
+        url: returns the data URL of an image.
+        marks: (kind, field of a block) -> values that change nothing. Others are left out and named.
+    """
+
+    field: str
+    texts: Mapping[str, str]
+    image: str
+    url: Callable[[Mapping[str, Any]], Any]
+    marks: Mapping[tuple[str, str], tuple[Any, ...]]
+
+    def read(self, content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
+        """Return the content that blocks are: a text, or parts if there are images among them.
+
+        Any other content is left to `ChatRequest`.
+        """
+        if not isinstance(content, list):
+            return content
+        return self.joined(
+            [(f"{where}[{index}]", block) for index, block in enumerate(content)], ignored, shows_images
+        )
+
+    def joined(self, blocks: list[tuple[str, Any]], ignored: LeftOut, shows_images: bool) -> Any:
+        """Return the content that blocks are, each with its place in the request."""
+        parts: list[dict[str, Any]] = []
+        for where, block in blocks:
+            kind = block.get("type") if isinstance(block, dict) else None
+            text = block.get(self.texts[kind]) if isinstance(kind, str) and kind in self.texts else None
+            if isinstance(text, str):
+                parts.append({"type": "text", "text": text})
+            elif kind == self.image and shows_images:
+                parts += ignored.image(self.url(block), block, where, f"{self.field}.{kind}", self.field)
+            else:
+                why = f"{where} is {show(block if kind is None else kind)}: only {_SUPPORTED[shows_images]} supported"
+                ignored.unknown(f"{self.field}.{kind}", why, self.field)
+            for (owner, name), neutral in self.marks.items():
+                if kind == owner and block.get(name) not in (None, *neutral):
+                    ignored.add(f"{self.field}.{owner}.{name}" if owner == self.image else f"{self.field}.{name}")
+        return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
 
 
 def answer_schema(name: str, form: Any) -> dict[str, Any] | None:
@@ -201,9 +245,3 @@ def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any
 def arguments_text(arguments: Any) -> str:
     """Return the arguments of a call as JSON text; a text is what the model wrote instead of an object."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def openai_error(refusal: RefusedRequestError) -> bytes:
-    """Return the body of an error in OpenAI's protocols."""
-    message, kind = str(refusal), "invalid_request_error"
-    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})

@@ -12,11 +12,14 @@ from typing import Any
 
 from ...prompts.conversation import SHOW_IMAGES, Message
 from ...utils.show import show
+from .chat_completions import KEY_HEADER as KEY_HEADER
+from .chat_completions import VARIABLES as VARIABLES
+from .chat_completions import error as error
 from .request import (
     CHAT_FIELDS,
     MODEL,
-    SUPPORTED,
     AgentRequest,
+    Blocks,
     Completion,
     LeftOut,
     RefusedRequestError,
@@ -24,13 +27,10 @@ from .request import (
     arguments_text,
     chat_request,
     function_tool,
-    joined,
-    openai_error,
+    ignored_fields,
     read_object,
     to_body,
 )
-
-error = openai_error
 
 # Read by `parse`, or sent by clients for their own records.
 _READ = (
@@ -54,12 +54,13 @@ _REFUSED = {
     "background": "leave it out, and wait for the response",
 }
 _LOGPROBS = "message.output_text.logprobs"
-_CONTENT = ("input_text", "output_text", "text", "refusal", "summary_text")
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-REFERENCES = "references"
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
+_TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text"), "text") | {"refusal": "refusal"}
+_MARKS = {("input_image", "detail"): ("auto",)}
+_BLOCKS = Blocks("input", _TEXTS, "input_image", lambda block: block.get("image_url"), _MARKS)
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
@@ -70,7 +71,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
             raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
     if isinstance(data.get("include"), list) and _LOGPROBS in data["include"]:
         raise RefusedRequestError(f"include has {_LOGPROBS}: {_REFUSED['top_logprobs']}", "include")
-    ignored = LeftOut(n for n in data if not (data[n] in _NEUTRAL[n] if n in _NEUTRAL else n in _READ))
+    ignored = ignored_fields(data, _READ, _NEUTRAL)
     system = read_instructions(data)
     tools, items = read_tools(data.get("tools", []), ignored)
     text = data.get("text", {})
@@ -92,7 +93,6 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         {"items": items},
         data.get("previous_response_id"),
         len(system) + added,
-        references={place + added: one[REFERENCES] for place, one in enumerate(messages) if REFERENCES in one},
     )
 
 
@@ -100,13 +100,13 @@ def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[
     """Return the functions among tools as chat templates take them, and name -> fields of an item that calls it."""
     functions: list[dict[str, Any]] = []
     kinds: dict[str, dict[str, Any]] = {}
-    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind not in ("function", "custom", "namespace") and isinstance(kind, str):
             ignored.add(f"tools.{kind}")
             continue
         if kind is None or not isinstance(tool.get("name"), str):
-            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
+            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a function with a name", "tools")
         if kind == "namespace":
             inner, names = read_tools(tool.get("tools", []), ignored, tool["name"])
             functions += inner
@@ -127,14 +127,14 @@ def read_instructions(data: Mapping[str, Any]) -> list[Message]:
 
 
 def read_items(items: Any, ignored: LeftOut) -> list[Message]:
-    """Return the messages that items are. A message for earlier items has their ids (`REFERENCES`)."""
+    """Return the messages that items are."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
         raise RefusedRequestError(f"input is {show(items)}: give a text or a list of items", "input")
     messages: list[Message] = []
-    for place, item in enumerate(items):
-        where = f"input[{place}]"
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
         kind = item.get("type") if isinstance(item, dict) else item
         kind = "message" if kind is None and isinstance(item, dict) else kind
         if kind in _LEFT_OUT:
@@ -154,8 +154,6 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             arguments = item.get(_CALLS[kind])
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
-        elif kind == "item_reference":
-            _own(messages).setdefault(REFERENCES, []).append(item.get("id"))
         elif kind in _OUTPUTS:
             content = _content(item.get("output"), where, ignored, shows_images=True)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
@@ -172,26 +170,11 @@ def _own(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> str | list[dict[str, Any]]:
+def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
     """Return a text, or parts if there are images among them."""
-    if isinstance(content, list):
-        parts: list[dict[str, Any]] = []
-        for place, part in enumerate(content):
-            at, kind = f"{where}: content[{place}]", part.get("type") if isinstance(part, dict) else part
-            text = part.get("text", part.get("refusal")) if isinstance(part, dict) and kind in _CONTENT else None
-            if isinstance(text, str):
-                parts.append({"type": "text", "text": text})
-            elif kind == "input_image" and isinstance(part, dict) and shows_images:
-                parts += ignored.image(part.get("image_url"), part, at, "input.input_image", "input")
-                if part.get("detail") not in (None, "auto"):
-                    ignored.add("input.input_image.detail")
-            else:
-                why = f"{at} is {show(kind)}: only {SUPPORTED[shows_images]} supported"
-                ignored.unknown(f"input.{kind}", why, "input")
-        return joined(parts)
-    if not isinstance(content, (str, type(None))):
+    if not isinstance(content, (str, list, type(None))):
         raise RefusedRequestError(f"{where}: content is {show(content)}: give a text", "input")
-    return content or ""
+    return _BLOCKS.read(content, f"{where}: content", ignored, shows_images) or ""
 
 
 def answer(completion: Completion, request: AgentRequest) -> bytes:
@@ -213,13 +196,13 @@ def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str,
     started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield {"type": "response.created", "response": started}
     yield {"type": "response.in_progress", "response": started}
-    for place, item in enumerate(whole["output"]):
-        at = {"item_id": item["id"], "output_index": place}
+    for index, item in enumerate(whole["output"]):
+        at = {"item_id": item["id"], "output_index": index}
         field = _CALLS.get(item["type"], "content")
         empty = [] if field == "content" else ""
         yield {
             "type": "response.output_item.added",
-            "output_index": place,
+            "output_index": index,
             "item": {**item, "status": "in_progress", field: empty},
         }
         if field == "content":
@@ -233,7 +216,7 @@ def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str,
             name = f"response.{item['type']}_{field}"
             yield {"type": f"{name}.delta", **at, "delta": item[field]}
             yield {"type": f"{name}.done", **at, field: item[field], "name": item["name"]}
-        yield {"type": "response.output_item.done", "output_index": place, "item": item}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 

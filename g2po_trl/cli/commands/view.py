@@ -27,7 +27,7 @@ from pathlib import Path
 from ...utils.errors import G2POError
 from ...utils.options import Options
 from ...view.page import data_folder, write_page
-from ...view.server import make_server
+from ...view.server import Server
 from ...view.sources import Sources, open_folder
 from ...view.space import push_space
 from ...view.terminal import TerminalView
@@ -118,7 +118,7 @@ def _print(sources: Sources, args: ViewOptions) -> None:
 
 def _serve(sources: Sources, args: ViewOptions) -> None:
     try:
-        server = make_server(sources, args.port or 0)
+        server = Server(sources, args.port or 0)
     except OSError as error:
         raise G2POError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
     names = ", ".join(str(folder) for folder in args.folders)

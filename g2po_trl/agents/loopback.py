@@ -1,0 +1,81 @@
+"""An HTTP server on loopback, for the agents' endpoint and the viewer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOOPBACK = "127.0.0.1"
+MAX_HEAD_BYTES = 2**16
+HEAD_SECONDS = 10.0  # after which a connection without a request is closed
+MAX_SILENT, SILENT_SECONDS = 128, 1.0  # connections without a request yet, and how long one has at least
+
+
+class _Connection(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Beyond the limit, close the oldest connection that has not sent a request."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+        silent = sorted((one for one in self.connections if one.scope is None), key=lambda one: one.since)
+        if len(silent) > MAX_SILENT and self.since - silent[0].since > SILENT_SECONDS:
+            silent[0].transport.abort()
+
+    def _close_if_silent(self) -> None:
+        if self.scope is None:
+            self.transport.abort()
+
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+async def respond(
+    send: Send, status: int, kind: str, content: bytes, header: tuple[str, str], more_body: bool = False
+) -> None:
+    """Send a response; with `more_body`, the connection stays open until another part of the body is sent."""
+    fields = (("content-type", kind), ("content-length", str(len(content))), header)
+    headers = [(name.encode(), value.encode()) for name, value in fields]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": more_body})
+
+
+class LoopbackServer:
+    """A server of an ASGI application on 127.0.0.1; with `port=0`, on a free port."""
+
+    def __init__(self, application: Callable[..., Any], port: int = 0):
+        self._socket = socket.create_server((LOOPBACK, port), backlog=512)
+        self.server_port = self._socket.getsockname()[1]
+        quiet = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
+        options = {
+            "http": _Connection,
+            "ws": "none",
+            "loop": "asyncio",
+            "lifespan": "off",
+            "interface": "asgi3",
+            **quiet,
+        }
+        self._server = Server(Config(application, h11_max_incomplete_event_size=MAX_HEAD_BYTES, **options))
+        self._ended = threading.Event()
+
+    def serve_forever(self) -> None:
+        """Serve until `shutdown`, or in the main thread until an interrupt."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    def start(self) -> None:
+        """Serve in a thread that ends with the process."""
+        threading.Thread(target=self.serve_forever, daemon=True, name="loopback").start()
+
+    def shutdown(self) -> None:
+        """End the server and its connections."""
+        self._server.should_exit = self._server.force_exit = True
+        self._ended.wait()
