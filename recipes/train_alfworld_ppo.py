@@ -16,4 +16,4 @@ TYPES = (ScriptArguments, PPOConfig, ModelConfig)
 DEFAULT_CONFIG = G2PO_CONFIG.with_name("tiny-ppo.yaml")
 
 if __name__ == "__main__":
-    main(TYPES, PPOTrainer, DEFAULT_CONFIG)
+    main(TYPES, DEFAULT_CONFIG, PPOTrainer)

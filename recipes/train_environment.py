@@ -19,19 +19,17 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
-from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template
+from g2po_trl import G2POConfig, PromptTemplate
+from g2po_trl.cli.recipe import Task, train
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.errors import G2POError
-from g2po_trl.utils.options import Options, option
-
-DEFAULT_CONFIG = keys_beside  # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
+from g2po_trl.utils.options import Options, option, require
 
 
 @dataclass
@@ -57,12 +55,12 @@ class OwnArguments(Options):
         if (self.environment is None) == (self.agent is None):
             both = "None" if self.agent is None else "both given"
             raise G2POError(
-                f"environment and agent are {both}: pass --environment FILE.py:Class or --agent FILE.py:NAME"
+                f"environment and agent are {both}: pass --environment FILE.py:Class or --agent FILE.py:NAME",
+                "environment",
             )
-        if self.agent is not None and self.prompt is not None:
-            raise G2POError(f"prompt is {self.prompt!r}: an agent writes its prompts itself, leave it out")
-        if self.tasks is None:
-            raise G2POError("tasks is None: pass --tasks FILE, one task per line, as JSON")
+        own = self.agent is not None and self.prompt is not None
+        require(not own, "prompt", self.prompt, "an agent writes its prompts itself, leave it out")
+        require(self.tasks is not None, "tasks", None, "pass --tasks FILE, one task per line, as JSON")
 
     def load_prompt(self) -> PromptTemplate | None:
         """Return the template that `prompt` names."""
@@ -77,48 +75,32 @@ class ScriptArguments(OwnArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.agent_state_key is not None and self.agent is None:
-            raise G2POError("agent_state_key has no effect without agent: set Observation.state_key instead")
+        has_effect = self.agent_state_key is None or self.agent is not None
+        remedy = "it has no effect without agent: set Observation.state_key instead"
+        require(has_effect, "agent_state_key", self.agent_state_key, remedy)
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+DEFAULT_CONFIG = keys_beside  # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
 
 
-def main(trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG, tasks_beside)
-    if model_args.model_name_or_path is None:
-        raise G2POError("model_name_or_path is None: pass --model, a folder or a Hub id")
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # data
-    train, held_out = split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
-    shared = sum(row in train for row in held_out)
-    if args.process_index == 0:
-        also = f", {shared} of them trained on" if shared else ""
-        print(f"train: {len(train)} tasks\nevaluation: {len(held_out)} tasks{also}", flush=True)
-
-    tokenizer = None
-    if script_args.chat_template is not None:
-        tokenizer = tokenizer_with_template(model_args, script_args.chat_template)
-
-    trainer = trainer_class(
-        model=model_args.model_name_or_path,
-        args=args,
-        train_dataset=tasks_dataset(train),
-        eval_dataset=tasks_dataset(held_out),
-        environment_factory=load(script_args.environment) if script_args.environment else None,
-        agent=script_args.agent,
-        state_key=load(script_args.agent_state_key) if script_args.agent_state_key else None,
-        prompt_template=script_args.load_prompt(),
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
+def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
+    """Return the tasks of the files, and the environment or the agent that plays them."""
+    rows, held_out = split_tasks(options.tasks, options.eval_tasks, options.num_eval_tasks)
+    shared = sum(row in rows for row in held_out)
+    return Task(
+        train=rows,
+        held_out=held_out,
+        facts={"Evaluation tasks": f"{len(held_out)}, beside {len(rows)} to train on; {shared} are in both"},
+        trainer={
+            "environment_factory": load(options.environment) if options.environment else None,
+            "agent": options.agent,
+            "state_key": load(options.agent_state_key) if options.agent_state_key else None,
+        },
+        prompt=options.load_prompt(),
+        panel="Evaluation tasks (some were trained on)" if shared else "Held-out tasks",
     )
-    settings = {"script": asdict(script_args), "model": asdict(model_args)}
-    panel = "Evaluation tasks (some were trained on)" if shared else "Held-out tasks"
-    run_recipe(trainer, checkpoint, settings, panel=panel)
 
 
 if __name__ == "__main__":
-    main()
+    train(tasks, TYPES, DEFAULT_CONFIG, defaults=tasks_beside)

@@ -13,22 +13,20 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
-from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT, SokobanEnvironment, level_rows
-from g2po_envs.sokoban.environment import RENDER
+from g2po_envs.sokoban.environment import RENDER, SokobanEnvironment
 from g2po_envs.sokoban.exact import ExactAdvantage
+from g2po_envs.sokoban.games import level_rows
+from g2po_envs.sokoban.prompts import PROMPTS
 from g2po_envs.sokoban.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
+from g2po_trl import G2POConfig
+from g2po_trl.cli.recipe import Task, split_panel, train
 from g2po_trl.utils.options import Options, option
-
-DEFAULT_CONFIG = Path(__file__).parent / "sokoban" / "tiny.yaml"
-PROMPTS = {"full": SOKOBAN_PROMPT, "compact": SOKOBAN_COMPACT_PROMPT}
 
 
 @dataclass
@@ -49,52 +47,30 @@ class ScriptArguments(Options):
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+DEFAULT_CONFIG = Path(__file__).parent / "sokoban" / "tiny.yaml"
 
 
-def main() -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # data
-    size, chosen, number = script_args.level_size, script_args.num_eval_levels, script_args.num_report_levels
-    number = number or (chosen if args.load_best_model_at_end else 0)
-    train = level_rows(size, script_args.num_levels)
-    held_out = level_rows(size, chosen + number, held_out=True)
-    held_out, reported = held_out[:chosen], held_out[chosen:]
-    facts = {"Training levels": f"{len(train)} of size {size}", "Held-out levels": f"{len(reported or held_out)}"}
-    if args.process_index == 0:
-        print(f"train: {len(train)} levels of size {size}\nheld-out: {len(held_out)} levels", flush=True)
-        if reported:
-            print(f"reported: {len(reported)} levels", flush=True)
-
-    shown = {name: getattr(script_args, name) for name in ("positions", "end_when_lost", "render")}
-    factory = partial(SokobanEnvironment, **shown)
-
-    trainer = G2POTrainer(
-        model=model_args.model_name_or_path or str(tiny_model_path()),
-        args=args,
-        train_dataset=tasks_dataset(train),
-        eval_dataset=tasks_dataset(held_out),
-        environment_factory=factory,
-        advantage_fn=ExactAdvantage(train, factory()) if script_args.exact_distances else None,
-        prompt_template=PROMPTS[script_args.prompt],
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-        card_facts=facts,
+def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
+    """Return the levels."""
+    size, rows = options.level_size, level_rows(options.level_size, options.num_levels)
+    held_out, reported, panel = split_panel(
+        partial(level_rows, size, held_out=True), options.num_eval_levels, options.num_report_levels, args
     )
-    settings = {"script": asdict(script_args), "model": asdict(model_args)}
-    settings["evaluation"] = {
-        "environment": "sokoban",
-        "panel": size,
-        "panel_options": {
-            **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
-            **shown,
+    shown = {name: getattr(options, name) for name in ("positions", "end_when_lost", "render")}
+    factory = partial(SokobanEnvironment, **shown)
+    return Task(
+        train=rows,
+        held_out=held_out,
+        reported=reported,
+        facts={"Training levels": f"{len(rows)} of size {size}", "Held-out levels": f"{len(reported or held_out)}"},
+        trainer={
+            "environment_factory": factory,
+            "advantage_fn": ExactAdvantage(rows, factory()) if options.exact_distances else None,
         },
-    }
-    report_dataset = tasks_dataset(reported) if reported else None
-    run_recipe(trainer, checkpoint, settings, dataset_name="Sokoban", report_dataset=report_dataset)
+        prompt=PROMPTS[options.prompt],
+        evaluation={"environment": "sokoban", "panel": size, "panel_options": {**panel, **shown}},
+    )
 
 
 if __name__ == "__main__":
-    main()
+    train(tasks, TYPES, DEFAULT_CONFIG, "Sokoban", tiny_model_path())

@@ -11,18 +11,16 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
 from g2po_envs.textworld import KINDS, TEXTWORLD_PROMPT, TextWorldEnvironment, game_rows
-from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point
+from g2po_trl import G2POConfig
+from g2po_trl.cli.recipe import Task, kept_path, split_panel, train
 from g2po_trl.utils.options import Options, option
-
-DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
 
 @dataclass
@@ -37,50 +35,26 @@ class ScriptArguments(Options):
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
 
-def main() -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-    kind, chosen, number = script_args.kind, script_args.num_eval_games, script_args.num_report_games
-
-    # data
-    number = number or (chosen if args.load_best_model_at_end else 0)
-    train = game_rows(kind, script_args.num_games)
-    held_out = game_rows(kind, chosen, held_out=True)
-    reported = game_rows(kind, number, held_out=True, first=chosen)
-    if args.process_index == 0:
-        print(f"train: {len(train)} games of kind {kind}\nheld-out: {len(held_out)} games", flush=True)
-        if reported:
-            print(f"reported: {len(reported)} games", flush=True)
-
-    trainer = G2POTrainer(
-        model=model_args.model_name_or_path,
-        args=args,
-        train_dataset=tasks_dataset(train),
-        eval_dataset=tasks_dataset(held_out),
-        environment_factory=partial(TextWorldEnvironment, cache_dir=script_args.cache_dir),
-        prompt_template=TEXTWORLD_PROMPT,
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-        card_facts={
-            "Training games": f"{len(train)} of kind {kind}",
-            "Held-out games": f"{len(reported or held_out)}",
-        },
+def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
+    """Return the games."""
+    kind, rows = options.kind, game_rows(options.kind, options.num_games)
+    held_out, reported, panel = split_panel(
+        partial(game_rows, kind, held_out=True), options.num_eval_games, options.num_report_games, args
     )
-    settings = {"script": asdict(script_args), "model": asdict(model_args)}
-    settings["evaluation"] = {
-        "environment": "textworld",
-        "panel": kind,
-        "panel_options": {
-            **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
-            "cache_dir": kept_path(script_args.cache_dir),
-        },
-    }
-    report_dataset = tasks_dataset(reported) if reported else None
-    run_recipe(trainer, checkpoint, settings, dataset_name="TextWorld", report_dataset=report_dataset)
+    panel["cache_dir"] = kept_path(options.cache_dir)
+    return Task(
+        train=rows,
+        held_out=held_out,
+        reported=reported,
+        facts={"Training games": f"{len(rows)} of kind {kind}", "Held-out games": f"{len(reported or held_out)}"},
+        trainer={"environment_factory": partial(TextWorldEnvironment, cache_dir=options.cache_dir)},
+        prompt=TEXTWORLD_PROMPT,
+        evaluation={"environment": "textworld", "panel": kind, "panel_options": panel},
+    )
 
 
 if __name__ == "__main__":
-    main()
+    train(tasks, TYPES, DEFAULT_CONFIG, "TextWorld")

@@ -12,23 +12,20 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
-from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource, WebshopEnvironment
-from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
+from g2po_envs.webshop.environment import WebshopEnvironment
+from g2po_envs.webshop.nouns import NOUNS
+from g2po_envs.webshop.prompts import PROMPTS
+from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point
-from g2po_trl.utils.errors import G2POError
-from g2po_trl.utils.options import Options, option
-
-DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
-PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
-NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.cli.recipe import Task, split_panel, train
+from g2po_trl.utils.options import Options, option, require
 
 
 @dataclass
@@ -49,64 +46,41 @@ class ScriptArguments(Options):
 
 
 TYPES = (ScriptArguments, G2POConfig, ModelConfig)
+DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 
 
-def main(
-    types: tuple[type, ...] = TYPES,
-    trainer_class: type[G2POTrainer] = G2POTrainer,
-    default_config: Path = DEFAULT_CONFIG,
-) -> None:
-    script_args, args, model_args = parse_arguments(types, default_config)
-    checkpoint = starting_point(args)
-    args.eval_on_start = checkpoint is None
-
-    # data
-    if script_args.shop is None and script_args.shop_size != "small":
-        raise G2POError(f"shop_size is {script_args.shop_size!r}: it has no effect without shop, leave it out")
-    if script_args.shop is None:
-        source = ShopSource(goals=script_args.goals, seed=script_args.shop_seed)
+def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
+    """Return the goals."""
+    has_effect = options.shop is not None or options.shop_size == "small"
+    require(has_effect, "shop_size", options.shop_size, "it has no effect without shop, leave it out")
+    if options.shop is None:
+        source = ShopSource(goals=options.goals, seed=options.shop_seed)
     else:
-        source = ShopSource.official(script_args.shop, script_args.shop_size, script_args.goals, script_args.shop_seed)
-    train = source.rows("train", script_args.num_goals)
-    chosen, number = script_args.num_eval_goals, script_args.num_report_goals
-    number = number or (chosen if args.load_best_model_at_end else 0)
-    held_out = source.rows("held-out", chosen + number)
-    held_out, reported = held_out[:chosen], held_out[chosen:]
-    if args.process_index == 0:
-        print(f"train: {source.summary(train)}\nheld-out: {source.summary(held_out)}", flush=True)
-        if reported:
-            print(f"reported: {source.summary(reported)}", flush=True)
-
-    trainer = trainer_class(
-        model=model_args.model_name_or_path or str(tiny_model_path()),
-        args=args,
-        train_dataset=tasks_dataset(train),
-        eval_dataset=tasks_dataset(held_out),
-        environment_factory=partial(
-            WebshopEnvironment,
-            source,
-            partial_reward=script_args.partial_reward,
-            nouns=NOUNS[script_args.nouns],
-            plain=script_args.plain,
-        ),
-        prompt_template=PROMPTS[script_args.prompt],
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-        card_facts={"Training goals": source.summary(train), "Held-out goals": source.summary(held_out)},
+        source = ShopSource.official(options.shop, options.shop_size, options.goals, options.shop_seed)
+    rows = source.rows("train", options.num_goals)
+    held_out, reported, panel = split_panel(
+        partial(source.rows, "held-out"), options.num_eval_goals, options.num_report_goals, args
     )
-    settings = {"script": asdict(script_args), "model": asdict(model_args)}
-    settings |= {"train_manifest": source.summary(train), "eval_manifest": source.summary(held_out)}
-    settings["evaluation"] = {
-        "environment": "webshop",
-        "panel": str(Path(script_args.shop).expanduser().absolute()) if script_args.shop else "invented",
-        "panel_options": {
-            **{"number": len(reported) or chosen, "skip": chosen if reported else 0, "seed": script_args.shop_seed},
-            **{"size": script_args.shop_size, "goals": script_args.goals, "nouns": script_args.nouns},
-            **{"plain": script_args.plain, "partial_reward": script_args.partial_reward},
+    shown = {"plain": options.plain, "partial_reward": options.partial_reward}
+    panel |= {"seed": options.shop_seed, "size": options.shop_size, "goals": options.goals, "nouns": options.nouns}
+    return Task(
+        train=rows,
+        held_out=held_out,
+        reported=reported,
+        facts={"Training goals": source.summary(rows), "Held-out goals": source.summary(held_out)},
+        trainer={"environment_factory": partial(WebshopEnvironment, source, nouns=NOUNS[options.nouns], **shown)},
+        prompt=PROMPTS[options.prompt],
+        evaluation={
+            "environment": "webshop",
+            "panel": str(Path(options.shop).expanduser().absolute()) if options.shop else "invented",
+            "panel_options": {**panel, **shown},
         },
-    }
-    report_dataset = tasks_dataset(reported) if reported else None
-    run_recipe(trainer, checkpoint, settings, dataset_name="WebShop", report_dataset=report_dataset)
+        settings={"train_manifest": source.summary(rows), "eval_manifest": source.summary(held_out)},
+    )
+
+
+def main(types: tuple[type, ...] = TYPES, config: Path = DEFAULT_CONFIG, trainer_class: type = G2POTrainer) -> None:
+    train(tasks, types, config, "WebShop", tiny_model_path(), trainer_class)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from g2po_envs.alfworld.environment import AlfworldEnvironment
 from g2po_envs.alfworld.manifest import Manifest
-from g2po_envs.alfworld.official import Release, official_games
-from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
+from g2po_envs.alfworld.official import PREFIX, Release, official_games
+from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_envs.alfworld.tiny import HIDDEN_ACTIONS, HISTORY_LENGTH
 from g2po_trl.runs.panel import Panel, check_selection
 
@@ -27,6 +27,25 @@ thing, go to places and open what is closed; to bring it somewhere, take it, go 
 cleaned with a sinkbasin, heated with a microwave and cooled with a fridge, while you carry them; a lamp is used \
 where it stands, with the thing to be examined in your hand. "Nothing happens." means that the action was not \
 possible."""
+
+
+def panel_of(games: str | None) -> str:
+    """Return the panel of a recipe's option: of `official:NAME`, of a folder, or of generated games (`None`)."""
+    if games is None:
+        return "generated"
+    return games.removeprefix(PREFIX) if games.startswith(PREFIX) else str(Path(games).expanduser().absolute())
+
+
+def find_games(name: str, number: int, seed: int, size: str, cache_dir: str, split: str = "held-out") -> Manifest:
+    """Return the games of a panel, and generate missing ones; see `load_panel`."""
+    if name in ("generated", "generated-report"):
+        from g2po_envs.alfworld.games import generate_games, report_games
+
+        root = Path(cache_dir).expanduser() / f"alfworld-{size}-{seed}"
+        if name == "generated-report":
+            return report_games(root, number, seed, size)
+        return generate_games(root / f"{split}-{number}", split, number, seed=seed, size=size)
+    return official_games(name) if name in Release.load().numbers else Manifest.scan(name)
 
 
 def load_panel(
@@ -56,19 +75,8 @@ def load_panel(
         size: size of generated games.
     """
     check_selection(number)
-    if name in ("tiny", "generated", "generated-report"):
-        from g2po_envs.alfworld.games import generate_games, report_games
-
-        size, compact = ("tiny", True) if name == "tiny" else (size, compact)
-        root = Path(cache_dir).expanduser() / f"alfworld-{size}-{seed}"
-        if name == "generated-report":
-            games = report_games(root, number, seed, size)
-        else:
-            games = generate_games(root / f"held-out-{number}", "held-out", number, seed=seed, size=size)
-    elif name in Release.load().numbers:
-        games = official_games(name)
-    else:
-        games = Manifest.scan(name)
+    size, compact = ("tiny", True) if name == "tiny" else (size, compact)
+    games = find_games("generated" if name == "tiny" else name, number, seed, size, cache_dir)
     options = {"hidden_actions": HIDDEN_ACTIONS, "intro": False} if compact else {}
     options |= {} if hidden_actions is None else {"hidden_actions": tuple(hidden_actions)}
     options |= {} if intro is None else {"intro": intro}
@@ -76,7 +84,7 @@ def load_panel(
         name=f"ALFWorld {Path(name).name}",
         rows=games.rows(),
         environment_factory=partial(AlfworldEnvironment, games, key=key, **options),
-        prompt_template=ALFWORLD_COMPACT_PROMPT if compact else ALFWORLD_PROMPT,
+        prompt_template=PROMPTS["compact" if compact else "full"],
         max_turns=15 if compact else 50,
         history_length=HISTORY_LENGTH,
         about=ABOUT,

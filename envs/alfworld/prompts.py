@@ -46,3 +46,5 @@ ALFWORLD_COMPACT_PROMPT = PromptTemplate(
     parse_completion=parse_as_released,
     match_case=True,
 )
+
+PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}

@@ -42,7 +42,7 @@ def load_panel(
     place.check()
     return Panel(
         name=f"AppWorld {name}" + (f", difficulty {', '.join(map(str, difficulties))}" if difficulties else ""),
-        rows=[{"task_id": task_id} for task_id in place.task_ids(name, difficulties)],
+        rows=place.rows(name, difficulties),
         environment_factory=partial(
             AppworldEnvironment,
             place,

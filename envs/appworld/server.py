@@ -70,8 +70,8 @@ class Installation:
                     f"AppWorld's {what} is not at {path}: run `python -m g2po_envs.appworld.setup {self.directory}`"
                 )
 
-    def task_ids(self, dataset: str, difficulties: Collection[int] = ()) -> list[str]:
-        """Return the task ids of a dataset, in the order of its file.
+    def rows(self, dataset: str, difficulties: Collection[int] = ()) -> list[dict[str, str]]:
+        """Return the tasks of a dataset, in the order of its file.
 
         Args:
             dataset: "train", "dev", "test_normal" or "test_challenge".
@@ -89,7 +89,7 @@ class Installation:
         if not chosen:
             there = sorted({self._difficulty(task_id) for task_id in ids})
             raise G2POError(f"difficulties is {list(difficulties)}: the tasks of {dataset!r} have {there}")
-        return chosen
+        return [{"task_id": task_id} for task_id in chosen]
 
     def _difficulty(self, task_id: str) -> int:
         path = self.root / "data" / "tasks" / task_id / "ground_truth" / "metadata.json"

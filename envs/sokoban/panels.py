@@ -6,7 +6,7 @@ from functools import partial
 
 from g2po_envs.sokoban.environment import SokobanEnvironment
 from g2po_envs.sokoban.games import SIZES, level_rows
-from g2po_envs.sokoban.prompts import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT
+from g2po_envs.sokoban.prompts import PROMPTS
 from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS
 from g2po_trl.runs.panel import Panel, check_selection
 
@@ -49,7 +49,7 @@ def load_panel(
             positions=compact if positions is None else positions,
             render=render,
         ),
-        prompt_template=SOKOBAN_COMPACT_PROMPT if compact else SOKOBAN_PROMPT,
+        prompt_template=PROMPTS["compact" if compact else "full"],
         max_turns=MAX_TURNS if compact else SIZES[name].most + 6,
         history_length=HISTORY_LENGTH if compact else 2,
         about=ABOUT,

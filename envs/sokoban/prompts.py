@@ -27,3 +27,5 @@ Moves: {actions}""",
 SOKOBAN_COMPACT_PROMPT = PromptTemplate(
     first="{actions}\n{observation}", later="{actions}\n{observation}", show_observation=last_line
 )
+
+PROMPTS = {"full": SOKOBAN_PROMPT, "compact": SOKOBAN_COMPACT_PROMPT}

@@ -37,3 +37,6 @@ def _spacy_model():
     import spacy
 
     return spacy.load("en_core_web_sm")
+
+
+NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from g2po_envs.webshop.environment import WebshopEnvironment
-from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
-from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
+from g2po_envs.webshop.nouns import NOUNS
+from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
 from g2po_trl.evaluation.checkpoints import files_hash
@@ -17,7 +17,6 @@ from g2po_trl.utils.options import require
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
 click[target] clicks what the page shows: a product's number, an option, a page. Choose every option that was asked \
 for, and end with click[buy now]: what you buy then is compared with what was asked for."""
-NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
 COLUMNS = {"Score": "score", "Succ.": "success_rate", "Corrected": "score_corrected"}
 
 
@@ -62,7 +61,7 @@ def load_panel(
             partial_reward=partial_reward,
             nouns=NOUNS[nouns],
         ),
-        prompt_template=WEBSHOP_COMPACT_PROMPT if tiny else WEBSHOP_PROMPT,
+        prompt_template=PROMPTS["compact" if tiny else "full"],
         max_turns=12 if tiny else 15,
         history_length=HISTORY_LENGTH if tiny else 2,
         about=ABOUT,

@@ -50,3 +50,5 @@ WEBSHOP_COMPACT_PROMPT = PromptTemplate(
     parse_completion=parse_shopping,
     match_case=True,
 )
+
+PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}

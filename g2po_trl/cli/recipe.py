@@ -1,10 +1,11 @@
-"""Helpers of recipes: parse arguments; then train, evaluate, save and publish with the recipe's trainer."""
+"""Run a recipe: parse its arguments, load its tasks, then train, evaluate, save and publish."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -12,20 +13,22 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import ModelConfig
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..config import G2POConfig
 from ..config_validation import inherited
+from ..environments.tasks import tasks_dataset
 from ..prompts.images import load_processing_class
+from ..prompts.template import PromptTemplate
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.errors import G2POError
-from ..utils.options import switches_of, without_effect
+from ..utils.options import require, switches_of, without_effect
 from .launch import VIEW
 from .live_view import LiveView
 from .parser import parse
@@ -33,14 +36,8 @@ from .preflight import check_files_and_packages
 from .recipe_files import find_config
 
 EXIT_NOT_PUSHED = 3
+CPU = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}  # TRL's defaults of these are for GPUs
 Keys = Mapping[str, Any]
-
-
-def cpu_defaults() -> dict[str, Any]:
-    """Return values for fields whose defaults in TRL are for GPUs; empty if there is one."""
-    if torch.accelerator.is_available():
-        return {}
-    return {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
 
 
 def parse_arguments(
@@ -52,8 +49,6 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Return a recipe's arguments: flags, then the file of `--config`, then `defaults`, then the fields' defaults.
 
-    A `ModelConfig` among the types sets `model_init_kwargs` of the trainer's arguments, see `use_model_arguments`.
-
     Args:
         types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
         default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
@@ -63,20 +58,19 @@ def parse_arguments(
 
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
-        G2POError: if a file, a model's folder or a package is missing.
+        G2POError: if a file, a model's folder or a package is missing, or an option has no effect.
     """
     *parsed, given = parse(types, argv, **parser_options(default_config, defaults, configs))
-    values = {name: value for one in parsed for name, value in vars(one).items()}
+    values = {name: value for options in parsed for name, value in vars(options).items()}
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
     needs = {name: needed for name, needed in inherited("needs").items() if switches.isdisjoint(switches_of(needed))}
     for sentence in without_effect(sorted(given), values, needs):
-        raise G2POError(f"{sentence}: add it, or leave the option out")
+        raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
     check_files_and_packages(values)
-    model_args = [one for one in parsed if isinstance(one, ModelConfig)]
-    for one in parsed if model_args else ():
-        if hasattr(one, "model_init_kwargs"):
-            use_model_arguments(one, *model_args)
+    for model_args in (options for options in parsed if isinstance(options, ModelConfig)):
+        for args in (options for options in parsed if hasattr(options, "model_init_kwargs")):
+            use_model_arguments(args, model_args)
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
 
@@ -89,10 +83,11 @@ def parser_options(
     """Return the options of `parser.read` for a recipe's command line."""
     if isinstance(default_config, Path):
         configs = configs or default_config.parent.name
+    of_machine = {} if torch.accelerator.is_available() else CPU
     return {
         "find_config": partial(find_config, kind=configs),
         "default_config": default_config,
-        "defaults": lambda given: {**cpu_defaults(), **(defaults(given) if callable(defaults) else defaults or {})},
+        "defaults": lambda given: {**of_machine, **(defaults(given) if callable(defaults) else defaults or {})},
     }
 
 
@@ -106,29 +101,105 @@ def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
     }
 
 
-def starting_point(args: G2POConfig) -> str | None:
-    """Return the checkpoint that `resume_from_checkpoint` names, or `None` to start from scratch.
+@dataclass(kw_only=True)
+class Task:
+    """What a recipe trains on, and what it reports success on.
 
-    Call it before tasks and model are loaded.
-
-    Raises:
-        G2POError: if the checkpoint does not exist, or output_dir holds another run.
+    Args:
+        train: rows of the training tasks.
+        held_out: rows of the evaluations.
+        reported: rows of the panel that is reported. Empty: the held-out ones.
+        facts: number and kind of the tasks, for the start of the log and the model card.
+        trainer: further arguments of the trainer, such as `environment_factory`.
+        prompt: wording of prompts. `None`: the environment's default.
+        evaluation: `environment`, `panel` and `panel_options` with which `g2po evaluate` plays the reported panel.
+        settings: further settings for run.json.
+        panel: name of the reported panel in the table.
     """
-    check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
-    return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+
+    train: Sequence[Keys]
+    held_out: Sequence[Keys]
+    reported: Sequence[Keys] = ()
+    facts: Mapping[str, str]
+    trainer: Keys
+    prompt: PromptTemplate | None = None
+    evaluation: Keys | None = None
+    settings: Keys = field(default_factory=dict)
+    panel: str = "Held-out tasks"
 
 
-def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase | ProcessorMixin:
-    """Return the model's tokenizer, or its processor if it reads images, with the Jinja chat template of a file."""
-    sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
-    processing_class = load_processing_class(model_args.model_name_or_path, model_args.model_revision, **sides)
-    processing_class.chat_template = Path(file).read_text(encoding="utf-8")
-    return processing_class
+def split_panel(
+    rows: Callable[[int], Sequence[Keys]], number: int, reported: int | None, args: G2POConfig
+) -> tuple[Sequence[Keys], Sequence[Keys], dict[str, int]]:
+    """Return the rows of evaluations, the reported rows, and the options of the reported panel.
+
+    Args:
+        rows: number -> that many held-out rows.
+        number: rows of evaluations.
+        reported: rows to report success on. `None`: `number` others if evaluations choose a checkpoint, else none.
+        args: the trainer's arguments.
+    """
+    others = reported or (number if args.load_best_model_at_end else 0)
+    found = rows(number + others)
+    return found[:number], found[number:], {"number": others or number, "skip": number if others else 0}
 
 
 def kept_path(path: str) -> str:
     """Return a path for run.json: below `~` as it is, else absolute."""
     return path if path.startswith("~") else str(Path(path).absolute())
+
+
+def train(
+    tasks: Callable[[Any, G2POConfig], Task],
+    types: Sequence[type],
+    default_config: Path | Callable[[Keys], Keys],
+    dataset_name: str | None = None,
+    model: str | Path | None = None,
+    trainer_class: Callable[..., G2POTrainer] = G2POTrainer,
+    defaults: Callable[[Keys], Keys] | None = None,
+) -> None:
+    """Parse the command line and train on the tasks of a recipe.
+
+    Args:
+        tasks: the recipe, a function of its options and of the trainer's arguments.
+        types: dataclasses of the options and of the trainer's arguments, and TRL's `ModelConfig`.
+        default_config: see `parse_arguments`.
+        dataset_name: for the model card.
+        model: folder of the model that is trained by default. `None`: there is none.
+        trainer_class: the trainer.
+        defaults: see `parse_arguments`.
+    """
+    options, args, model_args = parse_arguments(types, default_config, defaults)
+    model = model_args.model_name_or_path or model
+    require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
+    check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    args.eval_on_start = checkpoint is None and getattr(options, "eval_before", True)
+    with args.main_process_first(desc="tasks"):
+        task = tasks(options, args)
+    if args.process_index == 0:
+        print("\n".join(f"{name}: {fact}" for name, fact in task.facts.items()), flush=True)
+    processing_class = None
+    if (template := getattr(options, "chat_template", None)) is not None:
+        sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
+        processing_class = load_processing_class(str(model), model_args.model_revision, **sides)
+        processing_class.chat_template = Path(template).read_text(encoding="utf-8")
+    trainer = trainer_class(
+        model=str(model),
+        args=args,
+        train_dataset=tasks_dataset(task.train),
+        eval_dataset=tasks_dataset(task.held_out),
+        prompt_template=task.prompt,
+        processing_class=processing_class,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+        card_facts=task.facts,
+        **task.trainer,
+    )
+    settings = {"script": asdict(options), "model": asdict(model_args), **task.settings}
+    settings |= {} if task.evaluation is None else {"evaluation": task.evaluation}
+    reported = tasks_dataset(task.reported) if task.reported else None
+    run_recipe(trainer, checkpoint, settings, dataset_name, reported, task.panel)
 
 
 class _ReportBefore(TrainerCallback):
@@ -145,7 +216,7 @@ class _ReportBefore(TrainerCallback):
 def run_recipe(
     trainer: G2POTrainer,
     checkpoint: str | None,
-    settings: Mapping[str, Any],
+    settings: Keys,
     dataset_name: str | None = None,
     report_dataset: Dataset | None = None,
     panel: str = "Held-out tasks",
@@ -166,23 +237,16 @@ def run_recipe(
         G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
         SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C.
     """
-    args = trainer.args
-    if args.load_best_model_at_end and report_dataset is None:
-        raise G2POError(
-            "load_best_model_at_end is True and report_dataset is None: pass another evaluation set to report on"
-        )
-    if report_dataset is None and not trainer.eval_dataset:
-        raise G2POError(
-            f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "
-            "evaluation set to play after training; or call trainer.train() instead"
-        )
+    args, main = trainer.args, trainer.accelerator.is_main_process
+    missing = report_dataset is None and (args.load_best_model_at_end or not trainer.eval_dataset)
+    require(not missing, "report_dataset", None, "pass tasks to report on, others than those that choose a checkpoint")
     trainer.folder.settings = settings
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
     args.run_name = args.run_name or Path(args.output_dir).name
     live = LiveView(args.output_dir)
     if os.environ.get(VIEW):
-        if not args.save_trajectories:
-            raise G2POError("save_trajectories is False, and --view shows trajectories: leave one of them out")
+        remedy = "--view shows trajectories: leave one of them out"
+        require(args.save_trajectories, "save_trajectories", False, remedy)
         trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
@@ -191,42 +255,49 @@ def run_recipe(
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
     except KeyboardInterrupt:
         trainer.close()
-        if trainer.accelerator.is_main_process:
+        if main:
             print(f"\n{_how_to_resume(trainer)}", file=sys.stderr)
         raise SystemExit(130) from None
-    if report_dataset is None:
-        state = trainer.state
-        if not any("eval_success_rate" in entry and entry["step"] == state.global_step for entry in state.log_history):
-            trainer.evaluate()  # `eval_strategy` did not evaluate after the last step
-    else:
+    if report_dataset is not None:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
+    elif not any("eval_success_rate" in row and row["step"] == trainer.state.global_step
+                 for row in trainer.state.log_history):  # fmt: skip
+        trainer.evaluate()  # `eval_strategy` did not evaluate after the last step
 
     trainer.save_model(args.output_dir)
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
-    if trainer.accelerator.is_main_process:
-        before, after = before_and_after(trainer.folder.evaluations)
-        print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
-        print(format_table({"after": after} if before is after else {"before": before, "after": after}))
-        if others := at_other_temperatures(trainer.folder.evaluations, after["name"], args.other_eval_temperatures):
-            print(f"\n{others}")
-        if trainer.verdict.text:
-            print(f"\n{trainer.verdict.text}")
-        print(f"\nModel, trajectories and metrics are in {args.output_dir}")
-        folder = quote(args.output_dir)
-        print(f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}")
+    if main:
+        print(_how_it_went(trainer, panel))
     live.close()
     trainer.close()
     exit_code = 0
-    if args.push_to_hub:
-        try:
+    try:
+        if args.push_to_hub:
             trainer.push_to_hub(dataset_name=dataset_name)
-        except HubError as error:
-            print(error, file=sys.stderr)
-            exit_code = EXIT_NOT_PUSHED
+    except HubError as error:
+        print(error, file=sys.stderr)
+        exit_code = EXIT_NOT_PUSHED
     trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
     if exit_code:
         sys.exit(exit_code)
+
+
+def _how_it_went(trainer: G2POTrainer, panel: str) -> str:
+    """Return the table of success before and after training, the diagnosis, and the next command."""
+    args, evaluations, folder = trainer.args, trainer.folder.evaluations, quote(trainer.args.output_dir)
+    before, after = before_and_after(evaluations)
+    parts = [
+        f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
+        format_table({"after": after} if before is after else {"before": before, "after": after}),
+    ]
+    others = at_other_temperatures(evaluations, after["name"], args.other_eval_temperatures)
+    parts += [f"\n{text}" for text in (others, trainer.verdict.text) if text]
+    parts += [
+        f"\nModel, trajectories and metrics are in {args.output_dir}",
+        f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}",
+    ]
+    return "\n".join(parts)
 
 
 def _how_to_resume(trainer: G2POTrainer) -> str:

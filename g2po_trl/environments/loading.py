@@ -47,6 +47,13 @@ def load(name: str) -> Any:
         raise G2POError(f"{name!r} cannot be loaded: {error}", "environment", name) from error
 
 
+def bundled_environments() -> dict[str, Path]:
+    """Return the folders of the bundled environments by name: those in `g2po_envs` with evaluation panels."""
+    import g2po_envs
+
+    return {path.parent.name: path.parent for path in sorted(Path(g2po_envs.__file__).parent.glob("*/panels.py"))}
+
+
 def load_template(name: str) -> PromptTemplate:
     """Return the prompt template of a name, as for `load`."""
     template = load(name) if ":" in str(name) else None

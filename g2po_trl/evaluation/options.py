@@ -10,7 +10,7 @@ from typing import Any
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import beside, file_of, resolve_agent_name, resolve_environment_name
+from ..environments.loading import beside, bundled_environments, file_of, resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
 from ..utils.errors import G2POError
@@ -18,7 +18,7 @@ from ..utils.masking import masked_names
 from ..utils.options import option
 
 AGENTS = ("direct", "react", "reflexion")
-ENVIRONMENTS = ("alfworld", "sokoban", "textworld", "webshop", "appworld")
+ENVIRONMENTS = tuple(bundled_environments())
 HISTORIES = ("window", "conversation")
 
 

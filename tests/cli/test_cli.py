@@ -111,8 +111,8 @@ def test_errors_are_one_line(capsys, folder):
         (["train", "alfwrld"], 1, "'alfwrld' is not a recipe: did you mean alfworld?"),
         (["train", "--num_processes", "many"], 2, "invalid int value: 'many'"),
         (["train", "--num_processes", "0"], 2, "num_processes is 0"),
-        (["teach", "--num-processes", "2"], 1, "num_processes is above 1"),
-        (["teach", "--view"], 1, "view has no effect"),
+        (["teach", "--num-processes", "2"], 1, "num_processes is 2"),
+        (["teach", "--view"], 1, "view is True"),
         (
             ["train", "--accelerate_config", "fsdp"],
             1,

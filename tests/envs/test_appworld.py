@@ -83,9 +83,9 @@ def test_what_is_not_there_is_named(tmp_path):
         AppworldEnvironment(Installation(str(tmp_path)))
     (tmp_path / "root" / "data" / "datasets").mkdir(parents=True)
     (tmp_path / "root" / "data" / "datasets" / "dev.txt").write_text("a\nb\n")
-    assert Installation(str(tmp_path)).task_ids("dev") == ["a", "b"]
+    assert [row["task_id"] for row in Installation(str(tmp_path)).rows("dev")] == ["a", "b"]
     with pytest.raises(ValueError, match="there is no dataset 'train' .* there are: dev"):
-        Installation(str(tmp_path)).task_ids("train")
+        Installation(str(tmp_path)).rows("train")
     with pytest.raises(ValueError, match="key"):
         AppworldEnvironment(Installation(str(tmp_path)), key="colour")
 
@@ -98,10 +98,10 @@ def test_tasks_are_chosen_by_difficulty(tmp_path):
         (truth / "metadata.json").write_text(json.dumps({"difficulty": difficulty}))
     (installation.root / "data" / "datasets").mkdir()
     (installation.root / "data" / "datasets" / "train.txt").write_text("a\nb\nc\nd\n")
-    assert installation.task_ids("train", [1, 2]) == ["a", "c", "d"]
-    assert installation.task_ids("train") == ["a", "b", "c", "d"]
+    assert [row["task_id"] for row in installation.rows("train", [1, 2])] == ["a", "c", "d"]
+    assert [row["task_id"] for row in installation.rows("train")] == ["a", "b", "c", "d"]
     with pytest.raises(ValueError, match="difficulties"):
-        installation.task_ids("train", [4])
+        installation.rows("train", [4])
 
 
 # -- with a server that stands in for AppWorld's: what is ours around it ----------------------------------------------

@@ -72,7 +72,7 @@ def test_appworld():
     from g2po_envs.appworld import AppworldEnvironment, Installation
 
     installation = Installation(str(APPWORLD))
-    rows = [{"task_id": task_id} for task_id in installation.task_ids("train") + installation.task_ids("dev")]
+    rows = installation.rows("train") + installation.rows("dev")
     codes = ["x = 2", "print(apis.api_docs.show_app_descriptions())", "print(x)", "print(1 / 0)"]
     patient = {"start_timeout": 600.0, "call_timeout": 600.0}  # eight servers start at once, perhaps on a busy machine
     check(partial(AppworldEnvironment, installation, max_turns=3, **patient), rows, codes, turns=3)

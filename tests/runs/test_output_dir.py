@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from g2po_trl import G2POConfig, PromptTemplate
 from g2po_trl.cli.commands.evaluate import main as evaluate
-from g2po_trl.cli.recipe import starting_point
 from g2po_trl.runs.iterations import load_iterations
 from g2po_trl.runs.output_dir import RunFolder, check_panel_name
 from g2po_trl.runs.ownership import check_free, delete_run, held, lock_folder
@@ -261,7 +260,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, num
 def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
     with pytest.raises(G2POError, match="output_dir"):
-        starting_point(make_config(run))
+        check_free(run, None, False)
     with pytest.raises(G2POError, match="--output"):
         evaluate([*own, "--output", str(run), "--overwrite"])
     lock = lock_folder(tmp_path / "evaluation", "output")

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...utils.errors import G2POError
-from ..recipe_files import OWN_RECIPE, recipes_folder
+from ...utils.options import require
+from ..recipe_files import OWN_RECIPE, recipe_file, recipe_names
 from .train import Request, own_target, read, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
@@ -42,17 +42,12 @@ Examples
 """
 
 
-def targets() -> list[str]:
-    """Return the environments with a recipe for teaching."""
-    names = (path.stem.removeprefix("teach_") for path in recipes_folder().glob("teach_*.py"))
-    return sorted(name for name in names if name != OWN_RECIPE)
-
-
 def resolve(request: Request) -> tuple[Path, list[str]]:
     """Return the recipe of a command line and its arguments."""
-    if request.target in targets() and request.agent is None:
-        return recipes_folder() / f"teach_{request.target}.py", request.passed
-    return recipes_folder() / f"teach_{OWN_RECIPE}.py", [*own_target(request, targets()), *request.passed]
+    names = recipe_names("teach")
+    if request.target in names and request.agent is None:
+        return recipe_file(request.target, "teach"), request.passed
+    return recipe_file(OWN_RECIPE, "teach"), [*own_target(request, names), *request.passed]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     request = read(argv, "g2po teach")
-    if request.num_processes not in (None, 1) or request.accelerate_config is not None:
-        raise G2POError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
-    if request.view:
-        raise G2POError("view has no effect on teaching: leave it out, and run g2po view OUTPUT_DIR afterwards")
+    processes = request.num_processes
+    alone = processes in (None, 1) and request.accelerate_config is None
+    require(alone, "num_processes", processes, "teaching takes minutes and runs in one process. Leave it out")
+    require(not request.view, "view", True, "leave it out, and run g2po view OUTPUT_DIR afterwards")
     run_in_place(*resolve(request), "g2po teach")

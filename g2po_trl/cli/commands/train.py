@@ -17,7 +17,7 @@ from ...utils.errors import G2POError
 from ...utils.options import Options, option
 from .. import parser
 from ..launch import VIEW, launch
-from ..recipe_files import OWN_RECIPE, find_config, recipe_names, recipes_folder
+from ..recipe_files import OWN_RECIPE, find_config, recipe_file, recipe_names, recipes_folder
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -96,10 +96,10 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
     """Return the script to run and its arguments."""
     target = request.target
     if target in recipe_names() and request.agent is None:
-        return recipes_folder() / f"train_{target.replace('-', '_')}.py", request.passed
+        return recipe_file(target), request.passed
     if target and Path(target).suffix == ".py" and Path(target).is_file() and request.agent is None:
         return Path(target), request.passed
-    return recipes_folder() / f"train_{OWN_RECIPE}.py", [*own_target(request, recipe_names()), *request.passed]
+    return recipe_file(OWN_RECIPE), [*own_target(request, recipe_names()), *request.passed]
 
 
 def own_target(request: Request, names: Sequence[str]) -> list[str]:
