@@ -7,7 +7,29 @@ models that know the completion's format from training. Completions are parsed a
 
 from __future__ import annotations
 
-from g2po_trl.prompts.template import PromptTemplate, parse_as_released
+import re
+
+from g2po_trl.prompts.template import FALLBACK_CHARACTERS, ParsedCompletion, PromptTemplate
+
+
+def parse_as_released(
+    completion: str, prompt_end: str = "", fallback_characters: int = FALLBACK_CHARACTERS
+) -> ParsedCompletion:
+    """Parse `<think>…</think><action>…</action>` by the rule of the paper's released code.
+
+    The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
+    thought; without one, the last `fallback_characters` are played. A completion is invalid if a tag is missing or if
+    it contains CJK characters.
+    """
+    text = completion.lower()
+    start, end = text.find("<action>"), text.find("</action>")
+    found = start >= 0 and end >= 0
+    action = text[start + len("<action>") : end] if found else text[-fallback_characters:]
+    prompt = prompt_end.rstrip()
+    opened, closed = "<think>" in completion or prompt.endswith("<think>"), "</think>" in completion
+    thought = prompt.endswith("</think>") or (opened and closed)
+    return ParsedCompletion(action.strip(), found and thought and not re.search("[一-鿿]", completion))
+
 
 # What prompts have in common comes first: it passes through the model once.
 _ALWAYS = """You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.

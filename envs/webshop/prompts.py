@@ -5,7 +5,8 @@ Completions are parsed as in the released code.
 
 from __future__ import annotations
 
-from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, parse_as_released
+from g2po_envs.alfworld.prompts import parse_as_released
+from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate
 
 
 def parse_shopping(completion: str, prompt_end: str = "") -> ParsedCompletion:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
 from ..utils.options import is_of_kind, require
 from .contract import Observation, StepResult, TextEnvironment
@@ -25,6 +27,22 @@ if TYPE_CHECKING:
 
 # Columns of tasks that are not passed to `reset`: which environment plays it, and how often it is played.
 COLUMN, WEIGHT = "environment", "weight"
+
+
+@dataclass(frozen=True)
+class PromptTemplates(PromptTemplate):
+    """The templates of several environments, by name; the other fields are those of the first one."""
+
+    by_environment: Mapping[str, PromptTemplate] = field(default_factory=dict)
+
+    @classmethod
+    def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
+        """Return the templates as one."""
+        first = next(iter(templates.values()))
+        return cls(**{one.name: getattr(first, one.name) for one in fields(PromptTemplate)}, by_environment=templates)
+
+    def of(self, environment: str | None) -> PromptTemplate:
+        return self.by_environment[environment]
 
 
 class MixedEnvironment(TextEnvironment):

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..engines.sampling import Sampling, derived_seed
-from ..prompts.conversation import ChatRequest, Transcript, prefix_digests, response_action
+from ..prompts.conversation import ChatRequest, prefix_digests, response_action
+from ..prompts.conversation_encoder import Transcript
 from ..prompts.tool_calls import call_in
 from ..rollout.actor import PromptActor, PromptSession
 from ..rollout.episode import Episode

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..utils.errors import G2POError
+from ..utils.options import require
 from .conversation import Message, joined_content
 from .images import content_blocks
 
@@ -58,11 +59,8 @@ class ChatTemplate:
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
-            if name not in options and not re.search(rf"\b{re.escape(name)}\b", source):
-                raise G2POError(
-                    f"chat_template_kwargs has {name}={self.kwargs[name]!r}, which is not a variable "
-                    "of the chat template: remove it, or correct its spelling"
-                )
+            is_known = name in options or re.search(rf"\b{re.escape(name)}\b", source)
+            require(bool(is_known), "chat_template_kwargs", kwargs, f"the chat template has no variable {name!r}")
 
     def __call__(
         self,
@@ -72,10 +70,9 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
         messages, tools = self.as_text(list(messages)), self.as_text(tools)
-        late = 1 if any(message["role"] == "user" for message in messages) else 0
+        late = int(any(message["role"] == "user" for message in messages))  # a system message may only be the first
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
-            rest = [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[late:]]
-            messages = [*messages[:late], *rest]
+            messages[late:] = [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[late:]]
         if messages[0]["role"] == "system" and not self._accepts_system:
             messages = merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
@@ -96,7 +93,8 @@ class ChatTemplate:
         reason = f"it raises {type(first_error).__name__}: {first_error}" if first_error else "it omits the message"
         raise G2POError(
             f"the chat template of {getattr(self.tokenizer, 'name_or_path', '') or 'the tokenizer'} does not render a "
-            f"user message ({reason}): set `tokenizer.chat_template` to one that does"
+            f"user message ({reason}): set `tokenizer.chat_template` to one that does",
+            "chat_template",
         ) from first_error
 
     @cached_property
@@ -156,10 +154,8 @@ class ChatTemplate:
     ) -> str:
         if needs_system and messages[0]["role"] != "system":
             messages = [_message("system", ""), *messages]
-        if as_blocks or any("images" in m for m in messages):
-            taken = [m["content"] if not as_blocks and "images" not in m else content_blocks(m) for m in messages]
-            messages = [{**m, "content": content} for m, content in zip(messages, taken)]
-            messages = [{name: m[name] for name in m if name != "images"} for m in messages]
+        messages = [{**m, "content": content_blocks(m)} if as_blocks or "images" in m else m for m in messages]
+        messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
         options = {"chat_template": self._passed_template} if self._passed_template else {}
         options |= {"tools": tools} if tools else {}
         return self.tokenizer.apply_chat_template(
@@ -170,10 +166,10 @@ class ChatTemplate:
 def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:
     """Return the messages with consecutive messages of one role joined, among the first `until`."""
     joined: list[Message] = []
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         same = bool(joined) and joined[-1]["role"] == message["role"] != "tool"
         plain = same and joined[-1].keys() | message.keys() <= {"role", "content", "images"}
-        if plain and (until is None or place < until):
+        if plain and (until is None or number < until):
             joined[-1] = joined[-1] | joined_content([joined[-1], message], "\n\n")
         else:
             joined.append(message)

@@ -8,9 +8,11 @@ images has them as `images`, and in its content a `PLACE` at the place of each.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ..utils.errors import G2POError
@@ -64,8 +66,7 @@ class ChatRequest:
             ("shorten", type(self.shorten) is bool, "True or False"),
             ("needs_answer", type(self.needs_answer) is bool, "True or False"),
         ):
-            if not valid:
-                raise G2POError(f"{name} is {show(getattr(self, name))}; give {wanted}")
+            _need(valid, name, getattr(self, name), wanted)
         vars(self).update(
             messages=normalize_messages(self.messages),
             tools=_plain(tools, "tools") if tools else None,
@@ -73,13 +74,7 @@ class ChatRequest:
         )
 
     def call_in(self, answer: Message, text: str, valid: bool) -> str | None:
-        """Return how a completion used the tools, see `Step.call`.
-
-        Args:
-            answer: the assistant's message.
-            text: the completion.
-            valid: whether it is well-formed.
-        """
+        """Return how a completion, well-formed or not, used the tools; see `Step.call`."""
         if not self.tools:
             return None
         known = {tool.get("function", tool).get("name") for tool in self.tools}
@@ -100,6 +95,12 @@ def _is_count(value: Any, least: int) -> bool:
     return type(value) is int and value >= least
 
 
+def _need(valid: bool, where: str, value: Any, wanted: str) -> None:
+    """Refuse a value at a place of a request unless it is valid."""
+    if not valid:
+        raise G2POError(f"{where} is {show(value)}; give {wanted}", where, value)
+
+
 def normalize_messages(messages: Any) -> list[Message]:
     """Return chat messages in one form, regardless of the client that wrote them.
 
@@ -111,9 +112,8 @@ def normalize_messages(messages: Any) -> list[Message]:
         G2POError: for values that are not messages, an unknown role, or content that is not text; the message names
             the place.
     """
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise G2POError(f"messages is {show(messages)}; give a list of chat messages")
-    normalized = [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    _need(isinstance(messages, (list, tuple)) and len(messages) > 0, "messages", messages, "a list of chat messages")
+    normalized = [_normalize(message, f"messages[{number}]") for number, message in enumerate(messages)]
     names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
     for message in normalized:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
@@ -123,44 +123,31 @@ def normalize_messages(messages: Any) -> list[Message]:
 
 
 def _normalize(message: Any, where: str) -> Message:
-    if not isinstance(message, Mapping):
-        raise G2POError(f"{where} is {show(message)}; give an object with role and content")
-    role = message.get("role")
-    if role not in ROLES:
-        raise G2POError(f"{where}: role is {show(role)}; give one of {', '.join(ROLES)}")
-    content, images = _content(message, where)
+    _need(isinstance(message, Mapping), where, message, "an object with role and content")
+    role, where = message.get("role"), f"{where}: "
+    _need(role in ROLES, f"{where}role", role, f"one of {', '.join(ROLES)}")
+    content, images = message.get("content"), message.get("images") or ()
+    if isinstance(content, (list, tuple)):
+        content, images = read_parts(content, f"{where}content")
+    images = [image for image in images if isinstance(image, Picture)]
+    content = "" if content is None else _text(content, f"{where}content")
+    marked = not images or content.count(PLACE) == len(images)
+    _need(marked, f"{where}content", content, f"a mark for each of its {len(images)} images")
+    _need(not images or role in SHOW_IMAGES, f"{where}role", role, f"images in messages of {' or '.join(SHOW_IMAGES)}")
     normalized: Message = {"role": "system" if role == "developer" else role, "content": content}
-    if images:
-        if role not in SHOW_IMAGES:
-            raise G2POError(f"{where}: a message of role {role} has an image; show images in messages of user or tool")
-        normalized["images"] = images
+    normalized |= {"images": images} if images else {}
     if role == "assistant":
-        if message.get("function_call") is not None:
-            raise G2POError(f"{where}: function_call belongs to an older protocol; give the call in tool_calls")
+        older = message.get("function_call")
+        _need(older is None, f"{where}function_call", older, "tool_calls, as in the protocol of today")
         if thought := message.get("reasoning_content"):
-            normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
+            normalized["reasoning_content"] = _text(thought, f"{where}reasoning_content")
         if calls := message.get("tool_calls"):
-            if not isinstance(calls, (list, tuple)):
-                raise G2POError(f"{where}: tool_calls is {show(calls)}; give a list")
-            normalized["tool_calls"] = [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)]
+            _need(isinstance(calls, (list, tuple)), f"{where}tool_calls", calls, "a list")
+            normalized["tool_calls"] = [_call(call, f"{where}tool_calls[{i}]") for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id") if role == "tool" else ():
         if message.get(name) is not None:
-            normalized[name] = _text(message[name], f"{where}: {name}")
+            normalized[name] = _text(message[name], f"{where}{name}")
     return normalized
-
-
-def _content(message: Mapping[str, Any], where: str) -> tuple[str, list[Picture]]:
-    """Return a message's text, with a `PLACE` for each image, and the images."""
-    content = message.get("content")
-    if content is None:
-        return "", []
-    if not isinstance(content, (list, tuple)):
-        images = [image for image in message.get("images") or () if isinstance(image, Picture)]
-        text = _text(content, f"{where}: content")
-        if images and text.count(PLACE) != len(images):
-            raise G2POError(f"{where}: content has {text.count(PLACE)} marks for {len(images)} images; give one each")
-        return text, images
-    return read_parts(content, f"{where}: content")
 
 
 def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) -> tuple[str, list[Picture]]:
@@ -177,23 +164,20 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in content]
     has_images = any(kind in IMAGE_PARTS for kind in kinds)  # a client may send any JSON value as a type
     text, images, after_text = "", [], False
-    for place, (kind, part) in enumerate(zip(kinds, content)):
+    for number, (kind, part) in enumerate(zip(kinds, content)):
         if kind in IMAGE_PARTS:
             image = part.get("image_url", part.get("image"))
             image = image.get("url") if isinstance(image, Mapping) else image
-            named = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
-            if named and not opens_files:
-                raise G2POError(
-                    f"{where}[{place}] is {show(image)}: no address or file is read for a message; give "
-                    "data:image/png;base64,…"
-                )
-            images.append(as_picture(image, f"{where}[{place}]"))
+            is_read = opens_files or not isinstance(image, str) or isinstance(image, Picture)
+            is_read = is_read or image.startswith("data:")
+            _need(is_read, f"{where}[{number}]", image, "data:image/png;base64,…: no address or file is read")
+            images.append(as_picture(image, f"{where}[{number}]"))
             text, after_text = text + PLACE, False
-        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        else:
+            is_text = kind in TEXT_PARTS and isinstance(part.get("text"), str)
+            _need(is_text, f"{where}[{number}]", part, "a part of type text or image")
             new = without_places(part["text"]) if has_images else part["text"]
             text, after_text = text + "\n" * after_text + new, True
-        else:
-            raise G2POError(f"{where}[{place}] is of type {show(kind)}; only text and images are supported")
     return _text(text, where), images
 
 
@@ -216,8 +200,8 @@ def pictures_of(messages: Iterable[Message]) -> list[Picture]:
 
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise G2POError(f"{where} is {show(call)}; give a function with a name")
+    is_named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    _need(is_named, where, call, "a function with a name")
     arguments = _plain(_read_arguments(function.get("arguments")), where)
     normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
@@ -234,22 +218,6 @@ def _read_arguments(arguments: Any) -> Any:
     return {} if arguments is None else arguments
 
 
-def with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
-
-    def rendered(call: dict[str, Any]) -> dict[str, Any]:
-        arguments = call["function"]["arguments"]
-        whole = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        return {**call, "function": {**call["function"], "arguments": whole}}
-
-    return [
-        {**message, "tool_calls": [rendered(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    ]
-
-
 def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tool calls as plain JSON. Raises `G2POError` if they are more than `MAX_DEPTH` levels deep."""
     return _plain(list(calls), "a call")
@@ -259,13 +227,11 @@ def _plain(value: Any, where: str) -> Any:
     """Return a value as plain JSON data without lone surrogates, at most `MAX_DEPTH` levels deep."""
     if isinstance(value, str):
         return _text(value, where)
-    try:
+    with suppress(RecursionError):
         plain = json.loads(to_json(value))
         if not is_deeper(plain, MAX_DEPTH):
             return plain
-    except RecursionError:
-        pass
-    raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it")
+    raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it", where)
 
 
 def is_deeper(value: Any, levels: int) -> bool:
@@ -275,15 +241,14 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise G2POError(f"{where} is {show(value)}; give a string")
+    _need(isinstance(value, str), where, value, "a string")
     return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be tokenized
 
 
 def since_last_completion(messages: Sequence[Message]) -> list[Message]:
     """Return the messages after the last one of the assistant: what the agent or its environment added."""
-    last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-    return list(messages[last + 1 :])
+    before = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))
+    return list(before)[::-1]
 
 
 def as_text(messages: Sequence[Message]) -> str:
@@ -293,14 +258,12 @@ def as_text(messages: Sequence[Message]) -> str:
 
 def message_text(message: Message) -> str:
     """Return a message's content and tool calls as readable text."""
-    calls = [
-        f"{call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
-        for call in message.get("tool_calls", ())
-    ]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
     content = message["content"]
     for image in message.get("images", ()):
         content = content.replace(PLACE, f"[image {image}]", 1)
-    return "\n".join(filter(None, [content, *calls]))
+    return "\n".join(filter(None, [content, *shown]))
 
 
 def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes]:
@@ -366,26 +329,15 @@ class ChatResponse:
         try:
             data = json.loads(action)
         except (ValueError, RecursionError):
-            return cls(action)
+            data = None
         if not isinstance(data, dict) or "content" not in data:
             return cls(action)
-        calls, usage = tuple(data.get("tool_calls", ())), data.get("usage", {})
+        usage = data.get("usage", {})
         used = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        return cls(data["content"], calls, data.get("finish_reason", "stop"), *used)
+        return cls(data["content"], tuple(data.get("tool_calls", ())), data.get("finish_reason", "stop"), *used)
 
 
 def response_action(message: Message) -> str:
     """Return the action that a step records: the content and tool calls of the assistant's message as JSON."""
     shown = {name: message[name] for name in ("content", "tool_calls") if name in message}
     return json.dumps(shown, ensure_ascii=False, sort_keys=True)
-
-
-@dataclass
-class Transcript:
-    """Prompts and completions of one episode as token ids, by the digest of the conversation.
-
-    `dropped`: exchanges left out of the beginning, where prompts were too long.
-    """
-
-    ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
-    dropped: int = 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from ..utils.errors import G2POError
 from ..utils.images import Picture
 from .chat_template import get_chat_template
-from .conversation import ChatRequest, Message, Transcript, pictures_of, prefix_digests, with_objects
+from .conversation import ChatRequest, Message, pictures_of, prefix_digests
 from .fitting import PromptTooLongError, cut_middle, cut_to_fit
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
@@ -26,12 +26,22 @@ from .tool_format import make_tool_format
 logger = logging.getLogger(__name__)
 
 _USER = {"role": "user", "content": "dummy"}
-# Of the limit, the tokens to which a conversation is shortened: the next turns then continue it.
-_SHORTENED_TO = 0.75
+_SHORTENED_TO = 0.75  # of the limit: the next turns then continue the conversation
 
 
 class RefusedConversationError(G2POError):
     """The chat template cannot render a conversation that an environment or an agent sent."""
+
+
+@dataclass
+class Transcript:
+    """Prompts and completions of one episode as token ids, by the digest of the conversation.
+
+    `dropped`: exchanges left out of the beginning, where prompts were too long.
+    """
+
+    ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,15 +82,16 @@ class ConversationEncoder:
     """
 
     def __init__(self, encode: ChatEncoder, stop_token_ids: Iterable[int] = ()):
-        processing_class, kwargs = encode.processing_class, encode.text.kwargs
+        processing_class = encode.processing_class
         self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
         self.tools = make_tool_format(processing_class)
-        self.encode, self.replaced = encode, False
+        self.encode = encode
         own = self._continues()
-        if not all(own) and (template := _training_template(processing_class)) is not None:
-            self.encode, self.replaced = ChatEncoder(processing_class, kwargs, template), True
-            if sum(self._continues()) <= sum(own):
-                self.encode, self.replaced = encode, False
+        template = None if all(own) else _training_template(processing_class)
+        if template is not None:
+            self.encode = ChatEncoder(processing_class, encode.text.kwargs, template)
+            self.encode = self.encode if sum(self._continues()) > sum(own) else encode
+        self.replaced = self.encode is not encode
         if self.replaced:
             logger.warning(
                 "conversations are written with TRL's training version of the chat template, because the model's own "
@@ -97,11 +108,10 @@ class ConversationEncoder:
         if not self.replaced:
             yield
             return
-        tokenizer, reader = self.encode.tokenizer, getattr(self.tools, "tokenizer", None)
-        template = self.encode.text.template
+        tokenizer, template = self.encode.tokenizer, self.encode.text.template
         changed = [(owner, "chat_template", template) for owner in (tokenizer, self.encode.processing_class)]
         for name in ("response_template", "response_schema"):  # TRL knows it by the model's own template alone
-            if read_by := getattr(reader, name, None):
+            if read_by := getattr(getattr(self.tools, "tokenizer", None), name, None):
                 changed.append((tokenizer, name, read_by))
         before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changed]
         try:
@@ -162,18 +172,17 @@ class ConversationEncoder:
     def _build(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
     ) -> ConversationPrompt:
-        if transcript.ids:
-            digests = prefix_digests(messages, tools)
-            for known in range(len(messages) - 1, 1, -1):
-                if (earlier := transcript.ids.get(digests[known])) is None:
-                    continue
-                asked, answer = earlier
-                ended = bool(answer) and answer[-1] in self.stops
-                if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
-                    ids, text = added
-                    # In some templates, the token that ends a message is the one that begins the next.
-                    ids = ids[1:] if ended and ids[:1] == [answer[-1]] else ids
-                    return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
+        digests = prefix_digests(messages, tools) if transcript.ids else []
+        for known in range(len(digests) - 2, 1, -1):
+            if (earlier := transcript.ids.get(digests[known])) is None:
+                continue
+            asked, answer = earlier
+            ended = bool(answer) and answer[-1] in self.stops
+            if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
+                ids, text = added
+                # In some templates, the token that ends a message is the one that begins the next.
+                ids = ids[1:] if ended and ids[:1] == [answer[-1]] else ids
+                return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
         try:
             text = self._text_of_all(messages, tools)
             ids = self.encode.ids([text], [pictures_of(messages)])[0]
@@ -184,21 +193,17 @@ class ConversationEncoder:
         return ConversationPrompt(ids, text, messages, 0, truncated)
 
     def _text_of_all(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """Return the text of a conversation, even if it has calls that the template does not render."""
         messages = one_call_each(messages) if self._renders_one_call else messages
-        try:
+        with suppress(Exception):  # templates raise errors of any class
             return self._text(messages, tools)
-        except Exception:  # templates raise errors of any class
-            if (rendered := with_objects(messages)) == messages:
-                raise
-            return self._text(rendered, tools)
+        return self._text(with_objects(messages), tools)
 
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.
 
-        They are found as in TRL: a short conversation that ends with an assistant's message of the
-        same kind is rendered with and without the new messages. `None`: the template cannot be continued in this way.
-        `ended`: the completion has the token that ends a message.
+        As in TRL: a short conversation that ends with an assistant's message of the same kind is rendered with and
+        without the new messages. `None`: the template cannot be continued in this way. `ended`: the completion has the
+        token that ends a message.
         """
         if any(message["role"] == "assistant" for message in new):
             return None  # written by the agent's program, or by a completion that is not among these
@@ -232,9 +237,7 @@ class ConversationEncoder:
         """Return for each kind of turn, text and calls, whether the template can be continued after it."""
         turns: list[tuple[Message, list[Message]]] = [({"role": "assistant", "content": "dummy"}, [_USER])]
         if self.tools.native:
-            call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
-            answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-            turns.append((answer, [{"role": "tool", "name": "dummy", "content": "dummy"}]))
+            turns.append((_calling("dummy"), [{"role": "tool", "name": "dummy", "content": "dummy"}]))
         return [self._continuation(*turn, ended=True) is not None for turn in turns]
 
     @cached_property
@@ -242,9 +245,8 @@ class ConversationEncoder:
         """Whether the template renders only one call per message: it rejects or omits others."""
         if not self.tools.native:
             return False
-        calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("Qoneq", "Qtwoq")]
         try:
-            text = self._text([_USER, {"role": "assistant", "content": "", "tool_calls": calls}], None, False)
+            text = self._text([_USER, _calling("Qoneq", "Qtwoq")], None, False)
         except Exception:  # templates raise errors of any class
             return True
         return "Qoneq" not in text or "Qtwoq" not in text
@@ -286,15 +288,26 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
         results = list(takewhile(lambda later: later["role"] == "tool", rest))
         rest = rest[len(results) :]
         for call in calls:
-            said = message if call is calls[0] else {"role": "assistant", "content": ""}
-            split.append({**said, "tool_calls": [call]})
-            same = [one for one in results if one.get("tool_call_id") == call.get("id")]
-            named = [one for one in same if one.get("name") == call["function"]["name"]]
+            asks = message if call is calls[0] else {"role": "assistant", "content": ""}
+            split.append({**asks, "tool_calls": [call]})
+            same = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            named = [result for result in same if result.get("name") == call["function"]["name"]]
             for result in (named or same)[:1]:
                 results.remove(result)
                 split.append(result)
         split += results
     return split
+
+
+def with_objects(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
+
+    def rendered(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        whole = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        return {**call, "function": {**call["function"], "arguments": whole}}
+
+    return [m | ({"tool_calls": [*map(rendered, m["tool_calls"])]} if "tool_calls" in m else {}) for m in messages]
 
 
 def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], list[list[Message]]]:
@@ -317,9 +330,13 @@ def _stub(answer: Message, new: Sequence[Message]) -> Message:
     if new[0]["role"] != "tool":
         return {"role": "assistant", "content": "dummy"}
     calls = answer.get("tool_calls") or [{"function": {"name": "dummy"}}]
-    name = new[0].get("name") or calls[0]["function"]["name"]
-    call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": {}}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return _calling(new[0].get("name") or calls[0]["function"]["name"])
+
+
+def _calling(*names: str) -> Message:
+    """Return an assistant's message with a call of each tool."""
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _training_template(processing_class) -> str | None:

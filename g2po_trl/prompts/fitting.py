@@ -69,9 +69,8 @@ def fit_prompt(
     prompt = cut_to_fit(build, size, of_images, keep, max_length)
     if len(prompt.ids) > max_length:
         raise PromptTooLongError(
-            f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(prompt.ids)} "
-            f"tokens, more than max_prompt_length={max_length}: raise max_prompt_length, or shorten the prompt "
-            "template" + (f"; {len(images)} images are among them: make them smaller" if images else "")
+            f"the task, {len(admissible_actions or ())} admissible actions and {len(images)} images alone take "
+            f"{len(prompt.ids)} tokens, more than max_prompt_length={max_length}: raise it, or shorten them"
         )
     return prompt
 

@@ -8,8 +8,8 @@ Conversations use the same wording, in turns.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ..utils.errors import G2POError
@@ -26,9 +26,7 @@ class ParsedCompletion(NamedTuple):
     valid: bool
 
 
-# Without an action, this many characters from the end of the completion are played, as in the released code.
-_FALLBACK_CHARACTERS = 30
-_CJK = re.compile(r"[一-鿿]")
+FALLBACK_CHARACTERS = 30  # of the end of a completion without an action, as in the released code
 
 
 def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletion:
@@ -39,7 +37,7 @@ def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletio
     action is played if there is one, otherwise its last 30 characters. `prompt_end` shows what the template opened.
     """
     action, thought = read_after_thought(completion, "action", prompt_end)
-    text = completion[-_FALLBACK_CHARACTERS:] if action is None else action
+    text = completion[-FALLBACK_CHARACTERS:] if action is None else action
     return ParsedCompletion(text.strip(), action is not None and thought)
 
 
@@ -52,17 +50,16 @@ def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple
     prompt = prompt_end.rstrip()
     ended = after_end = prompt.endswith("</think>")
     thoughts = depth = int(prompt.endswith("<think>"))
-    unpaired = False
-    outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
+    unpaired, outside, behind, first = False, None, None, None  # outside thoughts; behind the last of them; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
-    for found in tags.finditer(completion):
-        content = found.group(1)
+    for match in tags.finditer(completion):
+        content = match.group(1)
         if content is not None:
             outside = content if outside is None and depth == 0 else outside
             behind = content if behind is None and after_end else behind
             first = content if first is None else first
             continue
-        behind, after_end = None, found.group().startswith("</")
+        behind, after_end = None, match.group().startswith("</")
         if not after_end:
             thoughts, depth = thoughts + 1, depth + 1
         elif thoughts:
@@ -72,25 +69,6 @@ def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple
             outside = None
     chosen = behind if outside is None or (unpaired and behind is not None) else outside
     return (first if chosen is None else chosen), chosen is not None and ended
-
-
-def parse_as_released(
-    completion: str, prompt_end: str = "", fallback_characters: int = _FALLBACK_CHARACTERS
-) -> ParsedCompletion:
-    """Parse `<think>…</think><action>…</action>` by the rule of the paper's released code.
-
-    The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
-    thought; without one, the last `fallback_characters` are played. A completion is invalid if a tag is missing or if
-    it contains CJK characters.
-    """
-    text = completion.lower()
-    start, end = text.find("<action>"), text.find("</action>")
-    found = start >= 0 and end >= 0
-    action = text[start + len("<action>") : end] if found else text[-fallback_characters:]
-    prompt = prompt_end.rstrip()
-    opened, closed = "<think>" in completion or prompt.endswith("<think>"), "</think>" in completion
-    thought = prompt.endswith("</think>") or (opened and closed)
-    return ParsedCompletion(action.strip(), found and thought and not _CJK.search(completion))
 
 
 def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
@@ -170,16 +148,15 @@ class PromptTemplate:
         Raises:
             G2POError: if `parse_completion` accepts neither.
         """
-        prompt = prompt_end.rstrip()
-        thought = (
-            "" if prompt.endswith("</think>") else "</think>" if prompt.endswith("<think>") else "<think></think>"
-        )
-        for text in (action, f"{thought}<action>{action}</action>"):
+        opened = {"</think>": "", "<think>": "</think>"}
+        written = next((rest for end, rest in opened.items() if prompt_end.rstrip().endswith(end)), "<think></think>")
+        for text in (action, f"{written}<action>{action}</action>"):
             if self.read(text, prompt_end, admissible_actions).valid:
                 return text
         raise G2POError(
             f"parse_completion of the prompt template accepts {action!r:.200} neither as a completion nor in "
-            "<think></think><action>…</action>: return the whole completion, as the prompt asks for it"
+            "<think></think><action>…</action>: return the whole completion, as the prompt asks for it",
+            "parse_completion",
         )
 
     def messages(
@@ -191,15 +168,10 @@ class PromptTemplate:
         steps_taken: int = 0,
         images: Sequence[Picture] = (),
     ) -> list[dict[str, Any]]:
-        """Return the chat messages of one step.
+        """Return the chat messages of one step, after `steps_taken` others.
 
-        Args:
-            observation: the text of the current observation.
-            task: the goal in words.
-            admissible_actions: listed in the prompt.
-            history: the (observation, action) pairs to show, oldest first.
-            steps_taken: number of steps before this one.
-            images: images of the current observation, shown before its text.
+        `history` has the (observation, action) pairs to show, oldest first; `images` are the current observation's,
+        shown before its text.
         """
         first_shown, plain = steps_taken - len(history) + 1, without_places if images else as_it_is
         past_steps = self.history_separator.join(
@@ -217,23 +189,11 @@ class PromptTemplate:
         }
         content = (self.first if steps_taken == 0 else self.later).format(**slots)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": content, **({"images": list(images)} if images else {})}]
+        return [*system, _user(content, images)]
 
     def _shown(self, observation: str, images: Sequence[Picture]) -> str:
-        """Return an observation as prompts show it: a place for each image, and the text."""
         shown = self.show_observation(observation)
         return PLACE * len(images) + without_places(shown) if images else shown
-
-    def first_message(
-        self,
-        observation: str,
-        task: str = "",
-        admissible_actions: Sequence[str] | None = None,
-        images: Sequence[Picture] = (),
-    ) -> dict[str, Any]:
-        """Return the first user message of a conversation."""
-        more = {"images": images} if images else {}
-        return self.messages(observation, task, admissible_actions, **more)[-1]
 
     def turn_message(
         self, observation: str, admissible_actions: Sequence[str] | None = None, images: Sequence[Picture] = ()
@@ -242,26 +202,12 @@ class PromptTemplate:
         ending = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
         turn = "{observation}" + ending if self.turn is None else self.turn
         listed = self.actions_separator.join(admissible_actions or ())
-        content = turn.format(
-            observation=self._shown(observation, images), actions=without_places(listed) if images else listed
-        )
-        return {"role": "user", "content": content, **({"images": list(images)} if images else {})}
+        shown = {"observation": self._shown(observation, images), "actions": listed}
+        return _user(turn.format(**shown | ({"actions": without_places(listed)} if images else {})), images)
 
 
-@dataclass(frozen=True)
-class PromptTemplates(PromptTemplate):
-    """The templates of several environments, by name; the other fields are those of the first one."""
-
-    by_environment: Mapping[str, PromptTemplate] = field(default_factory=dict)
-
-    @classmethod
-    def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
-        """Return the templates as one."""
-        first = next(iter(templates.values()))
-        return cls(**{one.name: getattr(first, one.name) for one in fields(PromptTemplate)}, by_environment=templates)
-
-    def of(self, environment: str | None) -> PromptTemplate:
-        return self.by_environment[environment]
+def _user(content: str, images: Sequence[Picture]) -> dict[str, Any]:
+    return {"role": "user", "content": content, **({"images": list(images)} if images else {})}
 
 
 # The text shared by all prompts comes first: `token_layout: shared` processes a shared prefix once.

@@ -46,10 +46,8 @@ class ChatEncoder:
             return []
         parts = [text.split(MARK) for text in texts]
         if any(images):
-            return [
-                self.images.ids(of_text, shown) if shown else self.ids([text])[0]
-                for text, of_text, shown in zip(texts, parts, images, strict=True)
-            ]
+            each = zip(texts, parts, images, strict=True)
+            return [self.images.ids(part, shown) if shown else self.ids([text])[0] for text, part, shown in each]
         # Not verbose: the caller shortens prompts beyond the tokenizer's maximum.
         of_parts = iter(self.tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
         return [list(chain(*islice(of_parts, len(of_text)))) for of_text in parts]

@@ -1,4 +1,4 @@
-"""Prompt template and parser of tool calls, for environments in TRL's style."""
+"""Tool calls in text, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, and the prompt that asks for them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     for text in CALL.findall(action):
         try:
             call = json.loads(text)
-        except RecursionError as error:
-            raise ValueError("a call is nested too deeply") from error
-        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise ValueError(f"a call has no name: {text.strip()}")
-        arguments = call.get("arguments") or {}
-        if not isinstance(arguments, Mapping):
-            raise ValueError(f"arguments are not an object: {text.strip()}")
-        calls.append((call["name"], dict(arguments)))
+            name, arguments = call["name"], call.get("arguments") or {}
+        except (RecursionError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"a call has no name, or is nested too deeply: {text.strip():.200}") from error
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise ValueError(f"a call has no name, or arguments that are no object: {text.strip():.200}")
+        calls.append((name, dict(arguments)))
     if not calls:
         raise ValueError("no complete <tool_call>…</tool_call>")
     return calls

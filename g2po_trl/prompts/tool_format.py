@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from .chat_template import get_chat_template, get_tokenizer
@@ -23,10 +24,10 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
     """
     from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
 
-    try:
-        if not supports_tool_calling(processing_class):
-            return ProseTools()
-    except Exception:  # templates raise errors of any class
+    is_supported = False
+    with suppress(Exception):  # templates raise errors of any class
+        is_supported = supports_tool_calling(processing_class)
+    if not is_supported:
         return ProseTools()
     tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
     if not _response_template(tokenizer):
@@ -59,11 +60,7 @@ class NativeTools:
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         """Return the assistant's message in a completion, and whether its tool calls could be read.
 
-        Args:
-            text: the shown part of the completion.
-            ids: token ids of this part.
-            prompt_ids: token ids of its prompt.
-            tools: the tools of the request.
+        `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
         from ..utils.trl_compat import parse_response
 
@@ -128,15 +125,11 @@ def _parse_prose(text: str) -> tuple[Message, bool]:
     if OPEN_CALL not in message["content"]:
         return message, True
     try:
-        calls = plain_calls(
-            {"type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in read_calls(message["content"])
-        )
+        functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
+        calls = plain_calls({"type": "function", "function": function} for function in functions)
     except ValueError:
         return message, False
-    message["content"] = CALL.sub("", message["content"]).strip()
-    message["tool_calls"] = calls
-    return message, True
+    return message | {"content": CALL.sub("", message["content"]).strip(), "tool_calls": calls}, True
 
 
 def _response_template(tokenizer) -> Any:
@@ -146,17 +139,15 @@ def _response_template(tokenizer) -> Any:
 def _opening_of_calls(template: Any) -> str | None:
     """Return the tag that opens a call, by the response template; `None` if it is not a literal tag."""
     field = template.get("fields", {}).get("tool_calls", {}) if isinstance(template, dict) else {}
-    found = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
-    return found.group(1) if found else None
+    match = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
+    return match.group(1) if match else None
 
 
 def _calls_in_prose_form(tokenizer, template: Any) -> bool:
     """Whether the template writes a call as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
     call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    try:
-        return read_calls(tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)) == [
-            ("probe", {"a": 1})
-        ]
-    except Exception:  # templates raise errors of any class
-        return False
+    with suppress(Exception):  # templates raise errors of any class
+        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
+        return read_calls(text) == [("probe", {"a": 1})]
+    return False

@@ -172,13 +172,13 @@ class PromptSession:
             self.actor.check_images(episode.observation)
         chats = [e for e in episodes if self.actor.history == "conversation" or e.observation.request is not None]
         prompts = [*self._continue(chats), *self._window(episodes, chats)]
-        asked = {one.episode.number: one for one in prompts if self._fits(one)}
+        fitting = {asked.episode.number: asked for asked in prompts if self._fits(asked)}
         self.stats.prompt_time += time.perf_counter() - clock
-        for number in [episode.number for episode in episodes if episode.number in asked]:
-            one = self.asked[number] = asked[number]
+        for number in [episode.number for episode in episodes if episode.number in fitting]:
+            asked = self.asked[number] = fitting[number]
             if self.actor.streams:
-                more = {"images": one.prompt.images} if one.prompt.images else {}
-                self.actor.engine.submit(number, one.prompt.ids, one.sampling, self._seed(one.episode), **more)
+                more = {"images": asked.prompt.images} if asked.prompt.images else {}
+                self.actor.engine.submit(number, asked.prompt.ids, asked.sampling, self._seed(asked.episode), **more)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         if not self.asked and not self.actor.is_collective:
@@ -188,7 +188,7 @@ class PromptSession:
         self.stats.generation_time += time.perf_counter() - clock
         answered = [(self.asked.pop(number), completion) for number, completion in completions.items()]
         self._count(answered)
-        return [(one.episode, self._step(one, completion)) for one, completion in answered]
+        return [(asked.episode, self._step(asked, completion)) for asked, completion in answered]
 
     def _generate(self) -> dict[int, Completion]:
         """Return one completion per prompt, by the episode's number.
@@ -196,38 +196,36 @@ class PromptSession:
         One call of the engine for each sampling; a collective engine, which all ranks call equally often, gets one
         call, and its completions are cut where their requests end them.
         """
-        engine, asked = self.actor.engine, list(self.asked.values())
-        samplings = [self.sampling] if engine.is_collective else []
-        for one in () if engine.is_collective else asked:
-            if one.sampling not in samplings:
-                samplings.append(one.sampling)
+        engine, left = self.actor.engine, list(self.asked.values())
         completions: dict[int, Completion] = {}
-        for sampling in samplings:
-            some = asked if engine.is_collective else [one for one in asked if one.sampling == sampling]
-            seeds = None if self.seeds is None else [self._seed(one.episode) for one in some]
-            images = [one.prompt.images for one in some]
+        while left or not completions:
+            sampling = self.sampling if engine.is_collective else left[0].sampling
+            now = [asked for asked in left if engine.is_collective or asked.sampling == sampling]
+            left = [asked for asked in left if not engine.is_collective and asked.sampling != sampling]
+            seeds = None if self.seeds is None else [self._seed(asked.episode) for asked in now]
+            images = [asked.prompt.images for asked in now]
             more = {"images": images} if any(images) else {}
-            made = engine.generate([one.prompt.ids for one in some], sampling, seeds, **more)
-            if len(made) != len(some):
-                raise RuntimeError(
-                    f"{type(engine).__name__}.generate returned {len(made)} completions for {len(some)} prompts: "
-                    "return one per prompt, in order"
-                )
-            for one, completion in zip(some, made):
-                same = one.sampling == sampling
-                completions[one.episode.number] = completion if same else engine.cut(completion, one.sampling)
+            made = engine.generate([asked.prompt.ids for asked in now], sampling, seeds, **more)
+            if len(made) != len(now):
+                name, what = type(engine).__name__, "return one per prompt, in order"
+                raise RuntimeError(f"{name}.generate returned {len(made)} completions for {len(now)} prompts: {what}")
+            for asked, completion in zip(now, made):
+                is_whole = asked.sampling == sampling
+                completions[asked.episode.number] = completion if is_whole else engine.cut(completion, asked.sampling)
+            if not now:
+                break
         return {number: completions[number] for number in self.asked}
 
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
 
-    def _fits(self, one: Asked) -> bool:
+    def _fits(self, asked: Asked) -> bool:
         """Return whether there is room for a prompt's completion; an episode without room ends."""
-        limit, length, most = self.actor.context_length, len(one.prompt.ids), one.sampling.max_completion_length
+        limit, length, most = self.actor.context_length, len(asked.prompt.ids), asked.sampling.max_completion_length
         if limit is None or length + most <= limit:
             return True
         counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"
-        one.episode.give_up(f"context overflow: {counted}")
+        asked.episode.give_up(f"context overflow: {counted}")
         return False
 
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
@@ -268,7 +266,7 @@ class PromptSession:
 
     def _count(self, answered: Sequence[tuple[Asked, Completion]]) -> None:
         stats = self.stats
-        prompts, completions = [one.prompt for one, _ in answered], [completion for _, completion in answered]
+        prompts, completions = [asked.prompt for asked, _ in answered], [completion for _, completion in answered]
         stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
         stats.generated_tokens += sum(len(completion.ids) for completion in completions)
@@ -278,10 +276,10 @@ class PromptSession:
                 stats.cacheable_tokens += len(prompt.ids)
                 stats.cached_tokens += completion.cached_tokens
 
-    def _step(self, one: Asked, completion: Completion) -> Step:
-        episode, prompt = one.episode, one.prompt
-        if one.request is not None:
-            return self.conversations.step(episode, one.request, prompt, completion)
+    def _step(self, asked: Asked, completion: Completion) -> Step:
+        episode, prompt = asked.episode, asked.prompt
+        if asked.request is not None:
+            return self.conversations.step(episode, asked.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)
         admissible = episode.observation.admissible_actions
         template = self.actor.template.of(episode.environment)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..engines.sampling import Sampling
-from ..prompts.conversation import ChatRequest, Message, Transcript, response_action
-from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
+from ..prompts.conversation import ChatRequest, Message, response_action
+from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, Transcript
 from ..prompts.template import PromptTemplate
 from ..prompts.tool_calls import call_in
 from ..trajectory import Step
@@ -84,16 +84,11 @@ def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
         return seen.request
     first, *later = [*episode.steps, seen]
     text = first.text if first is seen else first.observation
-    messages: list[Message] = [
-        *([{"role": "system", "content": template.system}] if template.system else []),
-        template.first_message(text, episode.task, first.admissible_actions, first.images or ()),
-    ]
+    messages = template.messages(text, episode.task, first.admissible_actions, images=first.images or ())
     for step, then in zip(episode.steps, later):
         text = then.text if then is seen else then.observation
-        messages += [
-            {"role": "assistant", "content": step.completion},
-            template.turn_message(text, then.admissible_actions, then.images or ()),
-        ]
+        turn = template.turn_message(text, then.admissible_actions, then.images or ())
+        messages += [{"role": "assistant", "content": step.completion}, turn]
     return ChatRequest(messages, shorten=True)
 
 

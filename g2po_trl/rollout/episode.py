@@ -8,7 +8,8 @@ from typing import Any
 
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure
-from ..prompts.conversation import ChatResponse, Transcript
+from ..prompts.conversation import ChatResponse
+from ..prompts.conversation_encoder import Transcript
 from ..trajectory import Step, Trajectory, stored_row
 
 

@@ -30,19 +30,15 @@ class TaskErrors:
 
     def count(self, records: Iterable[PlayedTask]) -> None:
         """Count a rollout, given the records of all ranks' trajectories."""
-        failed: dict[str, bool] = {}
-        not_known = set()
+        outcomes: dict[str, set[str]] = {}
         for record in records:
-            if record.outcome == "lost":  # with its worker: no evidence about the task
-                not_known.add(record.task_id)
-                continue
-            failed[record.task_id] = failed.get(record.task_id, True) and record.outcome == "error"
-        for task, all_failed in failed.items():
+            outcomes.setdefault(record.task_id, set()).add(record.outcome)
+        for task, found in outcomes.items():
             if task in self:
                 continue
-            if not all_failed:
+            if found - {"error", "lost"}:
                 self.in_a_row.pop(task, None)
-            elif task not in not_known:
+            elif found == {"error"}:  # an episode that was lost with its worker is no evidence about the task
                 self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
 
     def state_dict(self) -> dict[str, int]:

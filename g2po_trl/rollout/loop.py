@@ -30,10 +30,6 @@ Answer = Observation | StepResult | EnvironmentFailure
 
 # Longest wait for the session: while environments may answer as well, and while none is busy.
 POLL_SECONDS, IDLE_POLL_SECONDS = 0.005, 1.0
-_GONE = (
-    "the running episodes of this pool were ended from outside: while a trainer uses it, call Player.play instead of "
-    "EnvironmentPool.reset or end()"
-)
 
 
 class Session(Protocol):
@@ -83,22 +79,11 @@ class Loop:
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
     _ready: list[Episode] = field(default_factory=list, init=False)  # to ask the session about
 
-    def play(
-        self,
-        episodes: Sequence[Episode],
-        tasks: Sequence[dict[str, Any]],
-        groups: Sequence[Any],
-    ) -> None:
-        """Play episodes to their ends.
-
-        Args:
-            episodes: the episodes.
-            tasks: arguments of `reset` of each episode.
-            groups: group of each episode, see `EnvironmentPool.begin`.
-        """
+    def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[Any]) -> None:
+        """Play episodes to their ends, given the arguments of `reset` and the group of each, see `EnvironmentPool`."""
         try:
-            if episodes:  # one retry group for all: a task whose reset killed two workers is not tried again
-                self.begin(episodes, tasks, groups, object())
+            if episodes:
+                self.begin(episodes, tasks, groups)
             progress = 0, len(self.running)
             while True:
                 self.observe()
@@ -112,23 +97,14 @@ class Loop:
         finally:
             self.pool.end(self.running)
 
-    def begin(
-        self,
-        episodes: Sequence[Episode],
-        tasks: Sequence[dict[str, Any]],
-        groups: Sequence[Any],
-        retry_group: object = None,
-    ) -> None:
-        """Reset an environment for each episode, while others are running; see `EnvironmentPool.begin`."""
+    def begin(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[Any]) -> None:
+        """Reset an environment for each episode."""
         clock = time.perf_counter()
-        slots = self.pool.begin(tasks, groups, retry_group)
-        if not self.running.keys().isdisjoint(slots):
-            self.pool.end(slots)
-            raise RuntimeError(_GONE)
-        for slot, episode in zip(slots, episodes):
-            self.running[slot], self._slots[episode.number] = episode, slot
-        if not self.session.waiting:
-            self.stats.environment_time += time.perf_counter() - clock
+        # One retry group for all: a task whose reset killed two workers is not tried again.
+        slots = self.pool.begin(tasks, groups, retry_group=object())
+        self.running = dict(zip(slots, episodes))
+        self._slots = {episode.number: slot for slot, episode in self.running.items()}
+        self.stats.environment_time += time.perf_counter() - clock
 
     def observe(self) -> None:
         """Receive answers of environments. Wait for them if the session is idle and no episode is ready."""
@@ -159,7 +135,10 @@ class Loop:
         """Receive answers, note the episodes that are ready, and return the episodes that have ended."""
         answers = self.pool.receive(timeout)
         if timeout is None and self.running and not answers:  # none is pending: this would loop forever
-            raise RuntimeError(_GONE)
+            raise RuntimeError(
+                "the running episodes of this pool were ended from outside: while a trainer uses it, call Player.play "
+                "instead of EnvironmentPool.reset or end()"
+            )
         ended = []
         for slot, answer in answers.items():
             episode = self.running[slot]

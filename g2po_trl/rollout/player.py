@@ -14,7 +14,7 @@ from ..environments.pool.pool import EnvironmentPool
 from ..environments.several import COLUMN
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory, stored_row
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .actor import Actor
 from .episode import Episode
 from .loop import Loop
@@ -62,9 +62,8 @@ class Player:
             groups: group of each episode. Members may share workers. `None`: no groups.
             seeds: seed of each episode's completions, for engines that support seeds (vLLM). `None`: torch's random
                 state.
-            on_turn: called with the turns of the longest episode and the number of running episodes, when one of them
-                has changed.
-            on_end: called once with each episode, as soon as it has ended.
+            on_turn: see `Loop`.
+            on_end: see `Loop`.
 
         Returns:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
@@ -76,17 +75,17 @@ class Player:
         stats, streams = RolloutStats(), self.streams and self.actor.streams
         groups = range(len(tasks)) if groups is None else groups
         for name, values in (("groups", groups), ("seeds", seeds)):
-            if values is not None and len(values) != len(tasks):
-                raise G2POError(f"{name} has {len(values)} values: pass one for each of the {len(tasks)} tasks")
+            fits = values is None or len(values) == len(tasks)
+            require(fits, name, values, f"pass one for each of the {len(tasks)} tasks")
         new = {group: object() for group in groups}  # groups of the pool, distinct from an earlier rollout's
         names = [task_id_of(task) for task in tasks]
-        played = [place for place, name in enumerate(names) if name not in self.excluded]
-        episodes = [self.episode(tasks[place], number) for number, place in enumerate(played)]
+        played = [index for index, name in enumerate(names) if name not in self.excluded]
+        episodes = [self.episode(tasks[index], number) for number, index in enumerate(played)]
         if streams and seeds is None:  # completions must not depend on the order in which they come
             import torch  # not above: strategies are checked before torch is imported
 
             seeds = torch.randint(2**62, (len(tasks),)).tolist()
-        seeds = None if seeds is None else [seeds[place] for place in played]
+        seeds = None if seeds is None else [seeds[index] for index in played]
 
         with self.rollout():
             started = time.perf_counter()
@@ -100,15 +99,15 @@ class Player:
                 on_turn=on_turn,
                 on_end=on_end,
             )
-            loop.play(episodes, [tasks[place] for place in played], [new[groups[place]] for place in played])
+            loop.play(episodes, [tasks[index] for index in played], [new[groups[index]] for index in played])
             stats.total_time = time.perf_counter() - started
             stats.parts = ((stats.turns, len(episodes)),)
         trajectories = [
             Trajectory(name, [], 0.0, "error", error=EXCLUDED, row=stored_row(task))
             for name, task in zip(names, tasks)
         ]
-        for place, episode in zip(played, episodes):
-            trajectories[place] = episode.trajectory()
+        for index, episode in zip(played, episodes):
+            trajectories[index] = episode.trajectory()
         return trajectories, stats
 
     def episode(self, task: dict[str, Any], number: int) -> Episode:

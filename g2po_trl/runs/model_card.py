@@ -202,8 +202,8 @@ def program_of(trainer: Any, where: str) -> str:
         ["from g2po_trl.prompts.template import last_steps"]
         if is_window
         else [
-            "from g2po_trl.prompts.conversation import ChatRequest, Transcript",
-            "from g2po_trl.prompts.conversation_encoder import ConversationEncoder",
+            "from g2po_trl.prompts.conversation import ChatRequest",
+            "from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript",
         ]
     )
     names.append("from g2po_trl.prompts.tokenization import ChatEncoder")
@@ -226,8 +226,8 @@ def program_of(trainer: Any, where: str) -> str:
     about = f"This program, after the lines above, answers {what}:"
     if not is_window and not is_agent(environment) and not is_tool_environment(environment):
         about = (
-            "This program, after the lines above, answers chat messages; `first_message` and `turn_message` of the "
-            "prompt template write an observation as one, and its `read` the action in an answer:"
+            "This program, after the lines above, answers chat messages; `messages` and `turn_message` of the "
+            "prompt template write an observation as such, and its `read` the action in an answer:"
         )
     return f"{about}\n\n```python\n{program}```\n"
 

@@ -32,7 +32,8 @@ import numpy as np
 from ..agents.agent import AgentEnvironment
 from ..agents.command import AgentCommand
 from ..environments.loading import load
-from ..prompts.template import PromptTemplate, PromptTemplates
+from ..environments.several import PromptTemplates
+from ..prompts.template import PromptTemplate
 from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
 from ..utils.json import to_json

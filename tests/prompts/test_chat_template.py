@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import build_tokenizer
+from refusals import refused
 from tokenizers import normalizers, processors
 from trained_tokenizers import trained, words_of
 from transformers import AutoProcessor, AutoTokenizer, Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
@@ -156,14 +157,11 @@ def test_a_role_for_tools_is_passed_on(tokenizers):
 def test_what_a_template_cannot_do_is_said_before_any_work(tokenizers):
     tokenizer = tokenizers["words"]
     tokenizer.chat_template = SWITCHED
-    with pytest.raises(ValueError, match=r"chat_template_kwargs has enable_thinkin=False, which is not a variable"):
+    with refused("chat_template_kwargs"):
         ChatTemplate(tokenizer, {"enable_thinkin": False})
-    tokenizer.chat_template = "{{ raise_exception('closed on Sundays') }}"
-    with pytest.raises(ValueError, match=r"does not render a user message \(it raises .*closed on Sundays"):
-        ChatTemplate(tokenizer)(CONVERSATION)
-    tokenizer.chat_template = "Hello!"
-    with pytest.raises(ValueError, match=r"does not render a user message \(it omits the message\)"):
-        ChatTemplate(tokenizer)(CONVERSATION)
+    for tokenizer.chat_template in ("{{ raise_exception('closed on Sundays') }}", "Hello!"):
+        with refused("chat_template"):
+            ChatTemplate(tokenizer)(CONVERSATION)
 
 
 # -- processors -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from shipped_templates import CALL, NATIVE, NOT_AFTER_TEXT, TASK, TEMPLATES, TOO
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from g2po_trl.prompts.conversation import ChatRequest, Transcript
-from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.conversation import ChatRequest
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.fitting import PromptTooLongError
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_format import NativeTools, ProseTools

@@ -2,7 +2,7 @@
 
 import pytest
 
-from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
+from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, parse_as_released
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_trl.prompts.fitting import PromptTooLongError, fit_prompt
@@ -10,7 +10,6 @@ from g2po_trl.prompts.template import (
     PromptTemplate,
     last_line,
     last_steps,
-    parse_as_released,
     parse_plain,
     parse_think_action,
 )
@@ -192,6 +191,6 @@ def test_prompts_show_what_the_template_shows_of_an_observation():
     template = PromptTemplate("{observation}", "{history} | {observation}", show_observation=last_line)
     (first,) = template.messages("map\nhall")
     (later,) = template.messages("map\nattic", history=[("map\nhall", "up")], steps_taken=1)
-    assert first["content"] == template.first_message("map\nhall")["content"] == "hall"
+    assert first["content"] == template.messages("map\nhall")[-1]["content"] == "hall"
     assert later["content"] == "[Observation 1: 'hall', Action 1: 'up'] | attic"
     assert template.turn_message("map\ncellar")["content"] == "cellar"

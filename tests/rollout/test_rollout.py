@@ -141,9 +141,7 @@ def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(play):
         *(("truncated", 1), ("truncated", 1), ("failure", 0), ("truncated", 1))
     ]
     failed = trajectories[2]
-    assert failed.error is None and failed.failure_reason.startswith(
-        "prompt too long: the task and the 100 admissible"
-    )
+    assert failed.error is None and failed.failure_reason.startswith("prompt too long: ")
     assert all(len(prompt) <= limit for prompts in calls for prompt in prompts)
     summary = summarize([*trajectories[:3], Trajectory("x", [], 1.0, "success")])
     assert summary["success_rate"] == 0.25 and summary["error_rate"] == 0 and summary["episodes"] == 4

@@ -30,14 +30,14 @@ from typing import Any
 
 from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, joined_content, normalize_messages
 from ...prompts.state_keys import request_key
-from ...prompts.template import DEFAULT_PROMPT, PromptTemplate, PromptTemplates
+from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError
 from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
 from ..episode_limits import EpisodeLimits
-from ..several import environments_of, for_each
+from ..several import PromptTemplates, environments_of, for_each
 from ..validation import unwrap_factory
 from .tool_content import Shown, content_of
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
