@@ -96,9 +96,9 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def _need(valid: bool, where: str, value: Any, wanted: str) -> None:
-    """Refuse a value at a place of a request unless it is valid."""
+    """Refuse a value at a place in a request's field unless it is valid."""
     if not valid:
-        raise G2POError(f"{where} is {show(value)}; give {wanted}", where, value)
+        raise G2POError(f"{where} is {show(value)}; give {wanted}", where.partition("[")[0], value)
 
 
 def normalize_messages(messages: Any) -> list[Message]:
@@ -231,7 +231,7 @@ def _plain(value: Any, where: str) -> Any:
         plain = json.loads(to_json(value))
         if not is_deeper(plain, MAX_DEPTH):
             return plain
-    raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it", where)
+    raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it", where.partition("[")[0])
 
 
 def is_deeper(value: Any, levels: int) -> bool:

@@ -80,33 +80,26 @@ def test_results_of_tools_get_the_names_of_their_calls():
 USER = {"role": "user", "content": ""}
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"messages": None}, "messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [5]}, "messages[0]"),
-        ({"messages": [USER, {"role": "robot", "content": ""}]}, "messages[1]: role"),
-        ({"messages": [{**USER, "content": 5}]}, "messages[0]: content"),
-        ({"messages": [{**USER, "content": [{"type": "audio"}]}]}, "messages[0]: content[0]"),
-        ({"messages": [{**USER, "content": [{"type": "image", "image": "a.png"}]}]}, "messages[0]: content[0]"),
-        ({"messages": [{"role": "assistant", "function_call": {"name": "go"}}]}, "messages[0]: function_call"),
-        ({"messages": [{"role": "assistant", "tool_calls": {"id": 1}}]}, "messages[0]: tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0]: tool_calls[0]"),
-        ({"tools": {}}, "tools"),
-        ({"stop": "a"}, "stop"),
-        ({"stop": [""]}, "stop"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"shorten": 1}, "shorten"),
-        ({"task": -1}, "task"),
-        ({"needs_answer": None}, "needs_answer"),
+REFUSED = {
+    "messages": [
+        *(None, [], "hello", [5], [USER, {"role": "robot", "content": ""}], [{**USER, "content": 5}]),
+        *([{**USER, "content": [part]}] for part in ({"type": "audio"}, {"type": "image", "image": "a.png"})),
+        [{"role": "assistant", "function_call": {"name": "go"}}],
+        *([{"role": "assistant", "tool_calls": calls}] for calls in ({"id": 1}, [{"function": {}}])),
     ],
-)
-def test_what_is_no_request_is_refused_by_its_place(fields, field):
+    "tools": [{}],
+    "stop": ["a", [""]],
+    "max_tokens": [0, True],
+    "shorten": [1],
+    "task": [-1],
+    "needs_answer": [None],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
+def test_what_is_no_request_is_refused_by_its_field(field, value):
     with refused(field):
-        ChatRequest(**{"messages": CONVERSATION, **fields})
+        ChatRequest(**{"messages": CONVERSATION, field: value})
 
 
 def test_request_and_response_survive_json():
