@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import platform
 import re
@@ -93,5 +95,22 @@ def medians(values: Mapping[str, Sequence[float]], digits: int | None = None) ->
 
 
 def write_results(folder: Path, content: Mapping[str, Any], name: str = "results.json") -> None:
-    """Write a results file; its folder is made."""
-    write_json(folder / name, content, indent=1)
+    """Write a results file, compressed if it is named so; its folder is made."""
+    if not name.endswith(".gz"):
+        write_json(folder / name, content, indent=1)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))  # equal values, equal bytes
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a results file, or of the compressed one beside it."""
+    if path.suffix != ".gz" and path.is_file():
+        return path.read_text(encoding="utf-8")
+    packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    return gzip.decompress(packed.read_bytes()).decode("utf-8")
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Return the lines of a JSON Lines file, which may be compressed."""
+    return [json.loads(line) for line in read_text(path).splitlines()]

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from scipy import optimize, stats
 
-from benchmarks.common import RESULTS, ROOT
+from benchmarks.common import RESULTS, ROOT, read_lines, read_text
 from benchmarks.gpu import methods
 
 # truth.py
@@ -27,14 +27,14 @@ HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
 WRONG_KEYS = ("key without processing", "key of the place alone")
 # results/comparison, stage main: G2PO and the seven arms that are tested against it
 ARMS = (
-    *("g2po", "g2po-lambda-0.5", "gigpo", "grpo", "grpo-discounted"),
-    *("g2po-without-A_NC", "g2po-without-A_EC", "g2po-without-aggregation"),
+    *("g2po", "g2po λ 0.5", "gigpo", "grpo", "grpo discounted"),
+    *("g2po without A_NC", "g2po without A_EC", "g2po without aggregation"),
 )
 
 
 @cache
 def raw(path: str) -> Any:
-    return json.loads((RESULTS / path).read_text(encoding="utf-8"))
+    return json.loads(read_text(RESULTS / path))
 
 
 def times_of_tree(arm: str, samples: str) -> float:
@@ -135,8 +135,8 @@ def best_area(estimator: str) -> float:
 
 def by_lambda(value: float, setting: str = "default") -> tuple[float, float]:
     """Mean success during training less that with λ = 1, paired by house."""
-    lines = (RESULTS / "credit_lambda/runs.jsonl").read_text(encoding="utf-8").splitlines()
-    area = {(one["setting"], one["value_lambda"], one["seed"]): one["area"] for one in map(json.loads, lines)}
+    runs = read_lines(RESULTS / "credit_lambda/runs.jsonl")
+    area = {(run["setting"], run["value_lambda"], run["seed"]): run["area"] for run in runs}
     houses = [seed for name, of, seed in area if (name, of) == (setting, value)]
     return student([area[setting, value, house] - area[setting, 1.0, house] for house in houses])
 
@@ -150,10 +150,14 @@ def lost_by_lambda(value: float, setting: str) -> tuple[float, float]:
 
 
 @cache
+def comparison() -> dict[tuple[str, str, int], dict[str, Any]]:
+    """(stage, arm, seed) -> run."""
+    return {(run["stage"], run["arm"], run["seed"]): run for run in read_lines(RESULTS / "comparison/runs.jsonl")}
+
+
 def compared(arm: str) -> list[dict[str, Any]]:
     """Runs of an arm, by seed."""
-    paths = sorted((RESULTS / "comparison/runs/main").glob(f"{arm}-seed*.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [run for (stage, of, _), run in sorted(comparison().items()) if (stage, of) == ("main", arm)]
 
 
 def outcome(arm: str, number: str) -> np.ndarray:
@@ -218,7 +222,7 @@ def unstable(runs: Iterable[dict[str, Any]]) -> int:
 
 def of_stage(arm: str, stage: str, seeds: Sequence[int] = range(100, 104)) -> list[dict[str, Any]]:
     """Runs of an arm in a stage, by seed."""
-    return [raw(f"comparison/runs/{stage}/{arm}-seed{seed}.json") for seed in seeds]
+    return [comparison()[stage, arm, seed] for seed in seeds]
 
 
 def shown(arm: str, stage: str = "methods", seeds: Sequence[int] = range(100, 104)) -> float:
@@ -234,14 +238,14 @@ def shown(arm: str, stage: str = "methods", seeds: Sequence[int] = range(100, 10
 
 
 def at_rate(arm: str, factor: str) -> float:
-    """Success in the first half at "2" times or "half" the recipe's learning rate, minus the arm's at the recipe's."""
+    """Success in the first half at "2" times or "½" the recipe's learning rate, minus the arm's at the recipe's."""
     seeds = range(100, 103)
-    return shown(f"{arm}-learning-rate-x-{factor}", "rates", seeds) - shown(arm, "main", seeds)
+    return shown(f"{arm}, learning rate × {factor}", "rates", seeds) - shown(arm, "main", seeds)
 
 
 def at_weight(w: float) -> float:
     """G2PO with another w minus G2PO, in the first half."""
-    return shown(f"w-{w:g}", "weights", range(100, 103))
+    return shown(f"w {w:g}", "weights", range(100, 103))
 
 
 def held_out_of(

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import figures
 from benchmarks.common import facts, write_results
 from benchmarks.credit.household import REWARD, Household, play, softmax
-from benchmarks.paper import plots
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
 
 METHODS: dict[str, Callable[[StateGraph], np.ndarray]] = {
@@ -175,21 +175,9 @@ def show(title: str, result: dict[str, dict[str, dict]]) -> None:
 
 
 def plot(result: dict, output: Path) -> None:
-    """Sweeps of numbers, and the curves behind the first column of unit steps of length 1."""
-    for name, by_method in result["sweeps"].items():
-        values = list(next(iter(by_method.values())))
-        if all(value.replace(".", "").isdigit() for value in values):
-            rows = {
-                method: (
-                    [float(v) for v in values],
-                    [row[v]["area"] for v in values],
-                    [row[v]["interval"] for v in values],
-                )
-                for method, row in by_method.items()
-            }
-            plots.save(plots.sweep(name, rows), output, f"sweep_{name}")
+    """The curves behind the first column of unit steps of length 1."""
     curves = {method: [row["1"]["curve"]] for method, row in result["unit"].items()}
-    plots.save(plots.learning_curves(curves, window=3), output, "curves")
+    figures.save(figures.learning_curves(curves, window=3), output, "curves")
 
 
 def main() -> None:
@@ -222,9 +210,9 @@ def main() -> None:
             result["sweeps"][name] = by_method
             show(f"{name} = …: unit steps of length 1, {options.sweep_seeds} seeds", by_method)
     result["seconds"] = round(time.time() - started, 1)
-    write_results(options.output, result)
+    write_results(options.output, result, "results.json.gz")
     plot(result, options.output)
-    print(f"\n{result['seconds']} s; all values in {options.output / 'results.json'}")
+    print(f"\n{result['seconds']} s; all values in {options.output / 'results.json.gz'}")
 
 
 if __name__ == "__main__":

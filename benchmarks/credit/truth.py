@@ -38,14 +38,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse, stats
 
-from benchmarks.common import facts
+from benchmarks.common import facts, read_text, write_results
 from benchmarks.credit.exact import Policy, Truth, success_rate
 from benchmarks.credit.household import REWARD, Household, Rollout, play, softmax
 from benchmarks.credit.tabular import KEYS
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graft, graphgpo, graphhca, grpo, hgpo, rloo
 from g2po_trl.credit.estimators.common import EPSILON, episode_advantage, mean_and_std
 from g2po_trl.credit.estimators.g2po import edge_advantage
-from g2po_trl.utils.json import write_json
 
 DEFAULT = {
     "success": 0.4,
@@ -391,7 +390,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD")
     args = parser.parse_args()
     started, results = time.perf_counter(), {}
-    known = json.loads((args.output / "results.json").read_bytes())["results"] if args.methods else {}
+    known = json.loads(read_text(args.output / "results.json"))["results"] if args.methods else {}
     options = (args.iterations, args.methods or list(METHODS))
     with ProcessPoolExecutor(args.jobs) as pool:
         jobs = {
@@ -411,7 +410,7 @@ def main() -> None:
         "iterations": args.iterations,
         "seconds": round(time.perf_counter() - started, 1),
     }
-    write_json(args.output / "results.json", {**found, "results": results})
+    write_results(args.output, {**found, "results": results}, "results.json.gz")
     (args.output / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

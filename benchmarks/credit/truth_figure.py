@@ -2,7 +2,7 @@
 
     python -m benchmarks.credit.truth_figure [--results benchmarks/results/truth]
 
-Reads RESULTS/results.json and writes RESULTS/cosines.png and .svg. Left: all estimators at the default setting.
+Reads RESULTS/results.json.gz and writes RESULTS/cosines.png. Left: all estimators at the default setting.
 Right: four of them as one thing of the setting varies. Bars and bands are 95 % intervals over houses. They hold what
 differs from house to house for all estimators alike: for a difference, see the paired intervals of RESULTS/table.md.
 """
@@ -18,7 +18,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.paper import plots
+from benchmarks.common import RESULTS, read_text
+from benchmarks.figures import save
 
 INK, MUTED, GRID = "#222222", "#8a8a8a", "#e4e4e4"
 ABLATIONS, NOT_AVAILABLE = "#7fa3cf", "#b9b9b9"
@@ -61,15 +62,14 @@ PANELS: tuple[tuple[str, dict[str, str]], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results" / "truth")
+    parser.add_argument("--results", type=Path, default=RESULTS / "truth")
     args = parser.parse_args()
-    results = json.loads((args.results / "results.json").read_text(encoding="utf-8"))["results"]
-    for path in plots.save(drawn(results), args.results, "cosines"):
-        print(path)
+    results = json.loads(read_text(args.results / "results.json"))["results"]
+    print(save(drawn(results), args.results, "cosines"))
 
 
 def drawn(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """The figure, from `results` of results.json: [setting][estimator][measure]."""
+    """The figure, from `results` of results.json.gz: [setting][estimator][measure]."""
     figure = Figure(figsize=(9.4, 5.0), layout="constrained", facecolor="white")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.03)
     draw_estimators(left.subplots(), results["default"])

@@ -1,13 +1,6 @@
-"""Commands for a GPU that is lent for minutes, by stage; each writes results.json as it goes and table.md at its end.
+"""One command for a GPU that is lent for minutes: `run.py`, whose parts are processes of `jobs.py`.
 
-    tests    python -m benchmarks.gpu.run --parts tests
-    speed    python -m benchmarks.gpu.run --parts phases --batches windows conversations hybrid
-    learn    python -m benchmarks.gpu.pretrained --stages smollm2-methods --seeds 200 201 202 203, then
-             python -m benchmarks.gpu.methods results.json
-    repeat   python -m benchmarks.gpu.repeat
-    rooms    python -m benchmarks.gpu.pretrained --stages smollm2-rooms --winner "full weights"
-
-`--shrink` rehearses each without a GPU (`repeat` and `pretrained` with `--generate`), as the tests of the benchmarks
-marked `slow` do. `rooms` has no results from a GPU so far, and of `speed` neither hybrids, nor flex
-attention and TRL's padding on conversations.
+`learning.py` plays a run, `phases.py` measures log-probabilities and update, tests are those of tests/gpu. The page of
+a results file is made by `table.py`, and the comparison of methods by `methods.py`. `--shrink` rehearses everything
+without a GPU. Never run on a GPU so far: larger rooms, the phases of hybrids, the usual pair of `repeat`.
 """

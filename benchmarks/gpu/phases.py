@@ -42,9 +42,15 @@ from benchmarks.gpu.work import (
     synthetic_conversations,
     synthetic_trajectories,
 )
-from benchmarks.speed.phases import add_log_probs, backward, by_kind, count, random_model, trl_micro_batches
+from benchmarks.speed.layouts import (
+    add_log_probs,
+    backward,
+    count,
+    different_tokens,
+    random_model,
+    trl_micro_batches,
+)
 from g2po_trl import StateGraph, Trajectory, g2po
-from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.forks import fork_cost
 from g2po_trl.update.layout import weights_of_a_layer
@@ -198,36 +204,6 @@ def measure(
     }
 
 
-def generation(trainer: RecordedTrainer, batch: StepBatch, new_tokens: int) -> dict[str, Any]:
-    """`generate` on the prompts of one turn of all episodes; random weights hardly ever end a completion."""
-    prompts = [ids.tolist() for ids in batch.prompt_ids[:: RecordedTrainer.turns]]
-    started = time.perf_counter()
-    with trainer.player.actor.engine.rollout():
-        completions = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_completion_length=new_tokens))
-    waiting(trainer.accelerator.device)
-    took, generated = time.perf_counter() - started, sum(len(completion.ids) for completion in completions)
-    return {
-        "prompts": len(prompts),
-        "prompt_tokens": sum(map(len, prompts)),
-        "generated_tokens": generated,
-        "seconds": round(took, 2),
-        "generated_tokens_per_second": round(generated / took),
-    }
-
-
-def optimizer_step(trainer: RecordedTrainer) -> dict[str, Any]:
-    """The second step of the optimizer: the first makes its state."""
-    trainer.create_optimizer()
-    for number in range(2):
-        for p in trainer.model.parameters():
-            p.grad = torch.zeros_like(p) if number == 0 else p.grad
-        waiting(trainer.accelerator.device)
-        started = time.perf_counter()
-        trainer.optimizer.step()
-        waiting(trainer.accelerator.device)
-    return {"seconds": round(time.perf_counter() - started, 3)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--findings", type=Path, required=True, help="file to which a line of JSON is added for each")
@@ -280,8 +256,8 @@ def main() -> None:
             turns=RecordedTrainer.turns,
             step_samples=len(batch),
             conversations=args.conversations,
-            tokens=int(int(batch.lengths().sum())),
-            unique_tokens=by_kind(batch, 0, 0)["different"],
+            tokens=int(batch.lengths().sum()),
+            unique_tokens=different_tokens(batch.sequences()),
             mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
             mean_completion=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
@@ -298,7 +274,7 @@ def main() -> None:
                 continue
             try:
                 set_checkpointing(trainer, checkpointing)
-                row |= measure(trainer, batch, attention, layout, min(25.0, left / (len(todo) + 2 - number)), made)
+                row |= measure(trainer, batch, attention, layout, min(25.0, left / (len(todo) - number)), made)
             except Exception as error:  # out of memory, or an attention that is not there: the others go on
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
@@ -306,21 +282,6 @@ def main() -> None:
             if on_gpu:
                 torch.cuda.empty_cache()
             say(**row)
-        last = (
-            ()
-            if args.combinations
-            else (
-                ("generate", lambda: generation(trainer, batch, 16 if args.shrink else 64)),
-                ("optimizer step", lambda: optimizer_step(trainer)),
-            )
-        )
-        for name, run in last:
-            try:
-                trainer.accelerator.unwrap_model(trainer.model).set_attn_implementation("sdpa")
-                say(about=name, **run())
-            except Exception as error:
-                traceback.print_exc()
-                say(about=name, error=f"{type(error).__name__}: {error}".splitlines()[0][:300])
         trainer.close()
 
 

@@ -1,4 +1,4 @@
-"""The page of a results file on a GPU: `run.py`, `repeat.py` and `pretrained.py` write it at their end.
+"""The page of a results file on a GPU, which `run.py` writes at its end.
 
 python -m benchmarks.gpu.table benchmarks/results/gpu/h200/repeat.json    # of a file that is there
 """
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import read_text
 
 PEAK = {"H100": 989, "H200": 989}  # TFLOP/s in bfloat16, dense
 
@@ -89,17 +91,14 @@ def speed(name: str, findings: Sequence[Mapping[str, Any]], peak: float | None) 
 
 
 def repeats(content: Mapping[str, Any]) -> list[str]:
-    """Return the tables of `repeat.py`: how long two runs are equal, by kind, and what an iteration takes."""
+    """Return the table of `repeat`: how long two runs are equal, by kind."""
     rows = [
         (pair, kind, f"{number} of {equal['of']}")
         for pair, equal in content.get("equal until", {}).items()
         for kind, number in equal.items()
         if kind != "of"
     ]
-    found = lines_of(("pair", "equal", "iterations"), rows)
-    seconds = content.get("seconds of iterations", {}).items()
-    means = [(name, f"{sum(each) / len(each):.2f}") for name, each in seconds if each]
-    return [*found, *lines_of(("run", "seconds an iteration, without the first"), means)]
+    return lines_of(("pair", "equal", "iterations"), rows)
 
 
 def runs(parts: Mapping[str, Any]) -> list[str]:
@@ -133,7 +132,7 @@ def runs(parts: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    print(table(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), end="")
+    print(table(json.loads(read_text(Path(sys.argv[1])))), end="")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import ModelConfig, get_peft_config
 
-from benchmarks.speed.phases import random_model
+from benchmarks.never_played import NeverPlayed
+from benchmarks.speed.layouts import random_model
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, TextEnvironment, Trajectory
+from g2po_trl import G2POConfig, G2POTrainer, Step, Trajectory
 from g2po_trl.cli.recipe import use_model_arguments
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
@@ -119,16 +120,6 @@ def as_one_row(conversation: Trajectory) -> Trajectory:
     return Trajectory(
         conversation.task_id, [step], conversation.reward, conversation.outcome, group=conversation.group
     )
-
-
-class NeverPlayed(TextEnvironment):
-    """Lets a trainer be made: its episodes are recorded ones."""
-
-    def reset(self, seed):
-        return Observation(f"room {seed}", task="go")
-
-    def step(self, action):
-        return StepResult("end", reward=0.0, terminated=True)
 
 
 class RecordedRollout(SynchronousRollout):

@@ -5,12 +5,11 @@
 `--released` is the file g2po/core_g2po.py of the released code (github.com/Nala-YN/G2PO); it is read where it lies and
 is no part of this project. Without it only our side is measured. Both get the same steps in memory and must give the
 same advantages (ours with statistics over steps and a penalty of 0.1). Measured in one run, in turns: medians, ratios
-and every value. Then time per step from 1,000 to 134,000 steps, which must not grow.
+and every value.
 """
 
 import argparse
 import importlib.util
-import json
 import sys
 import time
 import types
@@ -24,7 +23,6 @@ from benchmarks.common import facts, interleaved, write_results
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 
 TEXT_LENGTH = 400
-LAMBDAS = (0.9, 0.5, 0.0)  # beside 1, which the released code has
 # name -> (groups, trajectories of a group, steps in all, tokens of a completion, repetitions). The released code
 # copies an advantage to each token of a completion, up to 512 in its scripts; 1 is in its favour.
 SIZES = {
@@ -55,8 +53,8 @@ def make_groups(num_groups: int, size: int, num_steps: int, seed: int = 0) -> li
     return groups
 
 
-def ours(groups: list[list[Trajectory]], value_lambda: float = 1.0) -> np.ndarray:
-    graph = StateGraph.from_groups(groups, 0.95, value_lambda)
+def ours(groups: list[list[Trajectory]]) -> np.ndarray:
+    graph = StateGraph.from_groups(groups, 0.95)
     return g2po(graph, invalid_action_penalty=0.1, episode_statistics="step")
 
 
@@ -134,53 +132,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--released", type=Path, help="g2po/core_g2po.py of the released code")
+    parser.add_argument("--repetitions", type=int, help="default: 15 or 5, by size")
     args = parser.parse_args()
     module = load_released(args.released) if args.released else None
-    results = {
-        **facts("numpy"),
-        "sizes": {},
-        "growth": [],
-    }
-    print(json.dumps(results["machine"]))
-
+    results = {**facts("numpy"), "sizes": {}}
     for name, (num_groups, size, num_steps, completion_tokens, repetitions) in SIZES.items():
         groups = make_groups(num_groups, size, num_steps)
-        graph = StateGraph.from_groups(groups)
-        ours(groups)
-        entry = {
-            "steps": graph.num_steps,
-            "trajectories": num_groups * size,
-            "completion_tokens": completion_tokens,
-            "mean_group_size": graph.num_steps / graph.num_nodes,
-        }
+        entry = {"steps": num_steps, "trajectories": num_groups * size, "completion_tokens": completion_tokens}
         arms = {"ours_seconds": timed(ours, groups)}
-        arms |= {value_lambda: timed(ours, groups, value_lambda) for value_lambda in LAMBDAS}
         if module:
             released = make_released(module, groups, completion_tokens)
             entry["largest_difference"] = float(np.abs(ours(groups) - released()).max())
             arms["released_seconds"] = timed(released)
-        times = interleaved(arms, repetitions, warm_up=0)
-        entry["by_lambda_seconds"] = {value_lambda: times.pop(value_lambda) for value_lambda in LAMBDAS}
-        entry |= {"released_seconds": [], **times}
-        ours_median = median(entry["ours_seconds"])
-        line = f"{name}: {graph.num_steps} steps, ours {1000 * ours_median:.1f} ms"
-        if module:
-            released_median = median(entry["released_seconds"])
-            entry["ratio"] = released_median / ours_median
-            line += f", released {1000 * released_median:.0f} ms, {entry['ratio']:.0f} times as long"
-            line += f"; advantages differ by at most {entry['largest_difference']:.1e}"
-        for value_lambda, times in entry["by_lambda_seconds"].items():
-            line += f"; lambda {value_lambda:g} {1000 * median(times):.1f} ms"
-            line += f" ({median(entry['released_seconds']) / median(times):.0f} times)" if module else ""
-        print(line, flush=True)
+        entry |= interleaved(arms, args.repetitions or repetitions)
+        middle = {arm: f"{1000 * median(entry[arm]):.1f} ms" for arm in arms}
+        print(f"{name}: {middle}, advantages differ by {entry.get('largest_difference')}", flush=True)
         results["sizes"][name] = entry
-
-    prepared = [(n, make_groups(n, 8, n * 262)) for n in (4, 16, 64, 256, 512)]
-    times = interleaved({n: timed(ours, groups) for n, groups in prepared}, 7, warm_up=0)
-    for n, groups in prepared:
-        steps = sum(len(t.steps) for group in groups for t in group)
-        results["growth"].append({"steps": steps, "seconds": times[n]})
-        print(f"{steps:7} steps: {1e6 * median(times[n]) / steps:.2f} us a step")
     write_results(args.output, results)
 
 

@@ -74,14 +74,10 @@ class LongCompletions(OfflineVLLMEngine):
         self.asked.append((prompt, sampling, seed))
         super().submit(key, prompt, sampling, seed)
 
-    def all_at_once(self) -> dict[int, tuple[int, int]]:
-        """Everything noted since the last time: tokens of prompt and completion, by the request's seed."""
-        asked, self.asked = self.asked, []
-        parameters = [self._parameters(sampling, seed) for _, sampling, seed in asked]
-        answers = self.requests.answer([prompt for prompt, _, _ in asked], parameters)
-        return {
-            seed: (len(prompt), len(answer.outputs[0].token_ids)) for (prompt, _, seed), answer in zip(asked, answers)
-        }
+    def all_at_once(self) -> int:
+        """Answer everything noted in one call. How many requests."""
+        parameters = [self._parameters(sampling, seed) for _, sampling, seed in self.asked]
+        return len(self.requests.answer([prompt for prompt, _, _ in self.asked], parameters))
 
     def all_noted(self, at_a_time: int) -> int:
         """Everything noted, without environments: when one is answered the next is asked. How many requests."""
@@ -95,28 +91,6 @@ class LongCompletions(OfflineVLLMEngine):
         return number
 
 
-def engine_times(
-    engine: LongCompletions, prompt: int = 110, tokens: int = 40, repetitions: int = 3
-) -> dict[str, dict]:
-    """Seconds to read so many prompts, and of a decode step of so many sequences: medians."""
-    rng = random.Random(0)
-    times: dict[str, dict] = {"read": {}, "decode step": {}}
-    for number in (1, 2, 4, 8, 16, 32, 64, 128):
-        seconds: dict[int, list[float]] = {1: [], tokens: []}
-        for length in sorted(seconds) * repetitions:
-            prompts = [[rng.randint(10, 200) for _ in range(prompt)] for _ in range(number)]
-            parameters = [engine._parameters(SAMPLING, seed) for seed in range(number)]
-            for each in parameters:
-                each.min_tokens = each.max_tokens = length
-            clock = time.perf_counter()
-            engine.requests.answer(prompts, parameters)
-            seconds[length].append(time.perf_counter() - clock)
-        first, whole = median(seconds[1]), median(seconds[tokens])
-        times["read"][str(number)] = round(first, 5)
-        times["decode step"][str(number)] = round((whole - first) / (tokens - 1), 6)
-    return times | {"prompt": {"tokens": prompt}}
-
-
 def measure(folder: Path, options: argparse.Namespace) -> dict:
     generate_games(folder, "train", options.episodes // 8, seed=0, size="tiny")
     rows = [row for row in Manifest.scan(folder).rows() for _ in range(8)]
@@ -127,11 +101,6 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     )
     actor = PromptActor.from_engine(engine, ALFWORLD_COMPACT_PROMPT)
     raw: dict[str, dict[str, list[dict[str, float]]]] = {}
-    lengths, tokens, engine.tokens = [], engine.tokens, 0
-    engine_times(engine, repetitions=1)
-    times = engine_times(engine)
-    engine.tokens = tokens
-    print("engine:", json.dumps(times), file=sys.stderr, flush=True)
     with EnvironmentPool(factory, PoolLimits(options.workers)) as pool:
 
         def play(seconds: float, streams: bool, seed: int, sampling: Sampling = SAMPLING):
@@ -159,14 +128,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
                 runs["as many at a time"] = {"seconds": time.perf_counter() - clock, "steps": number}
                 engine.llm.reset_prefix_cache()
                 clock = time.perf_counter()
-                sizes = engine.all_at_once()
-                runs["all at once"] = {"seconds": time.perf_counter() - clock, "steps": len(sizes)}
+                number = engine.all_at_once()
+                runs["all at once"] = {"seconds": time.perf_counter() - clock, "steps": number}
                 for name, run in runs.items():
                     if repetition:
                         kept = {key: round(value, 4) for key, value in run.items()}
                         raw.setdefault(str(seconds), {}).setdefault(name, []).append(kept)
-                if repetition and seconds == options.seconds[0]:
-                    lengths.append(_by_episode(sizes, repetition, len(rows), options.turns))
                 print(f"repetition {repetition}, {seconds} s:", json.dumps(runs), file=sys.stderr, flush=True)
         engine.tokens = 0
         greedy = Sampling(temperature=0.0, max_completion_length=24, stop_sequences=("</action>",))
@@ -177,18 +144,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         "settings": {name: value for name, value in vars(options).items() if name != "output"},
         "up to these seconds a step": {seconds: _medians(runs) for seconds, runs in raw.items()},
         "equal greedy trajectories": f"{equal} of {len(rows)}",
-        "seconds of the engine": times,
         "raw": raw,
-        "tokens of prompt and reply, by repetition, episode, turn": lengths,
     }
-
-
-def _by_episode(
-    sizes: dict[int, tuple[int, int]], seed: int, episodes: int, turns: int
-) -> list[list[tuple[int, int]]]:
-    """What `all_at_once` found, by episode and turn."""
-    of_turns = ([derived_seed(derived_seed(seed, n), turn) for turn in range(turns)] for n in range(episodes))
-    return [[sizes[request] for request in requests if request in sizes] for requests in of_turns]
 
 
 def _medians(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
@@ -218,11 +175,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
     write_results(options.output, result)
-    print(
-        json.dumps(
-            {key: value for key, value in result.items() if key != "raw" and not isinstance(value, list)}, indent=1
-        )
-    )
+    print(json.dumps({key: value for key, value in result.items() if key != "raw"}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The comparison of methods: statistics by hand and against scipy, stages, report, and interruptions."""
+"""The comparison of methods: statistics by hand and against scipy, stages, report, and runs that are resumed."""
 
 import json
 import os
@@ -13,23 +13,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.learning import comparison_runs
-from benchmarks.learning import comparison_stages as stages
-from benchmarks.learning.comparison_report import load, percent, pilot_winner, report
-from benchmarks.learning.comparison_runs import Runner, config_of, fingerprint
-from benchmarks.learning.comparison_statistics import (
+from benchmarks import figures
+from benchmarks.common import RESULTS, ROOT
+from benchmarks.learning import comparison, stages
+from benchmarks.learning.comparison import Busy, Runner, append, fingerprint, load, lock, percent, pilot_winner, report
+from benchmarks.learning.statistics import (
     collapsed,
     critical_value,
     dunnett,
     first_at,
     first_half,
-    over_seeds_and_games,
     paired_interval,
     smallest_effect,
 )
-from g2po_trl.trajectory import Trajectory, write_jsonl
-
-ROOT = stages.ROOT
+from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 
 
 def numbers(values) -> dict:
@@ -94,20 +91,6 @@ def test_critical_value_and_power():
     assert 0.99 < effect < 1.1 and np.mean(p < 0.05) == pytest.approx(0.8, abs=0.02)
 
 
-def test_interval_over_seeds_and_games_by_hand():
-    # Rows 0 and 1, columns 0, 0.5, 1: no rest. MS_seed = 3 / 2 (row means 0.5 apart of each other by 1: variance 0.5).
-    differences = np.array([[0.0, 0.5, 1.0], [1.0, 1.5, 2.0]])
-    mean, (low, high) = over_seeds_and_games(differences)
-    variance = (3 * 0.5 + 2 * 0.25) / 6
-    assert mean == 1.0
-    assert high - mean == pytest.approx(stats.t.ppf(0.975, 1) * np.sqrt(variance)) and mean - low == pytest.approx(
-        high - mean
-    )
-    # Games that differ by less than chance lets them: seeds alone.
-    mean, (low, high) = over_seeds_and_games(np.array([[0.0, 1.0], [1.0, 0.0]]))
-    assert mean == 0.5 and (low, high) == (0.5, 0.5)
-
-
 def test_numbers_of_a_run():
     assert first_half([0.1, 0.2, 0.3, 0.9]) == pytest.approx(0.15) and first_half([0.1, 0.2, 0.9]) == pytest.approx(
         0.15
@@ -121,59 +104,46 @@ def test_numbers_of_a_run():
 def test_stages_are_balanced_and_name_no_run_twice():
     jobs = stages.jobs_of(stages.ALL, "LoRA")
     assert max(Counter(job.key for job in jobs).values()) == 1
-    assert max(Counter((job.stage, job.name) for job in jobs).values()) == 1, "two runs would share a file"
+    assert max(Counter((job.stage, job.name) for job in jobs).values()) == 1, "two runs would share a folder"
     main = [job for job in jobs if job.stage == "main"][1:]
     assert len(main) == 8 * 12 and [job.seed for job in main] == sorted(job.seed for job in main)
     assert [job.arm for job in main[:8]] == list(stages.ARMS)
-    order = list(dict.fromkeys(job.stage for job in jobs))
-    assert order == list(stages.ALL) and order[:4] == ["main", "treasure", "rates", "methods"]
-    assert not [j for j in stages.jobs_of(stages.ALL, None) if j.stage in stages.AFTER_PILOT], (
-        "the pilot decides first"
-    )
-    for job in jobs:
-        if job.words:
-            assert (ROOT / job.words[0]).is_file() and config_of(job)
-    (half, twice) = ([w for w in j.words if w.endswith("e-05") or w.startswith("0.0")] for j in stages.rates()[1::-1])
-    assert float(twice[0]) == pytest.approx(4 * float(half[0]))
+    assert list(dict.fromkeys(job.stage for job in jobs)) == list(stages.ALL)
+    assert not [j for j in stages.jobs_of(stages.ALL, None) if j.stage in stages.AFTER_PILOT], "the pilot decides"
+    known = {
+        (stage, arm, seed)
+        for stage, arms in load(RESULTS / "comparison").items()
+        for arm in arms
+        for seed in arms[arm]
+    }
+    assert {("main", "g2po λ 0.5", 100), ("rates", "grpo, learning rate × ½", 102)} < known & {job.key for job in jobs}
+    half, twice = (float(job.words[-1]) for job in stages.rates()[1::-1])
+    assert twice == pytest.approx(4 * half)
 
 
 def test_a_run_with_other_flags_or_panels_is_another_run():
     job, other = stages.alfworld("main", "g2po", 100), stages.alfworld("main", "gigpo", 100)
-    same = fingerprint(job, job.words, "c", "t")
-    assert same == fingerprint(stages.alfworld("main", "g2po", 101), job.words, "c", "t")
-    assert len({same, fingerprint(other, other.words, "c", "t"), fingerprint(job, job.words, "d", "t")}) == 3
-    assert fingerprint(job, job.words, "c", "t2") != same
+    assert fingerprint(job, "t") == fingerprint(stages.alfworld("main", "g2po", 101), "t")
+    assert len({fingerprint(job, "t"), fingerprint(other, "t"), fingerprint(job, "t2")}) == 3
 
 
-def run(stage, arm, seed, success, held_out, until=None, games="10"):
-    """The file of a run, without what no table reads."""
-    panel = {"games": "g", "won": [games, games], "success_rate": [held_out, held_out], "turns_to_success": [6.0, 8.0]}
+def run(stage, arm, seed, success, held_out, until=None):
+    """The line of a run, without what no table reads."""
+    panel = {"games": "g", "won": ["10", "10"], "success_rate": [held_out, held_out]}
     graph = {"steps": [4, 6] + [0] * 18, "deviations": [1, 0, 2] + [0] * 9, "revisited": 6}
-    training = {"success": success, "valid": [1.0] * len(success), "kl": [0.1] * len(success)}
-    training |= {"group_size": [2.0] * len(success), "turns_to_success": [7.0] * len(success)}
-    training |= {"time_update": [3.0] * len(success), "time_advantage": [1.0] * len(success)}
-    about = {
-        "stage": stage,
-        "arm": arm,
-        "seed": seed,
-        "commit": "0123456789abcdef",
-        "seconds": 3600,
-        "cpu_seconds": 3600,
-    }
-    about |= {"iterations": len(success), "training": training, "graphs": {"first": graph, "last": graph}}
+    curves = {"valid": 1.0, "kl": 0.1, "group_size": 2.0, "turns_to_success": 7.0, "time_update": 3.0}
+    training = {"success": success, **{name: [value] * len(success) for name, value in curves.items()}}
+    about = {"stage": stage, "arm": arm, "seed": seed, "training": training, "graphs": {"first": graph, "last": graph}}
     return about | {"held_out": [{"until": until, "1": panel, "0.4": panel}]}
 
 
 def write(results, *runs):
     for one in runs:
-        path = results / "runs" / one["stage"] / f"{one['arm'].replace(' ', '-')}-seed{one['seed']}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(one))
+        append(results / "runs.jsonl.gz", one)
 
 
-def test_report(tmp_path):
-    """Nothing is tested before the last run of the main stage; then the tests are there, and all figures."""
-    assert report(tmp_path) == "No run yet."
+def test_report(tmp_path, monkeypatch):
+    """Nothing is tested before the last run of the main stage; then the tests are there, and the figures."""
     rng = np.random.default_rng(0)
     level = {"g2po λ 0.5": 0.55, "g2po": 0.5, "gigpo": 0.4, "g2po without A_NC": 0.5}
     runs = [run("main", "start", 100, [0.2], 0.25)]
@@ -182,38 +152,22 @@ def test_report(tmp_path):
             success = level.get(arm, 0.45) + 0.02 * rng.normal(size=4)
             runs.append(run("main", arm, seed, success.tolist(), float(success[-1])))
     runs[1]["training"]["kl"][2] = 0.9
-    write(
-        tmp_path, *runs[:-1], run("webshop", "g2po", 100, [0.1, 0.2], 0.3), run("weights", "w 2", 101, [0.1, 0.2], 0.3)
-    )
-    prompted = run("prompted", "react", 0, [0.0], 0.25)
-    prompted["held_out"][-1]["0.4"] |= {"valid_action_ratio": [0.5], "turns": [14.0]}
-    write(tmp_path, run("treasure", "grpo", 100, [0.5, 0.8, 0.85, 0.8], 0.8), prompted)
-    write(tmp_path, run("weights", "w 0.25", 101, [0.1, 0.2], 0.3))
-    text = report(tmp_path)
-    assert "| react | 2 | 25.0 | 50.0 | 14.0 |" in text
+    write(tmp_path, *runs[:-1], run("webshop", "g2po", 100, [0.1, 0.2], 0.3))
+    write(tmp_path, *(run("weights", f"w {w}", 101, [0.1, 0.2], 0.3) for w in (2, 0.25)))
+    write(tmp_path, run("treasure", "grpo", 100, [0.5, 0.8, 0.85, 0.8], 0.8))
+    with monkeypatch.context() as without_figures:
+        without_figures.setattr(figures, "save", lambda *given: None)
+        text = report(tmp_path)
     assert text.index("| w 0 |") < text.index("| w 0.25 |") < text.index("| w 1 |") < text.index("| w 2 |")
     assert "1 runs are missing: no test" in text and "Dunnett" not in text
     assert "| grpo | 3 |" not in text and "| w 0 | 3 |" in text, "what other stages borrow is the main stage's"
-    assert "| g2po | 12 | " in text and "| 1 (seed 100) |" in text
-    assert "| grpo | 4 | 73.8 | 81.7 |" in text, "iterations to 80 %"
+    assert "| iterations to 80 % |" in text and "| 4 | 0 |" in text
     write(tmp_path, runs[-1])
     text = report(tmp_path)
-    found = json.loads((tmp_path / "results.json").read_text())["tests"]
-    assert set(found) == {
-        f"{n}, {w}" for n in ("first half", "training and held-out") for w in ("all runs", "without collapsed runs")
-    }
-    whole, without = found["first half, all runs"], found["first half, without collapsed runs"]
-    assert (whole["degrees_of_freedom"], without["degrees_of_freedom"]) == (77, 76)
-    assert whole["differences"]["gigpo"]["mean"] == pytest.approx(-0.1, abs=0.02)
-    assert whole["differences"]["gigpo"]["p"] < 0.001 < 0.05 < whole["differences"]["g2po without A_NC"]["p"]
-    assert "| gigpo | -1" in text and "| < 0.001 | yes |" in text
+    assert "77 degrees of freedom" in text and "76 degrees of freedom" in text and "| < 0.001 |" in text
     assert text.count("with probability 0.8") == 2, "said of complete blocks alone"
-    for name in ("curves-main", "curves-webshop", "differences", "paper", "sweep-w"):
+    for name in ("curves-main", "curves-webshop", "paper"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
-    runs[-1]["held_out"][-1]["1"]["games"] = "others"
-    write(tmp_path, runs[-1])
-    with pytest.raises(ValueError, match="different held-out games"):
-        report(tmp_path)
 
 
 def test_of_several_trials_of_a_task_the_last_counts(tmp_path):
@@ -222,7 +176,7 @@ def test_of_several_trials_of_a_task_the_last_counts(tmp_path):
     trials = [("b", "failure", True), ("a", "failure", False), ("a", "success", True)]
     played = [Trajectory(task, [], 0.0, outcome, info={"last_trial": last}) for task, outcome, last in trials]
     write_jsonl(tmp_path / "trajectories" / "reflexion-0.jsonl", played)
-    panel = comparison_runs.panel_of(tmp_path)
+    panel = comparison.panel_of(tmp_path)
     assert (panel["won"], panel["success_rate"]) == (["10"], [0.5])
 
 
@@ -239,10 +193,27 @@ def test_the_pilot_decides_and_a_run_ends_where_it_was_to_come(tmp_path, monkeyp
     assert not runner.is_over(job, tmp_path, {"1": {"success_rate": [0.49, 0.5]}})
     assert runner.is_over(job, tmp_path, {"1": {"success_rate": [0.5, 0.5]}})
     assert not runner.is_over(stages.alfworld("main", "g2po", 100), tmp_path, {"1": {"success_rate": [1.0]}})
-    game = stages.treasure()[0]
     for success, over in (([0.7, 0.8, 0.8], False), ([0.8, 0.8, 0.8], True)):
-        monkeypatch.setattr(comparison_runs, "trained", lambda folder, of=success: {"training": {"success": of}})
-        assert runner.is_over(game, tmp_path, {}) == over
+        monkeypatch.setattr(figures, "record_of", lambda folder, of=success: {"training": {"success": of}})
+        assert runner.is_over(stages.treasure()[0], tmp_path, {}) == over
+
+
+def test_a_run_that_another_process_plays_is_busy(tmp_path):
+    with lock(tmp_path / "lock"), pytest.raises(Busy), lock(tmp_path / "lock"):
+        pass
+    with lock(tmp_path / "lock"):
+        pass
+
+
+def test_histograms_by_hand():
+    """h: returns 2 and 0 (deviation sqrt 2); k: 4 and 4; b: once."""
+
+    def episode(keys, reward):
+        return Trajectory("t", [Step(key, "go") for key in keys], reward, "success" if reward else "failure")
+
+    graph = StateGraph.from_groups([[episode("hk", 8.0), episode("hb", 0.0), episode("k", 8.0)]], 0.5)
+    found = figures.histograms([graph])
+    assert found["steps"][:3] == [1, 4, 0] and found["deviations"][:4] == [0, 0, 1, 0] and found["revisited"] == 2
 
 
 @pytest.mark.slow
@@ -250,7 +221,7 @@ def test_what_was_killed_goes_on_and_nothing_is_played_twice(tmp_path):
     """The real recipe, the smallest runs: kill -9 of the command and of its run in the first iteration."""
     words = [sys.executable, "-m", "benchmarks.learning.comparison", "--smoke", "--stages", "main"]
     words += ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work"), "--minutes"]
-    begun = subprocess.Popen([*words, "9"], stdout=subprocess.DEVNULL, start_new_session=True)
+    begun = subprocess.Popen([*words, "9"], stdout=subprocess.DEVNULL, start_new_session=True, cwd=ROOT)
     folder = tmp_path / "work/main"
     deadline = time.time() + 400
     while not list(folder.glob("g2po-seed100-*/checkpoint-1/trainer_state.json")):
@@ -266,14 +237,14 @@ def test_what_was_killed_goes_on_and_nothing_is_played_twice(tmp_path):
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
             continue
-    (start,) = (tmp_path / "results/runs/main").glob("*.json")
-    written, said = start.stat().st_mtime_ns, log.read_text()
-    done = subprocess.run([*words, "0.05"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "main, g2po, seed 100: complete" in done.stdout, done.stdout[-3000:] + done.stderr
+    assert list(load(tmp_path / "results")["main"]) == ["start"]
+    said = log.read_text()
+    done = subprocess.run([*words, "0.05"], capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert done.returncode == 0 and "main, g2po, seed 100\n" in done.stdout, done.stdout[-3000:] + done.stderr
+    assert "main, start" not in done.stdout, "it was complete"
     resumed = log.read_text()[len(said) :]
     assert "iteration   2/2" in resumed and "iteration   1/2" not in resumed
-    assert start.stat().st_mtime_ns == written, "it was complete"
-    one = load(tmp_path / "results")["main", "g2po", 100]
+    one = load(tmp_path / "results")["main"]["g2po"][100]
     assert one["iterations"] == 2 and len(one["training"]["success"]) == 2
-    assert [attempt["exit"] for attempt in one["attempts"]] == [None, 0, 0, 0]
+    assert [attempt["exit"] for attempt in json.loads((run_folder / "attempts.json").read_text())] == [0, 0, 0]
     assert {len(won) for won in one["held_out"][-1]["1"]["won"]} == {6} and len(one["held_out"][-1]["1"]["won"]) == 2

@@ -1,11 +1,11 @@
 """The benchmark of credit against the truth: what it calls exact is, and estimators come in the expected order."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.common import RESULTS, read_text
 from benchmarks.credit import truth, truth_figure
 from benchmarks.credit.exact import Policy, Truth, success_rate
 from benchmarks.credit.household import Household, play
@@ -92,9 +92,7 @@ def test_a_house_for_each_group(monkeypatch):
 
 
 def test_the_figure_shows_the_published_means():
-    results = json.loads((Path(truth.__file__).parents[1] / "results" / "truth" / "results.json").read_text())[
-        "results"
-    ]
+    results = json.loads(read_text(RESULTS / "truth/results.json"))["results"]
     left, *panels = truth_figure.drawn(results).axes
     dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
     names = [name for name, *_ in reversed(truth_figure.ROWS)]

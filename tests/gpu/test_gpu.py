@@ -14,7 +14,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.gpu import work as gpu_work
 from benchmarks.gpu.work import memory_of_recipe, recipe_trainer
-from benchmarks.speed.phases import make_shape, random_model
+from benchmarks.speed.layouts import make_shape, random_model
 from g2po_trl.update.policy.probe import why_not_forked
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import g2po_trl
+from benchmarks.common import read_text
 from g2po_trl.credit.estimators.registry import ESTIMATORS
 from g2po_trl.runs.summary import format_table
 
@@ -103,7 +104,7 @@ def test_the_tutorial_shows_what_was_recorded():
     """Its table is what a run prints of the recorded evaluations."""
     page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     results = ROOT / "benchmarks" / "results" / "gpu" / "h200"
-    findings = json.loads((results / "smollm2.json").read_text())["parts"]["smollm2-g2po-seed100"]["findings"]
+    findings = json.loads(read_text(results / "smollm2.json"))["parts"]["smollm2-g2po-seed100"]["findings"]
     played = [entry for entry in findings if entry.get("temperature") == 1.0]
     types = [{key.partition("/")[2]: value for key, value in entry.items() if "/" in key} for entry in played]
     before, *_, after = (
