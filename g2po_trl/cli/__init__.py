@@ -19,7 +19,7 @@ GROUPS = {
     "Prepare": {
         "init": "write a folder with a small environment or agent to start from",
         "check": "play random episodes of an environment or agent, report problems",
-        "play": "play an environment in the terminal: you, a recording or a model",
+        "play": "play an environment in the terminal: you or a model",
         "estimate": "estimate the memory and tokens of a training run",
     },
     "Train": {

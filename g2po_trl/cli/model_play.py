@@ -59,21 +59,15 @@ class _Shown:
         print(f"--- action{', '.join(['', *faults])} ---\n{printable(action_text(step))}", flush=True)
 
 
-def play_with_model(options: Any, row: dict[str, Any] | None) -> str:
-    """Play a task with the model of a run, as `g2po evaluate` does, and return a line on how it ended.
-
-    Args:
-        options: options of `g2po play`.
-        row: the task. `None`: the one that the options name.
-    """
+def play_with_model(options: Any) -> str:
+    """Play the task that the options of `g2po play` name with a run's model, and return a line on how it ended."""
     given = [] if options.environment is None else ["--environment", options.environment]
     given += ["--environment-options", to_json(options.environment_options)] if options.environment_options else []
     given += ["--tasks", str(options.tasks)] if options.tasks else []
     given += ["--max-turns", str(options.max_turns)] if options.max_turns else []
     settings, _ = evaluate.read(["--model", options.model, *given])
     panel = load_panel(settings)
-    if row is None:
-        row = task_at(tasks_of("", options.task) if options.task else panel.rows, options.line)
+    row = task_at(tasks_of("", options.task) if options.task else panel.rows, options.line)
     limits = EpisodeLimits.of(settings, max_turns=panel.max_turns)
     factory = text_environment_factory(panel.environment_factory, limits, panel.history, panel.prompt_template)
     check_task_columns(factory, row)

@@ -6,7 +6,7 @@ A field is a flag (`max_turns`: `--max-turns` or `--max_turns`) and a YAML key. 
 metadata the help; further keys of the metadata:
 
 - `positional`: an argument without a flag,
-- `group`: heading in the help; without one, the class that declares the field,
+- `group`: heading in the help; without one, the library that declares the field,
 - `metavar`, `choices`, `nargs`, `const`: as in argparse.
 
 A class may replace the help of fields that it inherits: `inherited_help`, name -> text.
@@ -27,7 +27,7 @@ from functools import partial
 from inspect import isclass
 from os import environ
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from ..utils.errors import G2POError
 from ..utils.options import kinds_of
@@ -35,17 +35,10 @@ from ..utils.options import option as option  # for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
 COMMAND_FLAGS: Sequence[str] = ()  # that the command takes itself, for suggestions
-_METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
-_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
+ALIASES = {"model_name_or_path": "--model"}
+_METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON"}
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
-_ALIASES = {"model_name_or_path": "--model", "replay": "--from"}
-# Names of options in other libraries -> ours.
-_OTHER_NAMES = {
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "group_size": "num_generations",
-}
 
 
 def parse(types: Sequence[type], argv: Sequence[str] | None = None, **options: Any) -> tuple[Any, ...]:
@@ -97,19 +90,22 @@ def read(
     shown = argparse.SUPPRESS if short_help is None else "print every flag with its default"
     parser.add_argument("--help-all", action="store_true", help=shown)
     try:
-        flags = parser.read_flags(sys.argv[1:] if argv is None else argv)
+        flags, unknown = parser.split(sys.argv[1:] if argv is None else argv)
+        help_ = {"help", "help_all"} & flags.keys()
+        if unknown and not help_:
+            raise G2POError(unknown_name(unknown[0], [*parser.flags(), *COMMAND_FLAGS], "a flag"))
         if "config" in flags and find_config is not None:
             keys = read_config(find_config(flags.pop("config")))
         else:
             keys = default_config(flags) if callable(default_config) else read_config(default_config)
-        keys = parser.read_keys(keys)
-        given = {**keys, **flags}
-        if help_ := {"help", "help_all"} & flags.keys():
+        given = {**parser.read_keys(keys), **flags}
+        others = defaults if callable(defaults) else lambda given: defaults or {}
+        if help_:
             with contextlib.suppress(ValueError):  # without a model, say, there are no defaults of its run
-                given = {**(defaults(given) if callable(defaults) else defaults or {}), **given}
+                given = {**others(given), **given}
             print(parser.help_with(given) if short_help is None or "help_all" in help_ else short_help, end="")
             raise SystemExit(0)
-        return parser, {**(defaults(given) if callable(defaults) else defaults or {}), **given}, set(given)
+        return parser, {**others(given), **given}, set(given)
     except ValueError as error:
         parser.error(str(error))
 
@@ -124,24 +120,18 @@ class Parser(argparse.ArgumentParser):
         if takes_help:
             self.add_argument("-h", "--help", action="store_true", help="print this help")
         self.types, self.kinds, self.arguments = types, {}, {}
-        found = list(_fields(types))
-        self.of_others = {field.name for field, *_ in found if "within" not in field.metadata}  # not made by `option`
-        groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
+        fields = list(_fields(types))
+        titles = sorted({title for *_, title in fields if title}, key=lambda title: title.startswith("of "))
+        groups = {title: self.add_argument_group(title) for title in titles}
         help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
-        for field, hint, title in found:
+        for field, hint, title in fields:
             self.kinds[field.name] = kinds = kinds_of(hint)
-            group = groups.get(title, self)
-            described = _described(field, kinds)
-            if field.name in help_of:
-                described["help"] = help_of[field.name].replace("%", "%%")
+            described = _described(field, kinds, help_of.get(field.name, field.metadata.get("help", "")))
+            names = [flag(field.name), *([ALIASES[field.name]] if field.name in ALIASES else [])]
             if field.metadata.get("positional"):
-                described["nargs"] = "*" if described.pop("action", None) else "?"
-                described["metavar"] = field.metadata.get("metavar", field.name.upper())
-                action = group.add_argument(field.name, default=None, **described)
-            else:
-                names = [_flag(field.name), *([_ALIASES[field.name]] if field.name in _ALIASES else [])]
-                action = group.add_argument(*names, **described)
-            self.arguments[field.name] = action
+                names, described["nargs"] = [field.name], "*" if described.pop("action", None) else "?"
+                described |= {"metavar": field.metadata.get("metavar", field.name.upper()), "default": None}
+            self.arguments[field.name] = groups.get(title, self).add_argument(*names, **described)
         places = [str(action.metavar) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])
 
@@ -151,19 +141,17 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (-*[\w-]+)\S*: ", r"\1: ", message)
         self.exit(2, f"{self.prog}: error: {message}\n")
 
-    def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the flags in `argv` by field."""
-        values, unknown = self.split(argv)
-        if unknown and not {"help", "help_all"} & values.keys():
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            raise G2POError(_unknown(unknown[0], [*known, *COMMAND_FLAGS], "a flag"))
-        return values
+    def flags(self) -> list[str]:
+        return [name for name in self._option_string_actions if name.startswith("--")]
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Return the values of the flags in `argv` by field, and all words that belong to no flag."""
-        found, unknown = self.parse_known_args(list(self._spelled(argv)))
-        values = {name: value for name, value in vars(found).items() if value is not None and value != []}
-        return {name: self._unwrapped(name, value) for name, value in values.items()}, unknown
+        parsed, unknown = self.parse_known_args(list(self._spelled(argv)))
+        values = {name: value for name, value in vars(parsed).items() if value is not None and value != []}
+        for name, value in values.items():
+            if {str, list} <= {get_origin(kind) or kind for kind in self.kinds.get(name, ())} and len(value) == 1:
+                values[name] = value[0]
+        return values, unknown
 
     def _spelled(self, argv: Sequence[str]) -> Iterator[str]:
         """Yield the words in the parser's spelling: kebab case, `--no-flag` for `--flag false`."""
@@ -171,66 +159,40 @@ class Parser(argparse.ArgumentParser):
         while words:
             word = words.pop(0)
             name, equals, value = word.partition("=")
-            name = name.replace("_", "-")
-            if name not in self._option_string_actions:
-                yield word
-                continue
-            if not isinstance(self._option_string_actions[name], argparse.BooleanOptionalAction):
-                yield f"{name}{equals}{value}"
+            action = self._option_string_actions.get(name := name.replace("_", "-"))
+            if not isinstance(action, argparse.BooleanOptionalAction):
+                yield f"{name}{equals}{value}" if action else word
                 continue
             if not equals and words and words[0].lower() in _BOOLEANS:
                 value = words.pop(0)
-            if value and value.lower() not in _BOOLEANS:
-                raise G2POError(f"{name} is {value!r}: write true or false")
-            yield name if _BOOLEANS[value.lower() or "true"] else f"--no-{name.removeprefix('--')}"
-
-    def _unwrapped(self, name: str, value: Any) -> Any:
-        """Return the only element of a list if the field takes a string or a list."""
-        either = {str, list} <= {get_origin(kind) or kind for kind in self.kinds.get(name, ())}
-        return value[0] if either and len(value) == 1 else value
+            yield name if _boolean(name, value or "true") else f"--no-{name.removeprefix('--')}"
 
     def read_keys(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a YAML file by field."""
-        aliases = {alias.removeprefix("--"): name for name, alias in _ALIASES.items() if name in self.arguments}
-        if both := next((alias for alias, name in aliases.items() if {alias, name} <= keys.keys()), None):
-            raise G2POError(f"config has {both} and {aliases[both]}, which are the same: remove one")
-        keys = {aliases.get(name, name): value for name, value in keys.items()}
         if unknown := next((name for name in keys if name not in self.arguments), None):
-            raise G2POError(_unknown(unknown, self.arguments, "a key of the config file"))
+            raise G2POError(unknown_name(unknown, self.arguments, "a key of the config file"), "config")
         return {name: self._converted(name, value) for name, value in keys.items()}
 
     def _converted(self, name: str, value: Any) -> Any:
-        """Return a value of a YAML file in the field's type."""
-        kinds = self.kinds[name]
-        enums = [kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)]
-        if value is False and any(member.value == "no" for kind in enums for member in kind):
-            return "no"  # which YAML reads as false
+        """Return a value of a YAML file in the field's type, as the flag has it."""
+        action, kinds = self.arguments[name], self.kinds[name]
+        if value is False and "no" in (action.choices or ()):  # which YAML reads as false
+            return "no"
         if value is None or len(kinds) > 1:
             return value
-        if get_origin(kinds[0]) is list and isinstance(value, (list, str)):
-            (kind,) = get_args(kinds[0])
-            parts = [value] if isinstance(value, str) else value  # all-linear of lora_target_modules
-            return [self._converted_one(name, one, kind) for one in parts]
-        return self._converted_one(name, value, kinds[0])
-
-    def _converted_one(self, name: str, value: Any, kind: Any) -> Any:
-        kind = get_origin(kind) or kind
-        if not isclass(kind) or issubclass(kind, Enum):
-            return value
-        if kind is str and name in self.of_others and isinstance(value, (bool, int, float)):
-            return value  # as in TRL, whose annotations are narrower than what it takes: scale_rewards: false
-        if kind is bool and isinstance(value, str):
-            value = _BOOLEANS.get(value.lower(), value)
-        elif isinstance(value, str):
-            try:
-                value = self._get_value(self.arguments[name], value)
-                self._check_value(self.arguments[name], value)
-            except argparse.ArgumentError as error:
-                raise G2POError(f"{name} is {value!r}: {error.message}") from error
-        accepted = {float: (int, float), Path: (str, Path), dict: Mapping}.get(kind, kind)
-        if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
-            raise G2POError(f"{name} is {value!r}: write {_EXPECTED.get(kind, 'a string')}")
-        return value
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return _boolean(name, str(value))
+        is_list = get_origin(kinds[0]) is list
+        if action.type is None and not action.choices:  # texts, which own options check themselves
+            return [value] if is_list and isinstance(value, str) else value
+        parts = value if is_list and isinstance(value, list) else [value]
+        try:
+            parts = [part if isinstance(part, Mapping) else self._get_value(action, str(part)) for part in parts]
+            for part in parts:
+                self._check_value(action, part)
+        except argparse.ArgumentError as error:
+            raise G2POError(f"{name} is {value!r}: {error.message}", name, value) from error
+        return parts if is_list else parts[0]
 
     def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
         """Yield an object of each dataclass."""
@@ -240,24 +202,24 @@ class Parser(argparse.ArgumentParser):
                 if field.name not in values and _default(field) is dataclasses.MISSING:
                     action = self.arguments[field.name]
                     name = (action.option_strings or [action.metavar])[0]
-                    raise G2POError(f"{name} is missing: {field.metadata.get('help', '')}")
+                    raise G2POError(f"{name} is missing: {field.metadata.get('help', '')}", field.name)
             yield one(**{field.name: values[field.name] for field in fields if field.name in values})
-
-    def field_defaults(self) -> dict[str, Any]:
-        """Return the fields' own defaults, `None` for those without."""
-        found = {field.name: _default(field) for one in self.types for field in dataclasses.fields(one) if field.init}
-        return {name: None if value is dataclasses.MISSING else value for name, value in found.items()}
 
     def help_with(self, values: Mapping[str, Any]) -> str:
         """Return the help, with the values as defaults."""
-        for field in {field.name: field for one in self.types for field in dataclasses.fields(one)}.values():
-            action = self.arguments.get(field.name)
-            value = values.get(field.name, _default(field))
-            if action and value not in (None, dataclasses.MISSING, "", [], {}, False):
+        for name, default in field_defaults(self.types).items():
+            action, value = self.arguments[name], values.get(name, default)
+            if value not in (None, "", [], {}, False):
                 action.help += f" (default: {getattr(value, 'value', value)})".replace("%", "%%")
             elif isinstance(action, argparse.BooleanOptionalAction):
                 action.option_strings = action.option_strings[:1]
         return self.format_help()
+
+
+def field_defaults(types: Iterable[type]) -> dict[str, Any]:
+    """Return the defaults of the dataclasses' fields, `None` for those without."""
+    defaults = {field.name: _default(field) for field, *_ in _fields(types)}
+    return {name: None if value is dataclasses.MISSING else value for name, value in defaults.items()}
 
 
 def _fields(types: Iterable[type]) -> Iterator[tuple[dataclasses.Field, Any, str | None]]:
@@ -268,33 +230,22 @@ def _fields(types: Iterable[type]) -> Iterator[tuple[dataclasses.Field, Any, str
         for field in dataclasses.fields(one):
             if field.init and field.name not in names:
                 names.add(field.name)
-                yield field, hints[field.name], field.metadata.get("group") or _owner(one, field.name)
+                yield field, hints[field.name], field.metadata.get("group") or _library(one, field.name)
 
 
-def _owner(one: type, name: str) -> str | None:
-    """Return the class that first declares a field, as a title; `None` for a class of a command or script."""
-    owner = next(base for base in reversed(one.__mro__) if name in vars(base).get("__annotations__", {}))
+def _library(owner: type, name: str) -> str | None:
+    """Return a title for a field that another library's class declares first."""
+    owner = next(base for base in reversed(owner.__mro__) if name in vars(base).get("__annotations__", {}))
     package = owner.__module__.partition(".")[0]
-    if package in ("trl", "transformers"):
-        return f"{owner.__name__.lstrip('_')} ({package})"
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", owner.__name__)
-    words = words if words.endswith("Config") else words.lower()
-    return None if ".cli." in owner.__module__ or package != "g2po_trl" else words
+    return f"of {package}'s {owner.__name__.lstrip('_')}" if package in ("trl", "transformers") else None
 
 
-def _titles(found: Sequence[tuple], types: Sequence[type]) -> list[str]:
-    """Return the titles of the help's groups: those of this project first, then TRL's, then transformers'."""
-    titles = list(dict.fromkeys(title for *_, title in found))
-    return sorted(filter(None, titles), key=lambda title: 2 * ("(transformers)" in title) + ("(trl)" in title))
-
-
-def _described(field: dataclasses.Field, kinds: list[Any]) -> dict[str, Any]:
+def _described(field: dataclasses.Field, kinds: list[Any], help_: str) -> dict[str, Any]:
     """Return a field's arguments of `add_argument`."""
     metadata = field.metadata
-    options = {name: metadata[name] for name in ("choices", "nargs", "const") if name in metadata}
-    options["help"] = str(metadata.get("help", "")).replace("%", "%%")
+    options = {name: metadata[name] for name in ("choices", "nargs", "const", "metavar") if name in metadata}
+    options["help"] = help_.replace("%", "%%")
     kind = next((kind for kind in kinds if (get_origin(kind) or kind) in (list, bool)), kinds[0])
-    enum = next((kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)), None)
     if kind is bool and str not in kinds:
         return {"action": argparse.BooleanOptionalAction, "help": options["help"]}
     if get_origin(kind) is list:
@@ -302,20 +253,14 @@ def _described(field: dataclasses.Field, kinds: list[Any]) -> dict[str, Any]:
         kind = get_args(kind)[0]
     elif len(kinds) > 1:
         kind = str
-    if enum is not None:
-        options.setdefault("choices", [member.value for member in enum])
-    if get_origin(kind) is Literal:
-        options.setdefault("choices", get_args(kind))
-        kind = type(get_args(kind)[0])
+    enums = [kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)]
+    if enums:
+        options["choices"] = [member.value for member in enums[0]]
     kind = get_origin(kind) or kind
     if not options.get("choices"):
-        options["metavar"] = metadata.get("metavar") or _METAVARS.get(kind, "TEXT")
-    elif "metavar" in metadata:
-        options["metavar"] = metadata["metavar"]
-    if kind in (int, float, Path):
-        options["type"] = kind
-    elif kind in (dict, Mapping):
-        options["type"] = json_object
+        options.setdefault("metavar", _METAVARS.get(kind, "TEXT"))
+    if kind in (int, float, Path, dict):
+        options["type"] = json_object if kind is dict else kind
     return options
 
 
@@ -323,18 +268,23 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _unknown(word: str, known: Iterable[str], where: str) -> str:
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise G2POError(f"{name} is {text!r}: write true or false", name, text)
+    return _BOOLEANS[text.lower()]
+
+
+def unknown_name(word: str, known: Iterable[str], where: str) -> str:
     """Return the message about an unknown flag or key, with the nearest known one."""
-    word, known = word.partition("=")[0], list(known)
+    word = word.partition("=")[0]
     if where == "a flag" and not word.startswith("-"):
         return f"{word!r} does not belong to a flag: --help lists the flags"
-    usual = _OTHER_NAMES.get(word.lstrip("-").replace("-", "_"))
-    near = [name for name in known if name.lstrip("-").replace("-", "_") == usual]
-    near = near or difflib.get_close_matches(word, known, 1)
+    near = difflib.get_close_matches(word, list(known), 1)
     return f"{word} is not {where}: {f'did you mean {near[0]}?' if near else '--help lists the flags'}"
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -356,14 +306,11 @@ def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any
     import yaml
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        keys, document = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}") from error
+        raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}", field, path) from error
     if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
-        raise G2POError(f"{field} is {str(path)!r}, without fields: write one per line, like max_steps: 100")
-    names = [key.value.replace("-", "_") for key, _ in document.value]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise G2POError(f"{field} is {str(path)!r}, which has {twice} twice: remove one")
+        remedy = "write one per line, like max_steps: 100"
+        raise G2POError(f"{field} is {str(path)!r}, without fields: {remedy}", field, path)
     return {name.replace("-", "_"): value for name, value in keys.items()}

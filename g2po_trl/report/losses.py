@@ -33,7 +33,7 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
         `tasks`: number of tasks with a result. `never_won`: the tasks without a success, most episodes first:
         `task_id`, `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends`
         (pairs of a state's text, or of why there was no step, and the number of episodes that end there, most first),
-        and `iteration` and `episode` of one of them, for `g2po play --from`. `lost`: number of failed episodes in
+        and `iteration` and `episode` of one of them, for `g2po view --text`. `lost`: number of failed episodes in
         groups with a success. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`,
         most first.
     """
@@ -144,7 +144,7 @@ def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> 
 
 
 def _play(task: dict[str, Any], folder: str) -> str:
-    return f"g2po play --from {shlex.quote(folder)} {task['episode']} --iteration {task['iteration']}"
+    return f"g2po view {shlex.quote(folder)} --text --episode {task['episode']} --iterations {task['iteration']}"
 
 
 def _short(words: str) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..runs.summary import REPORT
-from ..utils.errors import G2POError
+from ..utils.options import require
 from ..utils.show import one_line, printable
 from .data import Run
 from .episode_sets import Evaluation
 
-SMOOTHED = 5  # iterations, as in the page
-HEIGHT = 9  # lines of the curve
+SMOOTHED = 5  # iterations of a mean, as in the page
 STEPS = 60  # of an episode that are shown, half of them from its end
 OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
 ENDS = {"success": "solved", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
@@ -44,8 +39,7 @@ class TerminalView:
         """
         parts = [self._paint("bold", self.source.name)]
         if self.source.numbers:
-            overview = self.source.overview()
-            parts += [self._curve(overview)] if overview["curves"] or overview["evaluations"] else []
+            parts += self._success(self.source.overview())
             data = self.source.iteration(iteration or self.source.numbers[-1], prompts=False)
             groups = [{**group, "episodes": group["trajectories"]} for group in data["groups"]]
             where = f"Iteration {data['n']}"
@@ -62,47 +56,17 @@ class TerminalView:
         if any(group["episodes"] for group in groups):
             number, place = episode or _telling(groups)
             parts.append(self._episode(where, groups, data["texts"], (number, place)))
-            if self.source.numbers and groups[number - 1]["row"] is not None:
-                folder = shlex.quote(str(self.source.folder))
-                parts.append(f"g2po play --from {folder} {number}.{place} --iteration {data['n']}")
         return "\n\n".join(parts)
 
-    # -- parts -----------------------------------------------------------------------------------------------------
-
-    def _curve(self, overview: dict[str, Any]) -> str:
-        """Return success as a plot of characters."""
-        curve = {one["n"]: 100 * one["success"] for one in overview["curves"] if "success" in one}
-        steps = overview["optimizer_steps_per_iteration"] or 1
-        names = [one.get("name", "eval") for one in overview["evaluations"]]
-        panel = REPORT if REPORT in names else names[-1] if names else None
-        played = {
-            round(one["step"] / steps): 100 * one["success_rate"]
-            for one in overview["evaluations"]
-            if one.get("name", "eval") == panel and one.get("success_rate") is not None
-        }
-        last, columns = max([1, *curve, *played]), self.width - 8
-        scale = min(max(1, columns // (last + 1)), 4, columns) if last < columns else (columns - 1) / last
-        rows = [[" "] * columns for _ in range(HEIGHT)]
-
-        def put(n: float, value: float, mark: str) -> None:
-            rows[round((100 - value) / 100 * (HEIGHT - 1))][min(columns - 1, round(n * scale))] = mark
-
-        numbers = sorted(curve)
-        means = [np.mean([curve[m] for m in numbers[max(0, i - SMOOTHED + 1) : i + 1]]) for i in range(len(numbers))]
-        for n in numbers:
-            put(n, curve[n], "·")
-        for n in np.arange(numbers[0], numbers[-1] + 0.01, 1 / scale) if numbers else ():
-            put(n, float(np.interp(n, numbers, means)), "•")
-        for n, value in played.items():
-            put(n, value, "o")
-        drawn = ["".join(row).rstrip() for row in rows]
-        ticks = {0: "100", (HEIGHT - 1) // 2: "50", HEIGHT - 1: "0"}
-        lines = [f"{ticks.get(i, ''):>4} |{row}" for i, row in enumerate(drawn)]
-        axis = " " * 6 + "0" + str(last).rjust(max(1, round(last * scale)))
-        key = f"Success (%): • mean of {SMOOTHED} iterations, · one" + (f", o evaluation {panel!r}" if played else "")
-        if curve:
-            key += f". Last: {curve[numbers[-1]]:.1f}"
-        return "\n".join([*textwrap.wrap(key, self.width), *lines, axis])
+    def _success(self, overview: dict[str, Any]) -> list[str]:
+        """Return the last rates of success, of training and of each evaluation set."""
+        curve = [one["success"] for one in overview["curves"] if "success" in one][-SMOOTHED:]
+        rates = {f"last {len(curve)} iterations": sum(curve) / len(curve)} if curve else {}
+        for one in overview["evaluations"]:
+            if one.get("success_rate") is not None:
+                rates[f"evaluation {one.get('name', 'eval')!r}"] = one["success_rate"]
+        line = ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in rates.items())
+        return [textwrap.fill(f"Success: {line}", self.width)] if rates else []
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
         """Return a line for each group: one character per episode, successes, the task, whether it taught nothing."""
@@ -135,10 +99,9 @@ class TerminalView:
     ) -> str:
         """Return an episode: its observations and actions."""
         number, place = episode
-        if not 1 <= number <= len(groups) or not 1 <= place <= len(groups[number - 1]["episodes"]):
-            most = len(groups[number - 1]["episodes"]) if 1 <= number <= len(groups) else 0
-            there = f"group {number} has {most} episodes" if most else f"there are groups 1 to {len(groups)}"
-            raise G2POError(f"episode is {number}.{place}: {there} in {where.lower()}")
+        exists = 1 <= number <= len(groups) and 1 <= place <= len(groups[number - 1]["episodes"])
+        remedy = f"{where} has {len(groups)} groups, choose one of their episodes"
+        require(exists, "episode", f"{number}.{place}", remedy)
         group = groups[number - 1]
         one = group["episodes"][place - 1]
         end = self._paint("good" if one["outcome"] == "success" else "bad", ENDS.get(one["outcome"], one["outcome"]))
@@ -180,8 +143,6 @@ class TerminalView:
             why = {"limit": " (turn limit)", "fault": " (fault)", "return": " (back in an earlier state)"}
             said.append(f"step {turn['step'] + 1}{values}{why.get(turn['why'], '')}")
         return f"Turning point: {'; before it '.join(said)}" if said else ""
-
-    # -- lines -----------------------------------------------------------------------------------------------------
 
     def _observation(self, text: str) -> list[str]:
         """Return the lines of an observation: a board at its beginning unchanged, the rest wrapped and cut."""

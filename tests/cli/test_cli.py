@@ -15,6 +15,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from refusals import refused
 from run_g2po import outcome
 
 from g2po_trl import Step, Trajectory, write_jsonl
@@ -24,7 +25,6 @@ from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.preflight import check_files_and_packages, check_model
 from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import extra_of, install_command
 
 ROOT = Path(__file__).parents[2]
@@ -221,7 +221,7 @@ def test_targets(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import trl\n")
     assert resolve(read([str(script), "--config", "a", "--x"])) == (script, ["--config", "a", "--x"])
-    with pytest.raises(G2POError, match="view has no effect"):
+    with refused("view"):
         train_main([str(script), "--view"])
 
 
@@ -249,22 +249,16 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
     (folder / "runs/a/checkpoint-3").mkdir(parents=True)
     (folder / "runs/a/checkpoint-3/trainer_state.json").write_text("{}")
     monkeypatch.setattr("g2po_trl.cli.preflight.find_spec", lambda name: None)
-    for field, value, text in (
-        ("tasks", "none.jsonl", "no such file"),
-        ("model_name_or_path", "no/such/model", "no such folder"),
-        ("model_name_or_path", "runs/b", "no such folder"),
-        ("model_name_or_path", "runs/a", "checkpoint-3"),
-        ("model_name_or_path", "config.yaml", "no such folder"),
-        ("critic_model_name_or_path", "./none", "no such folder"),
-        ("report_to", ["none", "wandb"], "not installed"),
-        ("report_to", "wandbb", "choose none"),
-        ("load_in_4bit", True, "not installed"),
+    for field, value in (
+        ("tasks", "none.jsonl"),
+        *(("model_name_or_path", name) for name in ("no/such/model", "runs/b", "runs/a", "config.yaml")),
+        ("critic_model_name_or_path", "./none"),
+        *(("report_to", value) for value in (["none", "wandb"], "wandbb")),
+        *(("load_in_4bit", True), ("engine", "vllm"), ("lora_r", 0), ("lora_dropout", 1.5)),
     ):
-        with pytest.raises(G2POError, match=f"^{field} is .*{text}"):
-            check_files_and_packages({field: value})
-    for field, value in (("lora_r", 0), ("lora_dropout", 1.5)):
-        with pytest.raises(G2POError, match=field):
-            check_files_and_packages({"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, field: value})
+        lora = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0} if field.startswith("lora") else {}
+        with refused(field):
+            check_files_and_packages({**lora, field: value})
     check_files_and_packages({"model_name_or_path": "model", "tasks": "tasks.jsonl", "report_to": "none"})
     check_model("model", "Qwen/none")
 

@@ -126,21 +126,21 @@ def test_conversations_in_a_browser(folder, browser):
     main([str(folder), "--no-open"])
     opened(browser, (folder / "view.html").as_uri())
     browser.execute_script("showTrajectory(0, 1)")
-    roles = [texts_of(browser, f"#panel .step:nth-child({n}) .message .role") for n in (3, 4, 5)]
+    roles = [texts_of(browser, f"#panel .step:nth-child({n}) .message .role") for n in (4, 5, 6)]
     assert roles == [
         ["system", "user", "assistant"],
         ["tool search", "assistant"],
         ["system", "user", "assistant", "tool search", "assistant", "tool", "assistant"],
     ]
-    folds = texts_of(browser, "#panel .step:nth-child(5) details .role")
+    folds = texts_of(browser, "#panel .step:nth-child(6) details .role")
     assert folds == ["system", "user", "assistant", "tool search", "assistant"]
-    assert "5 earlier messages, rendered again" in texts_of(browser, "#panel .step:nth-child(5) summary")
+    assert "5 earlier messages, rendered again" in texts_of(browser, "#panel .step:nth-child(6) summary")
     state = "{m: [group.nodes[0].m[0], group.nodes[0].m[0]], old: 1}"
     one = browser.execute_script(f"return asked({state}, shown.texts)[0].textContent")
     assert one.startswith("1 earlier message, rendered again")
-    assert texts_of(browser, "#panel .step:nth-child(4) .tool pre") == [RESULT["content"]]
-    assert texts_of(browser, "#panel .step:nth-child(4) .call") == ['open{"id": 7}']
-    assert texts_of(browser, "#panel .step:nth-child(3) .assistant pre") == ["Let me see.", json.dumps(LONG, indent=2)]
+    assert texts_of(browser, "#panel .step:nth-child(5) .tool pre") == [RESULT["content"]]
+    assert texts_of(browser, "#panel .step:nth-child(5) .call") == ['open{"id": 7}']
+    assert texts_of(browser, "#panel .step:nth-child(4) .assistant pre") == ["Let me see.", json.dumps(LONG, indent=2)]
 
     browser.execute_script("showTrajectory(1, 0)")
     assert "KeyError" in texts_of(browser, "#panel .error")[0]

@@ -237,9 +237,9 @@ def test_a_state_has_its_key_and_what_tells_it_from_another(at_run):
 
 def test_the_row_and_a_command_to_copy(run, at_run):
     at_run.execute_script("showTrajectory(1, 0)")
-    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.2 --iteration 2"
+    assert text_of(at_run, "#panel .command code") == f"g2po view {run} --text --episode 1.2 --iterations 2"
     at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
-    assert text_of(at_run, "#panel .command code") == f"g2po play --from {run} 1.1 --iteration 1"
+    assert text_of(at_run, "#panel .command code") == f"g2po view {run} --text --episode 1.1 --iterations 1"
     named = "return taskName({id: 'x'}, arguments[0])"
     assert at_run.execute_script(named, '{"seed": 7, "goal": "a b", "x": [1]}') == "seed 7, goal a b, x [1]"
     assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")

@@ -64,4 +64,4 @@ def test_a_page_for_others_has_no_secrets(tmp_path):
 
 def test_no_page_no_space(tmp_path):
     run = push(tmp_path / "run", "http://127.0.0.1:9", "--text")
-    assert run.returncode == 2 and "push_space has no effect" in run.stderr
+    assert run.returncode == 2 and "error: push_space " in run.stderr

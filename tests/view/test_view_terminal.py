@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import refused
 from viewing import trajectory
 
 from g2po_trl import write_jsonl
@@ -28,22 +29,16 @@ def run(tmp_path):
     return folder
 
 
-def test_success_is_drawn_in_characters(run):
-    lines = TerminalView(Run(run)).text().splitlines()
-    assert lines[2] == "Success (%): • mean of 5 iterations, · one, o evaluation 'eval'. Last: 100.0"
-    plot = lines[3:12]
-    assert [line[:6] for line in plot] == [" 100 |", *["     |"] * 3, "  50 |", *["     |"] * 3, "   0 |"]
-    # four characters an iteration, from 0: means of 0, 25 and 50 %, single ones 0, 50 and 100 %
-    assert [plot[row][6 + 4 * n] for n, row in ((1, 8), (2, 6), (3, 4))] == ["•"] * 3
-    assert (plot[4][14], plot[0][18], plot[8][6]) == ("·", "o", "o"), "one iteration; evaluations lie above it"
-    assert lines[12].split() == ["0", "3"]
+def test_the_last_rates_of_success(run):
+    line = TerminalView(Run(run)).text().splitlines()[2]
+    assert line == "Success: last 3 iterations 50.0 %, evaluation 'eval' 100.0 %"
 
 
 def test_groups_and_a_lost_episode(run):
     text = TerminalView(Run(run)).text(iteration=2)
     assert "Iteration 2 of 3: 50.0 % of 2 episodes solved\n   1 █· 1/2  wash the mug\n" in text
     assert "Episode 1.2: out of turns, reward 0, 3 steps" in text, "of a group that also won, a lost one"
-    assert "  Turning point: step 2, V 4.8 to 0.0\n" in text and "g2po play" not in text, "older runs have no rows"
+    assert "  Turning point: step 2, V 4.8 to 0.0\n" in text
     assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible] [turning point]\n" in text
     assert "     → go 2 [not admissible] [turn limit]\n" in text
     assert text.endswith("     the end of hab") and "\033" not in text
@@ -51,7 +46,7 @@ def test_groups_and_a_lost_episode(run):
     assert "Episode 1.1: \033[32msolved\033[0m" in coloured
 
 
-def test_a_group_that_taught_nothing_and_the_command_that_plays_it_again(run):
+def test_a_group_that_taught_nothing(run):
     lost = [trajectory("one", "ha", 0.0, row={"seed": 7}) for _ in range(2)]
     for one in lost:
         for step in one.steps:
@@ -59,7 +54,6 @@ def test_a_group_that_taught_nothing_and_the_command_that_plays_it_again(run):
     write_jsonl(run / "trajectories" / "train-000004.jsonl", lost)
     text = TerminalView(Run(run), 120).text()
     assert '   1 ·· 0/2  (taught nothing) {"seed": 7}\n' in text and "Turning point: step 2 (fault)\n" in text
-    assert text.endswith(f"\n\ng2po play --from {run} 1.1 --iteration 4")
 
 
 def test_tasks_of_one_sentence_are_told_apart_by_their_ids(run):
@@ -125,16 +119,15 @@ def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
     main([str(run), "--text", "--iterations", "2", "--episode", "1.1"])
     assert "Episode 1.1: solved, reward 10, 2 steps" in capsys.readouterr().out
     assert not (run / "view.html").exists()
-    with pytest.raises(ValueError, match=r"episode is 1\.3: group 1 has 2 episodes in iteration 3"):
-        main([str(run), "--text", "--episode", "1.3"])
-    with pytest.raises(ValueError, match=r"episode is 0\.1: there are groups 1 to 1 in iteration 3"):
-        main([str(run), "--text", "--episode", "0.1"])
-    for flags, said in (
-        (["--text", "--serve"], "serve has no effect with --text"),
-        (["--text", "--iterations", "1", "2"], "one iteration"),
-        (["--episode", "1.1"], "episode has no effect without --text"),
-        (["--text", "--episode", "3"], "episode is '3': write GROUP.EPISODE"),
+    for episode in ("1.3", "0.1"):
+        with refused("episode"):
+            main([str(run), "--text", "--episode", episode])
+    for flags, field in (
+        (["--text", "--serve"], "serve"),
+        (["--text", "--iterations", "1", "2"], "text"),
+        (["--episode", "1.1"], "episode"),
+        (["--text", "--episode", "3"], "episode"),
     ):
         with pytest.raises(SystemExit):
             main([str(run), *flags])
-        assert said in capsys.readouterr().err
+        assert f"error: {field} " in capsys.readouterr().err

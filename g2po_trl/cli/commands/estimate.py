@@ -13,10 +13,10 @@ from ...estimate.report import format_plan
 from ...runs.iterations import load_log
 from ...utils.errors import G2POError
 from ...utils.options import Options
-from ..parser import Parser, option
+from ..parser import Parser, field_defaults, option
 from ..parser import read as read_values
 from ..recipe_files import bundled_model, recipes_folder
-from .train import read, resolve
+from .train import check_flags, read, resolve
 
 HELP = """usage: g2po estimate [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
 
@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     script, arguments = resolve(request)
     if script.parent != recipes_folder():
         raise G2POError(f"{script} is a script, whose settings cannot be read: pass {script}:Class, an environment")
+    check_flags(arguments, "g2po estimate")
     settings = recipe_settings(script, arguments)
     settings["model_name_or_path"] = settings["model_name_or_path"] or bundled_model(request.target)
     sharded = any(name in (request.accelerate_config or "") for name in ("fsdp", "zero3"))
@@ -88,5 +89,5 @@ def recipe_settings(script: Path, arguments: Sequence[str]) -> dict:
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))
     options = {**parser_options(recipe["DEFAULT_CONFIG"]), "defaults": None}
-    parser, values, _ = read_values(recipe["TYPES"], arguments, command="g2po estimate", **options)
-    return {**parser.field_defaults(), **values}
+    _, values, _ = read_values(recipe["TYPES"], arguments, command="g2po estimate", **options)
+    return {**field_defaults(recipe["TYPES"]), **values}

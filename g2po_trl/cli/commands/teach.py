@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...utils.options import require
 from ..recipe_files import OWN_RECIPE, recipe_file, recipe_names
-from .train import Request, own_target, read, run_in_place
+from .train import Request, check_flags, own_target, read, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
@@ -60,4 +60,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     alone = processes in (None, 1) and request.accelerate_config is None
     require(alone, "num_processes", processes, "teaching takes minutes and runs in one process. Leave it out")
     require(not request.view, "view", True, "leave it out, and run g2po view OUTPUT_DIR afterwards")
-    run_in_place(*resolve(request), "g2po teach")
+    script, arguments = resolve(request)
+    check_flags(arguments, "g2po teach")
+    run_in_place(script, arguments)

@@ -14,10 +14,11 @@ from ...credit.estimators.registry import ESTIMATORS
 from ...engines.registry import ENGINES
 from ...environments.loading import resolve_agent_name, resolve_environment_name
 from ...utils.errors import G2POError
-from ...utils.options import Options, option
+from ...utils.options import Options, option, require
 from .. import parser
 from ..launch import VIEW, launch
 from ..recipe_files import OWN_RECIPE, find_config, recipe_file, recipe_names, recipes_folder
+from ..spelling import misspelled
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -29,30 +30,16 @@ TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny mo
             FILE.py: a script that makes a trainer, which gets all flags.
             Default: the environment in environment.py, else the agent in agent.py.
 --agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client)
-            --agent-state-key FILE.py:FUNCTION: messages of a request -> its state key
             config.yaml and tasks.jsonl in the folder of FILE.py are used, unless flags name others.
 
-run         --config FILE|NAME         YAML file, or a bundled one: alfworld/qwen2.5-1.5b-lora; flags override it
-            --output-dir FOLDER        model, checkpoints, trajectories, metrics
-            --max-steps N              optimizer steps, or iterations with mini_batch_size
-            --resume-from-checkpoint auto    continue the run in output_dir, if there is one
-            --overwrite                delete the earlier run in output_dir
-            --seed N  --report-to trackio|wandb|tensorboard  --push-to-hub
+run         --config FILE|NAME, --output-dir FOLDER, --max-steps N, --resume-from-checkpoint auto, --overwrite
             --view                     serve the viewer's page on this machine while it trains
-model       --model FOLDER|ID; --dtype, --use-peft, --lora-r, --load-in-4bit
-data        --tasks FILE  --num-eval-tasks N            (your own environment)
-            --games, --eval-games  (alfworld)   --level-size, --num-levels  (sokoban)   --kind  (textworld)
-            --shop, --goals  (webshop)          --train-split  (appworld)
-batch       --num-generations N        episodes of one task, a group
-            --per-device-train-batch-size N  --steps-per-generation N
-                                       groups per iteration = processes x both / num_generations
-            --max-tokens-per-micro-batch N   memory of the update
-learning    --learning-rate X  --beta X (KL)  --gamma X  --value-lambda X  --step-advantage-weight X
+model       --model FOLDER|ID, --use-peft, --load-in-4bit
+learning    --num-generations N        episodes of one task, a group
+            --per-device-train-batch-size N, --learning-rate X
             --advantage-estimator {"|".join(ESTIMATORS)}
-episodes    --max-turns N  --history-length N  --max-prompt-length N  --max-completion-length N
-            --temperature X  --eval-temperature X  --invalid-action-penalty X
-generation  --engine {"|".join(ENGINES)}  --engine-kwargs JSON
-            --vllm-mode colocate|server  --vllm-gpu-memory-utilization X
+episodes    --max-turns N, --max-completion-length N, --temperature X
+generation  --engine {"|".join(ENGINES)}
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
@@ -106,7 +93,7 @@ def own_target(request: Request, names: Sequence[str]) -> list[str]:
     """Return the flag and the full name of the user's environment or agent. `names`: other possible targets."""
     target, agent = request.target, request.agent
     if target is not None and agent is not None:
-        raise G2POError(f"{target} and --agent {agent} are both given: remove one of them")
+        raise G2POError(f"{target} and --agent {agent} are both given: remove one of them", "agent", agent)
     if target is None and agent is None:
         target = "environment.py" if Path("environment.py").is_file() else None
         agent = "agent.py" if target is None and Path("agent.py").is_file() else None
@@ -118,40 +105,46 @@ def own_target(request: Request, names: Sequence[str]) -> list[str]:
         remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
         if target is None and (late := next((word for word in request.passed if word in names), None)):
             remedy = f"write {late} before the flags"
-        raise G2POError(f"{problem}: {remedy}")
+        raise G2POError(f"{problem}: {remedy}", "target", target)
     return ["--environment", resolve_environment_name(target)]
 
 
-def run_in_place(script: Path, arguments: Sequence[str], command: str) -> None:
-    """Run `python SCRIPT ARGUMENTS` in this process; messages of a recipe begin with the command."""
-    sys.argv = [str(script), *arguments]
+def check_flags(arguments: Sequence[str], command: str) -> None:
+    """End the process if an argument of a recipe is no flag; the recipe would say so after importing torch and TRL."""
     parser.COMMAND = command
-    parser.COMMAND_FLAGS = [f"--{one.name.replace('_', '-')}" for one in fields(Request) if one.init]
+    parser.COMMAND_FLAGS = [parser.flag(option.name) for option in fields(Request) if option.init]
+    if message := misspelled(arguments, parser.COMMAND_FLAGS):
+        parser.Parser((), prog=command).error(message)
+
+
+def run_in_place(script: Path, arguments: Sequence[str]) -> None:
+    """Run `python SCRIPT ARGUMENTS` in this process."""
+    sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    request = read(argv)
-    script, arguments = resolve(request) if {"-h", "--help"}.isdisjoint(argv) or request.target else (None, argv)
+    request, asks_help = read(argv), not {"-h", "--help"}.isdisjoint(argv)
+    script, arguments = (None, argv) if asks_help and request.target is None else resolve(request)
     is_recipe = script is None or script.parent == recipes_folder()
-    if is_recipe and {"-h", "--help"} & set(arguments):
+    if is_recipe and asks_help:
         print(HELP, end="")
         return
+    if is_recipe:
+        check_flags(arguments, "g2po train")
     config, processes = request.accelerate_config, request.num_processes
     if config is not None:
         config = find_config(config, "accelerate_config", kind="accelerate")
     if request.view:
-        if not is_recipe:
-            raise G2POError(
-                f"view has no effect on the script {script}: run `g2po view OUTPUT_DIR --serve` in another terminal"
-            )
+        remedy = "run `g2po view OUTPUT_DIR --serve` in another terminal"
+        require(is_recipe, "view", True, f"it has no effect on the script {script}, {remedy}")
         os.environ[VIEW] = "1"
     if config is not None or processes not in (None, 1):
         words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]
         launch(["train", *words, *request.passed], processes, config)
         return
-    run_in_place(script, arguments, "g2po train")
-    if not is_recipe and "trl" not in sys.modules:
-        raise G2POError(f"{script} ran but made no trainer: write {script}:Class for an environment in it")
+    run_in_place(script, arguments)
+    trained = is_recipe or "trl" in sys.modules
+    require(trained, "target", str(script), f"it made no trainer, write {script}:Class for an environment in it")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...utils.errors import G2POError
-from ...utils.options import Options
+from ...utils.options import Options, require
 from ...view.page import data_folder, write_page
 from ...view.server import Server
 from ...view.sources import Sources, open_folder
@@ -55,35 +55,33 @@ class ViewOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.folders:
-            raise G2POError("FOLDER is missing: name the folder of a run or an evaluation")
+        require(bool(self.folders), "FOLDER", self.folders, "name the folder of a run or an evaluation")
         writes = not (self.text or self.serve)
-        conditions = {
-            "output": (writes, "with --text and --serve"),
-            "push_space": (writes, "with --text and --serve"),
-            "serve": (not self.text, "with --text"),
-            "episode": (self.text, "without --text"),
-            "prompts": (writes, "with --text and --serve"),
-            "port": (self.serve, "without --serve"),
-            "iterations": (not self.serve, "with --serve"),
+        conditions = {  # option -> whether it is given, whether it has an effect, and without which flags
+            "output": (self.output, writes, "--text and --serve"),
+            "push_space": (self.push_space, writes, "--text and --serve"),
+            "serve": (self.serve, not self.text, "--text"),
+            "episode": (self.episode, self.text, "writing a page"),
+            "prompts": (not self.prompts, writes, "--text and --serve"),
+            "port": (self.port, self.serve, "writing a page"),
+            "iterations": (self.iterations, not self.serve, "--serve"),
         }
-        for name, (is_used, when) in conditions.items():
-            given = not self.prompts if name == "prompts" else getattr(self, name)
-            if given and not is_used:
-                raise G2POError(f"{name} has no effect {when}: leave it out")
-        if self.text and (len(self.folders) > 1 or len(self.iterations) > 1):
-            raise G2POError("text shows one folder, and of a training run one iteration")
-        if self.episode is not None and not re.fullmatch(r"\d+\.\d+", self.episode):
-            raise G2POError(f"episode is {self.episode!r}: write GROUP.EPISODE, e.g. 3.2")
+        for name, (is_given, is_used, with_) in conditions.items():
+            remedy = f"it has no effect with {with_}, leave it out"
+            require(is_used or not is_given, name, getattr(self, name), remedy)
+        shows_one = len(self.folders) == 1 and len(self.iterations) < 2
+        require(shows_one or not self.text, "text", True, "pass one folder, and of a training run one iteration")
+        is_place = self.episode is None or re.fullmatch(r"\d+\.\d+", self.episode)
+        require(bool(is_place), "episode", self.episode, "write GROUP.EPISODE, e.g. 3.2")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, _ = parse((ViewOptions,), argv, command="g2po view", description=__doc__)
     sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
-    if args.iterations and not sources.run:
-        raise G2POError("iterations selects iterations of one training run: pass a training run, or leave it out")
-    if missing := set(args.iterations) - set(sources.numbers):
-        raise G2POError(f"iterations is {sorted(missing)}: there are {sources.numbers}")
+    is_run = not args.iterations or bool(sources.run)
+    require(is_run, "iterations", args.iterations, "pass one training run, or leave it out")
+    missing = set(args.iterations) - set(sources.numbers)
+    require(not missing, "iterations", sorted(missing), f"there are {sources.numbers}")
     if args.serve:
         with contextlib.suppress(KeyboardInterrupt):
             _serve(sources, args)
@@ -97,9 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
     except OSError as error:
-        raise G2POError(
-            f"{path} cannot be written ({error.strerror or error}): pass --output FILE, or --serve"
-        ) from error
+        problem = f"{path} cannot be written ({error.strerror or error})"
+        raise G2POError(f"{problem}: pass --output FILE, or --serve", "output", path) from error
     beside = [path.stat().st_size for path in data_folder(page).glob("*.js")]
     data = f", and {data_folder(page)} ({sum(beside) / 2**20:.1f} MB), which it loads" if beside else ""
     print(f"{page} ({page.stat().st_size / 2**20:.1f} MB){data}", flush=True)
@@ -120,7 +117,8 @@ def _serve(sources: Sources, args: ViewOptions) -> None:
     try:
         server = Server(sources, args.port or 0)
     except OSError as error:
-        raise G2POError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
+        remedy = "pass another --port, or none"
+        raise G2POError(f"port {args.port} cannot be used ({error}): {remedy}", "port", args.port) from error
     names = ", ".join(str(folder) for folder in args.folders)
     print(f"{names}: {server.address} until Ctrl-C", flush=True)
     if args.open:

@@ -73,10 +73,10 @@ function turnWords(turn, { steps: taken }) {
 const turnButtons = (t) => group.trajectories[t].turns.map((turn) => make("button", { type: "button", class: "turn",
   title: "where the episode lost most value", onclick: () => showTrajectory(t, turn.step) }, turnWords(turn, group.trajectories[t])));
 
-// The command that plays an episode again, to be copied; nothing of a run that did not keep its tasks' rows.
+// The command that prints an episode in a terminal, to be copied.
 function playCommand(episode = 1) {
-  if (group.row === null || run.log) return null;
-  const command = `g2po play --from ${run.folder} ${groupNumber()}.${episode} --iteration ${shown.n}`;
+  if (run.log) return null;
+  const command = `g2po view ${run.folder} --text --episode ${groupNumber()}.${episode} --iterations ${shown.n}`;
   const button = make("button", { type: "button", onclick: () => Promise.resolve(navigator.clipboard)
     .then((board) => board.writeText(command)).then(() => { button.textContent = "copied"; }, () => getSelection().selectAllChildren(button.nextSibling)) }, "copy");
   return make("p", { class: "command" }, button, make("code", {}, command));
