@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from ..environments.causes import inner
@@ -19,29 +18,9 @@ from ..environments.validation import (
     validate_step,
 )
 from ..utils.show import show
+from .findings import Finding, Kind
 
-LEVELS = ("error", "warning", "ok")
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A finding of `g2po check`.
-
-    Args:
-        level: "error", "warning" or "ok".
-        text: what was found.
-        remedy: what to do, as sentences.
-        is_final: training (for an expert: teaching) would learn nothing.
-    """
-
-    level: str
-    text: str
-    remedy: str = ""
-    is_final: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.level:9} {' '.join(filter(None, [f'{self.text}.', self.remedy]))}"
 
 
 def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
@@ -95,11 +74,10 @@ def contract_findings(
     try:
         environment = environment_factory()
     except Exception as error:
-        text = f"constructing {name} raised {_short(error)}{where_raised(error)}"
-        return [Finding("error", text, "Bind the arguments that it needs with functools.partial.")]
+        return [Finding.error(Kind.CONSTRUCTION, name=name, error=_short(error), where=where_raised(error))]
     missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
     if missing:
-        return [Finding("error", f"{name} has no method {', '.join(missing)}", "Derive it from TextEnvironment.")]
+        return [Finding.error(Kind.METHODS, name=name, methods=missing)]
     try:
         return _Probe(name, environment, task).play(actions, max_steps)
     finally:
@@ -107,27 +85,26 @@ def contract_findings(
 
 
 class _Probe:
-    """An environment under test, and its distinct violations."""
+    """An environment under test, and its distinct violations by what makes them equal."""
 
     def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
         self.name, self.environment, self.task = name, environment, task
-        self.found: dict[str, Finding] = {}
+        self.findings: dict[str, Finding] = {}
 
     def play(self, actions: Sequence[str] | None, max_steps: int) -> list[Finding]:
         first, again = self._reset(), self._reset()
         if first is None or again is None:
-            return list(self.found.values())
+            return list(self.findings.values())
         if first != again:
-            text = f"{self.name}.reset is not deterministic: the same task gave {show(first.text)} and then "
-            remedy = "Episodes of a group must start in the same state: seed randomness from the task."
-            self.found["start"] = Finding("error", text + show(again.text), remedy)
+            texts = {"first": show(first.text), "then": show(again.text)}
+            self.findings["start"] = Finding.error(Kind.RANDOM_RESET, name=self.name, **texts)
         for action in mutated_actions(first.admissible_actions or ()):
             if self._step(action) is None:
                 self._reset()
         self._step_through(actions, max_steps)
-        if not any(finding.level == "error" for finding in self.found.values()):
+        if not any(finding.level == "error" for finding in self.findings.values()):
             self._compare_actions(first.admissible_actions or ())
-        return list(self.found.values())
+        return list(self.findings.values())
 
     def _step_through(self, actions: Sequence[str] | None, max_steps: int) -> None:
         rng, observation = random.Random(0), self._reset()
@@ -148,19 +125,15 @@ class _Probe:
 
         invalid = respond("xyzzy plugh") if admissible_actions else None
         if refused := [action for action in admissible_actions if respond(action) == invalid]:
-            shown = ", ".join(map(repr, refused[:3])) + (" …" if len(refused) > 3 else "")
-            text = (
-                f"{len(refused)} of {len(admissible_actions)} admissible actions get the same response as an invalid "
-                f"action ({invalid[0][:60]!r}): {shown}"
-            )
-            remedy = "List only executable actions, or describe their effect."
-            self.found["refused"] = Finding("warning", text, remedy)
+            facts = {"count": len(refused), "listed": len(admissible_actions), "response": invalid[0][:60]}
+            shown = [*map(repr, refused[:3]), *["…"] * (len(refused) > 3)]
+            self.findings["refused"] = Finding.warning(Kind.NO_EFFECT, **facts, actions=shown)
 
     def _reset(self) -> Observation | None:
         try:
             return validate_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
         except Exception as error:
-            self._add(error, "in reset", "Remove tasks that cannot be played from the dataset.")
+            self._add(error, Kind.RAISED_IN_RESET)
             return None
 
     def _step(self, action: str) -> Observation | None:
@@ -168,24 +141,23 @@ class _Probe:
         try:
             result = validate_step(self.environment.step(action), f"{self.name}.step")
         except Exception as error:
-            remedy = "Return an observation for an impossible action instead of raising."
-            self._add(error, f"on the action {show(action)}", remedy)
+            self._add(error, Kind.RAISED_IN_STEP, action=show(action))
             return None
         return None if result.terminated or result.truncated else result.observation
 
-    def _add(self, error: Exception, when: str, remedy: str) -> None:
+    def _add(self, error: Exception, kind: Kind, **facts: Any) -> None:
         if isinstance(error, EnvironmentContractError):
-            same = text = " ".join(str(error).split())
-            remedy = ""
-        elif isinstance(error, ConnectionError):  # of a server: no task is to blame, and the message has the remedy
-            same, text, remedy = "ConnectionError", f"{self.name}: {_short(error)}{where_raised(error)}", ""
-        else:
-            where = where_raised(error)
-            same = f"{', '.join(type(one).__name__ for one in inner(error))}{where}"
-            text = f"{self.name} raised {_short(error)} {when}{where}"
-        self.found.setdefault(same, Finding("error", text, remedy))
+            text = " ".join(str(error).split())
+            self.findings.setdefault(text, Finding.error(Kind.VIOLATION, error=text))
+            return
+        where = where_raised(error)
+        same = f"{', '.join(type(part).__name__ for part in inner(error))}{where}"
+        if isinstance(error, ConnectionError):  # of a server: no task is to blame, and the message has the remedy
+            same, kind = "ConnectionError", Kind.CONNECTION
+        facts |= {"name": self.name, "error": _short(error), "where": where}
+        self.findings.setdefault(same, Finding.error(kind, **facts))
 
 
 def _short(error: BaseException) -> str:
-    text = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in inner(error))
+    text = "; ".join(f"{type(part).__name__}: {' '.join(str(part).split())}" for part in inner(error))
     return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,14 +1,14 @@
-"""Random episodes of an environment or an agent in a worker process, for `g2po check`."""
+"""Episodes of random answers or an expert's in worker processes, and their replay in others, for `g2po check`."""
 
 from __future__ import annotations
 
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling
@@ -16,18 +16,19 @@ from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.tools.trl_tools import random_arguments
 from ..environments.validation import factory_name
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text
-from ..rollout.episode import Episode
+from ..rollout.episode import Episode, sent
 from ..rollout.player import Player
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
-from .contract import Finding, contract_findings
+from .contract import contract_findings
+from .findings import Finding, Kind
 
 TEXTS = ("yes", "no", "1", "2", "I do not know.")
 TEXT_SHARE = 0.1  # of the responses to requests with tools
 _PROBE = "\x00probe"  # column of a task whose reset returns findings
+Answer = Callable[[Episode], str | ChatResponse | None]
 
 
 @dataclass
@@ -42,7 +43,6 @@ class Played:
     has_tools: bool = False
     has_task: bool = True
     lists_actions: bool = True
-    lists_some: bool = False
 
     @property
     def episodes(self) -> list[Trajectory]:
@@ -53,12 +53,19 @@ class Played:
         return [step for trajectory in self.episodes for step in trajectory.steps]
 
     @property
+    def answers_are_known(self) -> bool:
+        """Whether tools or listed actions told what can be answered."""
+        return self.has_tools or self.lists_actions
+
+    @property
     def takes_long(self) -> bool:
         """Whether further episodes may take as long as the time limit, since one timed out or crashed."""
         return any(failure.kind not in ("exception", "invalid") for failure in self.failures)
 
-    def fail(self, trajectories: Sequence[Trajectory]) -> None:
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Add episodes to the last group; failures of the environment are kept apart."""
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
+        self.groups[-1] += [trajectory for trajectory in trajectories if trajectory.counted]
 
     def ignore(self, details: Iterable[str] | None) -> None:
         """Leave details out of the keys, as training with `state_key_ignores` does."""
@@ -71,20 +78,23 @@ class Played:
             self.longest = max(self.longest, len(observation.text))
             self.has_task &= bool(observation.task) or not is_first
             self.lists_actions &= observation.admissible_actions is not None
-            self.lists_some |= observation.admissible_actions is not None
         else:
             self.has_tools |= bool(request.tools)
-            shown = sum(len(message_text(message)) for message in request.messages)
-            self.longest = max(self.longest, shown + len(json.dumps(request.tools or "")))
+            characters = sum(len(message_text(message)) for message in request.messages)
+            self.longest = max(self.longest, characters + len(json.dumps(request.tools or "")))
 
 
 @dataclass
-class RandomActor:
-    """Answers one episode at a time: with a listed action, or a chat request with a random call or one of `texts`."""
+class AnswerActor:
+    """An actor without a model, which plays one episode at a time and measures the environment.
+
+    Args:
+        played: receives the measurements.
+        answer: an episode -> the action, the response to its chat request, or `None` to give up.
+    """
 
     played: Played
-    rng: random.Random
-    texts: Sequence[str] = TEXTS
+    answer: Answer
     asked: list[Episode] = field(default_factory=list)
     sent: float = 0.0
     is_collective = streams = False
@@ -96,7 +106,7 @@ class RandomActor:
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> RandomActor:
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> AnswerActor:
         self.asked, self.sent = [], time.perf_counter()
         return self
 
@@ -106,7 +116,7 @@ class RandomActor:
             self._time(episode)
             self.played.note(episode.observation, is_first=not episode.steps)
 
-    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
         steps = [(episode, self._step(episode)) for episode in self.asked]
         self.asked, self.sent = [], time.perf_counter()
         return steps
@@ -122,12 +132,26 @@ class RandomActor:
         seconds = self.played.step_seconds if episode.steps else self.played.reset_seconds
         seconds.append(time.perf_counter() - self.sent)
 
-    def _step(self, episode: Episode) -> Step:
+    def _step(self, episode: Episode) -> Step | None:
+        answer, request = self.answer(episode), episode.observation.request
+        if answer is None:
+            episode.give_up("no answer: the expert gave up")
+            return None
+        if request is None:
+            return episode.step(answer, None)
+        return episode.step(answer.to_action(), None, messages=list(request.messages))
+
+
+def random_answer(rng: random.Random, texts: Sequence[str]) -> Answer:
+    """Return a function that answers with a listed action, or a request with a random call or one of `texts`."""
+
+    def answer(episode: Episode) -> str | ChatResponse:
         request = episode.observation.request
         if request is None:
-            return episode.step(self.rng.choice(episode.observation.admissible_actions or ["look"]), None)
-        action = random_response(request, self.rng, self.texts).to_action()
-        return episode.step(action, None, messages=list(request.messages))
+            return rng.choice(episode.observation.admissible_actions or ["look"])
+        return random_response(request, rng, texts)
+
+    return answer
 
 
 def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[str]) -> ChatResponse:
@@ -139,25 +163,39 @@ def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[st
     return ChatResponse("", (call,), "tool_calls")
 
 
-def play_at_random(
-    pool: EnvironmentPool,
-    tasks: Sequence[dict[str, Any]],
-    episodes: int,
-    limits: EpisodeLimits,
-    seed: int,
-    texts: Sequence[str],
+def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return random arguments of the right types for a function's description."""
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    return {name: random_value(schema, rng) for name, schema in properties.items()}
+
+
+def random_value(schema: Any, rng: random.Random) -> Any:
+    """Return a random value of a JSON schema's type; the schema `True` allows any value."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return random_value(rng.choice(choices), rng)
+    kind = schema.get("type", "string")
+    kind = rng.choice(kind) if isinstance(kind, list) else kind
+    values = {"integer": rng.randrange(10), "number": float(rng.randrange(10)), "boolean": rng.random() < 0.5}
+    return (values | {"array": [], "object": {}, "null": None}).get(kind, rng.choice("abcdefgh"))
+
+
+def play(
+    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, limits: EpisodeLimits, answer: Answer
 ) -> Played:
-    """Play random episodes of each task, one after another, until one times out or crashes."""
+    """Play episodes of each task, one after another, until one times out or crashes."""
     played = Played()
-    actor = RandomActor(played, random.Random(seed), texts)
+    actor = AnswerActor(played, answer)
     player = Player(pool, actor, limits)
     for task in tasks:
-        group: list[Trajectory] = []
-        while len(group) < episodes and not played.takes_long:
-            (trajectory,), _ = player.play([task], on_end=actor.ended)
-            group.append(trajectory)
-            played.fail([trajectory])
-        played.groups.append([trajectory for trajectory in group if trajectory.counted])
+        played.groups.append([])
+        for _ in range(episodes):
+            if not played.takes_long:
+                played.add(player.play([task], on_end=actor.ended)[0])
     return played
 
 
@@ -165,8 +203,8 @@ def probe(pool: EnvironmentPool, task: dict[str, Any], turns: int) -> list[Findi
     """Return the contract findings of a task, from a worker of an environment that `probed` made."""
     (answer,) = pool.reset([{**task, _PROBE: turns}])
     if isinstance(answer, EnvironmentFailure):
-        return [Finding("error", f"a probe of its contract {describe_failure(answer)}")]
-    return [Finding(*found) for found in json.loads(answer.text)]
+        return [Finding.error(Kind.FAILED_PROBE, failure=describe_failure(answer))]
+    return [Finding.from_dict(data) for data in json.loads(answer.text)]
 
 
 def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], TextEnvironment]:
@@ -187,8 +225,9 @@ class _ProbedEnvironment(TextEnvironment):
 
     def reset(self, **task) -> Observation | str:
         if (max_steps := task.pop(_PROBE, None)) is not None:
-            found = contract_findings(self.factory, task, max_steps=max_steps)
-            return json.dumps([[finding.level, finding.text, finding.remedy] for finding in found])
+            return json.dumps(
+                [found.to_dict() for found in contract_findings(self.factory, task, max_steps=max_steps)]
+            )
         self.environment = self.environment or self.factory()
         return self.environment.reset(**task)
 
@@ -198,3 +237,45 @@ class _ProbedEnvironment(TextEnvironment):
     def close(self) -> None:
         if self.environment:
             self.environment.close()
+
+
+class Difference(NamedTuple):
+    """The first difference of a replayed episode; `is_error`: it begins differently, or fails."""
+
+    text: str
+    is_error: bool = False
+
+
+def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> Difference | None:
+    """Replay an episode's steps in a pool without others; return the first difference, or `None` if there is none."""
+    answer = pool.reset([task])[0]
+    for number, step in enumerate(steps, 1):
+        if isinstance(answer, EnvironmentFailure):
+            return Difference(f"it {describe_failure(answer)}", is_error=True)
+        seen = answer if isinstance(answer, Observation) else answer.observation
+        if different := _difference(step, seen):
+            return Difference(f"before step {number}, {different}", is_error=number == 1)
+        if number == len(steps):
+            break
+        answer = pool.step({0: sent(step)})[0]
+        if isinstance(answer, EnvironmentFailure):
+            continue
+        if answer.terminated or answer.truncated:
+            reason = answer.info.get("failure_reason") or ""
+            text = f"the episode ended after {step.action!r} ({reason or 'by itself'}), and continued before"
+            return Difference(text, is_error=reason.startswith("agent error"))
+        if answer.reward != step.reward:
+            return Difference(f"{step.action!r} returned reward {answer.reward:g}, and {step.reward:g} before")
+    return None
+
+
+def _difference(before: Step, seen: Observation) -> str | None:
+    if seen.text != before.observation:
+        return f"the observation is {seen.text[:200]!r}, and was {before.observation[:200]!r}"
+    if list(seen.images) != (before.images or []):
+        return "the images are different"
+    if (seen.admissible_actions or None) != (before.admissible_actions or None):
+        return "the listed actions are different"
+    if seen.state_key != before.state_key:
+        return "the environment's state key is different"
+    return None

@@ -16,7 +16,6 @@ drawer 1 is closed" are nearly the same text. Watch `graph/value_std_within_node
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,29 +23,13 @@ from importlib.util import find_spec
 from ..trajectory import Step, Trajectory
 from ..utils.extras import install_command
 from ..utils.options import require
-from ..utils.show import different_parts
 
 IGNORABLE = ("numbers", "case")
 
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request
 _PERMUTATIONS = 128
-_HARDLY, _OFTEN = 0.02, 0.1  # of steps that return to a state of their episode
-
-
-def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
-    """Return the share of steps whose state, by `key`, another episode of the group visited too; 0 without steps.
-
-    Episodes without a result are left out.
-    """
-    steps = shared = 0
-    for group in groups:
-        episodes = [[key(step) for step in trajectory.steps] for trajectory in group if trajectory.counted]
-        visits = Counter(name for episode in episodes for name in set(episode))
-        steps += sum(map(len, episodes))
-        shared += sum(visits[name] > 1 for episode in episodes for name in episode)
-    return shared / steps if steps else 0.0
 
 
 @dataclass(frozen=True)
@@ -68,56 +51,8 @@ class NormalisedKey:
         if self.case:
             text = text.lower()
         if self.numbers:
-            text = _NUMBER.sub("#", text)
+            text = NUMBER.sub("#", text)
         return "\n".join(" ".join(line.split()) for line in text.splitlines())
-
-
-def returned_share(
-    trajectories: Iterable[Trajectory], key: Callable[[Step], str] = lambda step: step.key
-) -> float | None:
-    """Return the share of steps, except first ones, whose state, by `key`, the same episode had visited before.
-
-    `None` if no episode has a second step.
-    """
-    steps = returned = 0
-    for trajectory in trajectories:
-        keys = list(map(key, trajectory.steps))
-        steps += max(0, len(keys) - 1)
-        returned += len(keys) - len(set(keys))
-    return returned / steps if steps else None
-
-
-def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
-    """Return a sentence if a number in the keys, such as a step counter, makes each state of an episode new.
-
-    A state that a task's episodes reach at different turns has no counter: its number may be a sum or a place.
-    """
-
-    def without(step: Step) -> str:
-        return _NUMBER.sub("#", step.key)
-
-    by_key, by_text = returned_share(trajectories), returned_share(trajectories, without)
-    if by_key is None or by_key > _HARDLY or by_text < _OFTEN:
-        return None
-    turns: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for trajectory in trajectories:
-        first = {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}
-        for key, turn in first.items():
-            turns[trajectory.task_id, key].append(turn)
-    shared = [reached for reached in turns.values() if len(reached) > 1]
-    if sum(len(set(reached)) > 1 for reached in shared) > _HARDLY * len(shared):
-        return None
-    for trajectory in trajectories:
-        seen: dict[str, str] = {}
-        for step in trajectory.steps:
-            before = seen.setdefault(without(step), step.key)
-            if before != step.key:
-                example = " and ".join(map(repr, different_parts(before, step.key)))
-                return (
-                    f"{100 * by_key:.0f} % of steps return to a state of their episode, and {100 * by_text:.0f} % "
-                    f"would if keys had no numbers, as {example}"
-                )
-    return None
 
 
 def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..check.statistics import shared_share
 from ..credit.graph import StateGraph
-from ..credit.state_keys import shared_share
 from ..trajectory import Step
 from ..utils.errors import G2POError
 from ..utils.show import one_line

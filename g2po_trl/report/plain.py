@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..check.statistics import count_in_keys, returned_share
 from ..credit.estimators.registry import row_of
-from ..credit.state_keys import count_in_keys, returned_share
 from ..runs.iterations import Iteration
 from ..runs.metrics import FEWEST, careful_error, error_of_share, wins
 from ..runs.summary import before_and_after

@@ -12,13 +12,24 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from g2po_trl.agents.agent import is_agent
+from g2po_trl.check.play import random_arguments
+from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import import_named, load
-from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment, random_arguments
+from g2po_trl.environments.tasks import task_id_of
+from g2po_trl.environments.tools.trl_tools import (
+    ToolEnvironment,
+    default_history,
+    is_tool_environment,
+    text_environment_factory,
+)
 from g2po_trl.environments.validation import validate_observation
-from g2po_trl.prompts.conversation import Message, normalize_messages
+from g2po_trl.prompts.conversation import ChatResponse, Message, normalize_messages
 from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
@@ -73,6 +84,35 @@ def agent_answer(expert: Callable[..., Answer], episode: Episode, rng: random.Ra
     """Return the answer of an agent's expert, a function of messages and tools."""
     request = episode.observation.request
     return call_expert(expert, request.messages, request.tools, rng=rng)
+
+
+def expert_play(
+    environment_factory: Callable,
+    expert: Callable[..., Answer],
+    tasks: Sequence[Mapping[str, Any]],
+    limits: EpisodeLimits,
+) -> tuple[Callable[[], TextEnvironment], list[dict[str, Any]], Callable[[Episode], str | ChatResponse | None]]:
+    """Return what plays an expert without a model: the factory of workers, their rows, and an episode's answer."""
+    rng, history = random.Random(0), default_history(environment_factory, None)
+    factory = text_environment_factory(environment_factory, limits, history)
+    if is_agent(environment_factory):
+        choose, rows = partial(agent_answer, expert), [dict(task) for task in tasks]
+    else:
+        choose, factory = carried_answer, partial(ExpertEnvironment, factory, expert)
+        rows = [
+            {"task_id": task_id_of(task), "task": dict(task), "seed": derived_seed(0, n)}
+            for n, task in enumerate(tasks)
+        ]
+
+    def answer(episode: Episode) -> str | ChatResponse | None:
+        if (chosen := choose(episode, rng)) is None:
+            return None
+        message = as_message(chosen)
+        if episode.observation.request is None:
+            return prose(message)
+        return ChatResponse(message["content"], tuple(message.get("tool_calls", ())))
+
+    return factory, rows, answer
 
 
 def call_expert(expert: Callable[..., Answer], *shown: Any, rng: random.Random) -> Answer:

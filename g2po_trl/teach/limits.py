@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from g2po_trl.check.findings import spelled_words
+from g2po_trl.check.measure import spelled_words
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.environments.pool.pool import EnvironmentPool

@@ -323,16 +323,14 @@ def test_an_expert_that_fails_is_not_taught(tmp_path, capsys):
         "    return 'push'\n"
     )
     code, said, _ = outcome(capsys, "check", str(file))
-    assert code == 0 and "the expert succeeds in 0 of 4 episodes within 30 turns: ended without success" in " ".join(
-        said.split()
-    )
+    assert code == 0 and "the expert succeeds in 0 of 4 episodes within 30 turns" in said
     assert said.splitlines()[-1] == f"Next: an expert in doors.py that succeeds, then g2po check {file}:Door again"
     file.write_text(file.read_text().replace("return 'push'", "return 'pull'"))
     assert outcome(capsys, "check", str(file))[1].splitlines()[-1] == f"Next: g2po teach {file}:Door"
     drawn = "'pull'], images=[np.zeros((8, 8, 3), np.uint8)])"
     file.write_text(f"import numpy as np\n{file.read_text()}".replace("'pull'])", drawn))
     said = outcome(capsys, "check", str(file))[1]
-    assert "observations have images" in said and said.splitlines()[-1] == f"Next: g2po teach {file}:Door"
+    assert said.splitlines()[-1] == f"Next: g2po teach {file}:Door"
 
 
 def test_the_keys_of_a_run_are_checked_as_it_trained_with_them(tmp_path, monkeypatch, capsys):
@@ -377,12 +375,10 @@ def test_an_expert_that_needs_all_turns(tmp_path, capsys):
     )
     tasks = [word for seed in (0, 1) for word in ("--task", f'{{"seed": {seed}}}')]
     said = " ".join(outcome(capsys, "check", str(file), *tasks, "--max-turns", "2")[1].split())
-    won = (
-        "the expert succeeds in 4 of 8 episodes within 2 turns, after 2 (median); outcome of the others: out of turns"
-    )
-    assert f"warning {won}. Raise max_turns: " in said
+    assert "warning the expert succeeds in 4 of 8 episodes within 2 turns (median 2)" in said
+    assert "out of turns. Raise max_turns" in said
     said = " ".join(outcome(capsys, "check", str(file), *tasks, "--max-turns", "3")[1].split())
-    assert "ok the expert succeeds in 8 of 8 episodes within 3 turns, after 2.5 (median)." in said
+    assert "ok the expert succeeds in 8 of 8 episodes within 3 turns (median 2.5)" in said
 
 
 def test_what_init_writes_is_good(folder, capsys):

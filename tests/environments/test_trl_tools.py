@@ -29,7 +29,6 @@ from g2po_trl.environments.setup import check_start
 from g2po_trl.environments.tools.trl_tools import (
     default_prompt_template,
     is_tool_environment,
-    random_arguments,
     text_environment_factory,
 )
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
@@ -45,23 +44,6 @@ def call(name, **arguments):
 def test_is_tool_environment_needs_reset_and_no_step():
     assert is_tool_environment(Safe)
     assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
-
-
-@pytest.mark.parametrize(
-    ("schema", "values"),
-    [
-        (True, set("abcdefgh")),
-        ({"const": 3}, {3}),
-        ({"enum": ["x"]}, {"x"}),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {None, *range(10)}),
-    ],
-)
-def test_random_arguments_are_of_their_schemas(schema, values):
-    """Agents describe their tools themselves; of optional arguments, pydantic gives `anyOf`."""
-    rng = random.Random(0)
-    drawn = [random_arguments({"parameters": {"properties": {"a": schema}}}, rng)["a"] for _ in range(200)]
-    assert set(drawn) == values
-    assert random_arguments({"name": "look"}, rng) == random_arguments({"parameters": None}, rng) == {}
 
 
 def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():

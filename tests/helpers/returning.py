@@ -3,7 +3,7 @@
 from scripted_actors import ScriptedActor
 
 from g2po_trl import EnvironmentPool, PoolLimits
-from g2po_trl.check.replay import replay_difference
+from g2po_trl.check.play import replay_difference
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.rollout.player import Player
 

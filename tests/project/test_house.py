@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "report": {"utils", "trajectory", "credit", "runs", "view"},
     "logs": {"utils", "trajectory", "prompts", "agents", "credit", "view"},
     "evaluation": RUNS,
-    "check": RUNS | {"evaluation", "teach", "view"},
+    "check": RUNS | {"evaluation", "view"},
     "teach": RUNS | {"check"},
     "estimate": {"utils"},
     "view": RUNS,

@@ -18,16 +18,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...agents.agent import agent_factory
-from ...check.contract import LEVELS, Finding
-from ...check.examine import examine, try_model
-from ...check.findings import spelled_words
+from ...check.examine import Examination
+from ...check.findings import Finding, Kind, learns_nothing, worst_first
+from ...check.measure import spelled_words
 from ...check.play import TEXTS, Played
 from ...engines.sampling import Sampling
 from ...environments.episode_limits import EpisodeLimits
@@ -53,7 +53,7 @@ from ..played import ENVIRONMENT, environment_and_tasks, tasks_of
 if TYPE_CHECKING:
     from ...evaluation.chat_models import ChatModel
 
-TURNS = 30
+TURNS, EXPERT_EPISODES = 30, 4  # of each task: an expert may be random
 
 
 @dataclass
@@ -114,40 +114,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = options.name if options.agent is None else resolve_agent_name(options.agent)
     run = read_run(name) if options.agent is None and Path(name).is_dir() else {}
     config = run.get("play") or read_config(beside(name, "config.yaml"))
-    turns, limits = options.max_turns or config.get("max_turns") or TURNS, PoolLimits.of(options)
-    given = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)} | {"max_turns": turns}
+    given = {field.name: getattr(options, field.name) for field in fields(EpisodeLimits)}
     given = {name: config.get(name) if value is None else value for name, value in given.items()}
-    episode_limits = EpisodeLimits(**given)
-    key = load(options.agent_state_key) if options.agent_state_key else None
+    limits = EpisodeLimits(**given | {"max_turns": given["max_turns"] or TURNS})
     if options.agent is None:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
         if options.environment_options:
             environment = partial(environment, **options.environment_options)
     else:
-        environment, tasks = agent_factory(name, turns, key), tasks_of(name, options.task, options.tasks)
+        key = load(options.agent_state_key) if options.agent_state_key else None
+        environment = agent_factory(name, limits.max_turns, key)
+        tasks = tasks_of(name, options.task, options.tasks)
     tasks = _first_of_each(environment, tasks, max(2 if options.plays_with_model else 5, len(options.task)))
+    setting = _setting(config) if options.model else SimpleNamespace(**config)
     template = _template(options, config, run) if options.show or options.plays_with_model else None
     if options.show:
-        settings = vars(_setting(config)) if options.model else config
-        shown = FirstPrompt.of(environment, tasks[0], turns, template, settings)
+        shown = FirstPrompt.of(environment, tasks[0], limits.max_turns, template, vars(setting))
         print(printable(shown.text(options.model)))
         return
-    played = options.episodes or (4 if options.plays_with_model else 8), turns
     model = options.model or config.get("model_name_or_path")
     near = file_of(name).parent / str(model)  # relative paths of config.yaml start there
-    model = near if model and near.is_dir() else model
-    find_words = partial(_words, None if options.base_url else model)
-    more = {"limits": limits, "episode_limits": episode_limits, "extra": [find_words]}
-    more["state_key_ignores"] = (run.get("trainer") or config).get("state_key_ignores")
+    words = partial(_words, None if options.base_url else near if model and near.is_dir() else model)
+    examination = Examination(
+        environment,
+        tasks,
+        options.episodes or (4 if options.plays_with_model else 8),
+        limits.max_turns,
+        PoolLimits.of(options),
+        limits,
+        [words],
+        (run.get("trainer") or config).get("state_key_ignores"),
+        options.response or TEXTS,
+    )
     if options.plays_with_model:
-        setting = _setting(config)
         with closing(_chat_model(options, setting.chat_template_kwargs)) as chat:
-            findings = try_model(environment, tasks, *played, chat, Sampling.of(setting), setting, template, **more)
+            findings = examination.with_model(chat, Sampling.of(setting), setting, template)
     else:
-        findings = examine(environment, tasks, *played, texts=options.response or TEXTS, **more)
-    if not options.plays_with_model and not any(finding.level == "error" for finding in findings):
-        expert_words = [partial(find_words, with_actions=True)]
-        findings = _with_expert(findings, options, environment, tasks, episode_limits, limits, expert_words)
+        findings = examination.at_random()
+        if not any(finding.level == "error" for finding in findings) and _has_expert(file_of(options.name)):
+            findings = _with_expert(findings, options, examination, partial(words, with_actions=True))
     print(*(wrapped(printable(str(finding)), indent=10) for finding in findings), sep="\n")
     if any(finding.level == "error" for finding in findings):
         sys.exit(1)
@@ -159,42 +164,43 @@ def _words(model: str | Path | None, played: Played, with_actions: bool = False)
 
 
 def _with_expert(
-    findings: Sequence[Finding], options: CheckOptions, environment: Callable, *how: Any
+    findings: list[Finding], options: CheckOptions, examination: Examination, words: Callable
 ) -> list[Finding]:
-    """Return the findings with those of the file's expert, if there is one, the worst first."""
-    if not _has_expert(file_of(options.name)):
-        return list(findings)
-    from g2po_trl.teach.experts import find_expert
-
-    from ...check.expert import expert_findings
+    """Return the findings with those of the expert of the file, which refute or repeat some of them."""
+    from ...teach.experts import expert_play, find_expert
 
     name = resolve_agent_name(options.agent) if options.agent else resolve_environment_name(options.name)
     try:
         expert = find_expert(name)
-        found = [] if expert is None else expert_findings(environment, expert, *how)
+        if expert is None or environments_of(examination.environment_factory):
+            return findings
+        tasks = [task for task in examination.tasks for _ in range(EXPERT_EPISODES)]
+        factory, rows, answer = expert_play(examination.environment_factory, expert, tasks, examination.episode_limits)
+        changes = {"environment_factory": factory, "tasks": rows, "episodes": 1, "extra": [words]}
+        found = replace(examination, **changes).with_expert(answer)
     except G2POError as error:
-        found = [Finding("error", f"the expert: {error}")]
-    if any("in pieces" in finding.text for finding in found):  # the expert's words are listed ones, too
-        findings = [finding for finding in findings if "in pieces" not in finding.text]
-    return sorted([*findings, *found], key=lambda finding: LEVELS.index(finding.level))
+        return worst_first([*findings, Finding.error(Kind.EXPERT_REFUSED, error=str(error))])
+    kinds = {finding.kind for finding in found}
+    repeated = kinds & {Kind.SPELLED_WORDS} | ({Kind.NO_REWARD} if Kind.EXPERT_FAILS not in kinds else set())
+    return worst_first([*(finding for finding in findings if finding.kind not in repeated), *found])
 
 
 def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     """Return the first `number` tasks, or that many of each environment if there are several."""
-    places: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     names, chosen = environments_of(environment), []
     for task in tasks:
         name = str(task.get(COLUMN)) if names else None
-        places[name] += 1
-        chosen += [task] if places[name] <= number else []
+        counts[name] += 1
+        chosen += [task] if counts[name] <= number else []
     return chosen
 
 
 def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Sequence[Finding]) -> str:
     """Return the next command, or what has to change first if training would learn nothing."""
     name, path = options.name, file_of(options.name)
-    if Path(options.name).is_dir():
-        return shlex.join(["g2po", "evaluate", "--model", options.name])
+    if Path(name).is_dir():
+        return shlex.join(["g2po", "evaluate", "--model", name])
     if options.environment_options:
         return (
             f"write game = functools.partial({name.rpartition(':')[2]}, **{options.environment_options}) into game.py "
@@ -204,30 +210,25 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
         name = f"{name}:{resolve_environment_name(name).rpartition(':')[2]}"
     words = ["--agent", name] if options.agent else [] if name == ENVIRONMENT else [name]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
-    all_won = any(one.is_final and "nothing to learn" in one.text for one in findings)
-    expert_fails = any(one.is_final and one.text.startswith("the expert") for one in findings)
-    learns_nothing, has_expert = any(one.is_final for one in findings), _has_expert(path)
-    model = options.model or config.get("model_name_or_path") or "MODEL"
-    if all_won:
+    is_local = options.model and not options.base_url
+    trained = ["--model", options.model] if is_local else []
+    kinds, nothing = {finding.kind for finding in findings}, learns_nothing(findings)
+    if nothing and Kind.ALL_WON in kinds:
         return f"harder tasks, then {shlex.join(['g2po', 'check', *words])} again"
-    if expert_fails:
+    if Kind.EXPERT_FAILS in kinds:
         return f"an expert in {path.name} that succeeds, then {shlex.join(['g2po', 'check', *words])} again"
-    if has_expert and (learns_nothing or not options.model):
-        taught = ["--model", options.model] if options.model and not options.base_url else []
-        return shlex.join(["g2po", "teach", *words, *taught])
-    if learns_nothing and options.model:
-        taught = f"write an expert into {path.name} for g2po teach"
-        return f"a model that sometimes succeeds: {taught}, or try a larger model"
-    if learns_nothing:
+    if _has_expert(path) and (nothing or not options.model):
+        return shlex.join(["g2po", "teach", *words, *trained])
+    if nothing and options.model:
         return (
-            shlex.join(["g2po", "check", *words, "--model", model]) + ", which shows whether the model ever succeeds"
+            f"a model that sometimes succeeds: write an expert into {path.name} for g2po teach, or try a larger model"
         )
+    if nothing:
+        model = config.get("model_name_or_path") or "MODEL"
+        return shlex.join(["g2po", "check", *words, "--model", model]) + " shows whether the model ever succeeds"
     words += ["--agent-state-key", options.agent_state_key] if options.agent_state_key else []
-    if options.model and not options.base_url:
-        words += ["--model", options.model]
-    elif not config.get("model_name_or_path"):
-        words += ["--model", "MODEL"]
-    return shlex.join(["g2po", "train", *words])
+    has_model = is_local or config.get("model_name_or_path")
+    return shlex.join(["g2po", "train", *words, *(trained if has_model else ["--model", "MODEL"])])
 
 
 def _has_expert(path: Path) -> bool:

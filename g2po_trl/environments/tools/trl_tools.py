@@ -23,7 +23,6 @@ import asyncio
 import functools
 import inspect
 import json
-import random
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -277,33 +276,6 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
                 "docstring that describes the tool, with a line for each argument under Args"
             ) from error
     return "\n".join(lines)
-
-
-def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments of the right types for a function's description."""
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    return {name: random_value(schema, rng) for name, schema in properties.items()}
-
-
-def random_value(schema: Any, rng: random.Random) -> Any:
-    """Return a random value of a JSON schema's type; the schema `True` allows any value."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
-    if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return random_value(rng.choice(choices), rng)
-    kind = schema.get("type", "string")
-    kind = rng.choice(kind) if isinstance(kind, list) else kind
-    return {
-        "integer": rng.randrange(10),
-        "number": float(rng.randrange(10)),
-        "boolean": rng.random() < 0.5,
-        "array": [],
-        "object": {},
-        "null": None,
-    }.get(kind, rng.choice("abcdefgh"))
 
 
 async def awaited(value: Any) -> Any:
