@@ -15,6 +15,7 @@ from ..environments.failures import describe_failure, where_raised
 from ..environments.pool.pool import EnvironmentPool
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
+from ..runs.metrics import Summary
 from ..runs.verdict import Tally
 from ..trajectory import Step
 from ..view.words import NEWS_KEYS, failure_kind
@@ -33,16 +34,10 @@ SHOWN_WORDS = 8
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def tally_of(played: Played) -> Tally:
-    """Return the counts from which the end of training names what keeps a model from learning."""
-    tally = Tally()
-    tally.add([list(map(record, group)) for group in played.groups], played.episodes)
-    return tally
-
-
 def faults(played: Played) -> list[Finding]:
     """Return the environment's faults of the diagnosis that the end of training and reports read."""
-    tally = tally_of(played)
+    tally = Tally()
+    tally.add([list(map(record, group)) for group in played.groups], Summary.of(played.episodes))
     facts = {**vars(tally), "counted": tally.counted}
     return [Finding.warning(Kind[fault.name], **facts) for fault in tally.faults()]
 
@@ -216,22 +211,22 @@ def _reason(text: str | None) -> str:
 
 def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> list[Finding]:
     """Return findings about a model's completions: lengths in tokens, format, listed actions, tool calls, endings."""
-    tally, found = tally_of(played), []
+    steps, found = played.steps, []
 
     def add(kind: Kind, fits: bool, **facts: Any) -> None:
         found.append(Finding(kind, "ok" if fits else "warning", facts))
 
-    if tally.completions:
+    if steps:
         longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
-        cut = tally.cut / tally.completions
+        cut = sum(step.completion_truncated for step in steps) / len(steps)
         add(Kind.LENGTHS, cut <= MANY, longest=longest, written=written, cut=cut)
-    texts = tally.completions - tally.offered
-    broken = sum(not step.valid for step in played.steps if step.call is None)
-    if broken:
-        add(Kind.FORMAT, broken <= MANY * texts, broken=broken, completions=texts)
-    if tally.listed:
-        add(Kind.ADMISSIBLE, 2 * tally.admissible > tally.listed, admissible=tally.admissible, listed=tally.listed)
-    found += call_findings(played.steps)
+    formatted = [step.valid for step in steps if step.call is None]
+    if broken := formatted.count(False):
+        add(Kind.FORMAT, broken <= MANY * len(formatted), broken=broken, completions=len(formatted))
+    if listed := [step.admissible for step in steps if step.admissible is not None]:
+        admissible = sum(listed)
+        add(Kind.ADMISSIBLE, 2 * admissible > len(listed), admissible=admissible, listed=len(listed))
+    found += call_findings(steps)
     if reasons := Counter(_reason(t.failure_reason) for t in played.episodes if t.failure_reason):
         found.append(Finding.ok(Kind.ENDINGS, reasons=dict(reasons.most_common())))
     return found

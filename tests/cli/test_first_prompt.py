@@ -23,18 +23,11 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 def test_the_first_prompt_is_shown(tiny_model_dir):
-    where = (
-        "-m",
-        "g2po_trl",
-        "check",
-        "toy_environments.py:KeyDoorEnvironment",
-        "--show",
-        "--task",
-        '{"key_room": "cellar"}',
-    )
-    shown = programs.run(*where, "--task", '{"key_room": "hall"}', cwd=HELPERS).stdout
+    where = "-m", "g2po_trl", "check", "toy_environments.py:KeyDoorEnvironment", "--show"
+    where += "--task", '{"key_room": "cellar"}'
+    shown = programs.run(*where, cwd=HELPERS).stdout
     assert shown.startswith("--- user ---\n") and "Observation: " in shown and "Possible actions:\ngo kitchen" in shown
-    shown = programs.run(*where, "--task", '{"key_room": "hall"}', "--model", str(tiny_model_dir), cwd=HELPERS).stdout
+    shown = programs.run(*where, "--model", str(tiny_model_dir), cwd=HELPERS).stdout
     assert shown.startswith("<|im_start|>user\n") and "<|im_start|>assistant\n\n--- " in shown
     assert int(shown.split()[-3]) > 50 and shown.endswith(" tokens ---\n")
 
