@@ -261,7 +261,7 @@ def test_what_cannot_be_played_again_is_said():
     factory = text_environment_factory(Counter, EpisodeLimits(9))
     (episode,) = played(factory, {"seed": 3}, actions)
     found = difference(factory, {"seed": 3}, episode)
-    assert found.text.startswith("before step 3, the observation is 'stamped ") and "and was 'stamped ' in found.text
+    assert found.text.startswith("before step 3, the observation is 'stamped ") and "and was 'stamped " in found.text
 
 
 class LuckySafe(SafeWithItsPrompt):
