@@ -19,7 +19,7 @@ BEGIN, END = "<!-- written by docs/make_house.py -->", "<!-- to here -->"
 # In the order of the data. The modules at the top of the package are rooms of one file.
 ORDER = (
     "utils", "trajectory", "prompts", "environments", "agents", "engines", "rollout", "credit", "update", "runs",
-    "config_validation", "config", "trainer_build", "trainer_validation", "trainer", "ppo",
+    "config_validation", "config", "trainer_validation", "trainer", "ppo",
     "evaluation", "view", "check", "teach", "estimate", "report", "logs", "cli",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimat
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.registry import ENGINES
-from .engines.sampling import Sampling
+from .engines.sampling import Sampling, reshaping_options
 from .environments.episode_limits import EpisodeLimits
 from .environments.pool.limits import PoolLimits
 from .rollout.strategy import STRATEGIES
@@ -334,6 +334,13 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     def corrects_sampling(self) -> bool:
         """Whether completions carry the log-probabilities of another engine or policy, for importance weights."""
         return not ENGINES[self.engine].load().is_the_model
+
+    @property
+    def reshaping(self) -> dict[str, Any]:
+        """The settings because of which completions are not sampled from the model's whole distribution."""
+        regex = self.vllm_structured_outputs_regex
+        of_regex = {} if regex is None else {"vllm_structured_outputs_regex": regex}
+        return self.filters() | reshaping_options(self.generation_kwargs or {}) | of_regex
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

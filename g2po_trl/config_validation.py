@@ -15,14 +15,13 @@ from trl import GRPOConfig, ModelConfig
 from .credit.estimators.registry import ESTIMATORS
 from .credit.state_keys import similarity_threshold
 from .engines.registry import check_engine
-from .engines.sampling import reserved_option, reshaping_options
+from .engines.sampling import reserved_option
 from .rollout.strategy import STRATEGIES
 from .runs.metrics import LESS_IS_BETTER
 from .runs.sample_table import BACKENDS
 from .update.batch import LOSS_TYPES
 from .update.policy.importance import MODES
 from .utils.choices import check_choice
-from .utils.errors import G2POError
 from .utils.options import as_mapping, check_value, hints_of, is_of_kind, option_text, require, without_effect
 
 _BONUS = "the bonus would depend on the split into micro-batches"
@@ -188,18 +187,13 @@ def check(args: GRPOConfig) -> None:
         remedy = _REMEDIES.get(reserved[1], f"set {reserved[1]}, or eval_{reserved[1]} for evaluations")
         what = f"{reserved[0]} would override the setting that the loss and the records of the run use: {remedy}"
         require(False, "generation_kwargs", options, what)
-    reshaping = args.filters() | reshaping_options(options)
-    if args.vllm_structured_outputs_regex is not None:
-        reshaping["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
-    if args.corrects_sampling and args.vllm_importance_sampling_correction and reshaping:
-        raise G2POError(
-            f"{reshaping} with vllm_importance_sampling_correction=True: completions would not be sampled from the "
-            "distribution that the loss scores, so every ratio between their probabilities would be biased. Remove "
-            "the options that reshape it (evaluation has eval_top_p and eval_top_k), or set "
-            "vllm_importance_sampling_correction=False",
-            next(iter(reshaping)),
-            reshaping,
+    for name, value in args.reshaping.items() if args.corrects_sampling else ():
+        remedy = (
+            "completions would not be sampled from the distribution that the loss scores, so importance weights would "
+            "be biased. Remove it (evaluation has eval_top_p and eval_top_k), or set "
+            "vllm_importance_sampling_correction=False"
         )
+        require(not args.vllm_importance_sampling_correction, name, value, remedy)
 
 
 def logs_tables(args: GRPOConfig) -> bool:

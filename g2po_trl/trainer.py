@@ -11,6 +11,7 @@ The loss is TRL's own. The methods here are hooks of TRL and transformers. They 
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -25,89 +26,93 @@ import torch
 from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, Trainer
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from .agents.agent import agent_factory
 from .config import G2POConfig
-from .credit.assignment import advantages_of_rank, groups_of
+from .credit.assignment import Credit, advantages_of_rank, groups_of
 from .credit.graph import StateGraph
+from .engines.base import Engine, EngineParts
 from .engines.registry import ENGINES
 from .engines.sampling import Sampling
 from .engines.stop_tokens import end_completions
-from .environments.contract import TextEnvironment
+from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, check_start
 from .environments.several import environments_of, mixed
-from .environments.tasks import check_rows, own_columns, plain, tasks_hash
+from .environments.tasks import check_rows, own_columns, panels_of, plain, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
+from .prompts.chat_template import get_tokenizer
+from .prompts.conversation import pictures_of
+from .prompts.images import ImageInputs
 from .prompts.template import PromptTemplate
+from .rollout.actor import PromptActor
+from .rollout.conversations import request_of
+from .rollout.episode import Episode
 from .rollout.failing_tasks import TaskErrors
+from .rollout.player import Player
 from .rollout.stats import RolloutStats
-from .rollout.strategy import Rollout
+from .rollout.strategy import STRATEGIES, Rollout, RolloutContext, RolloutStrategy
 from .rollout.task_sampler import TaskSampler
 from .runs import hub
-from .runs.callbacks import ClosingVerdict, RolloutBar
-from .runs.checkpoint import (
-    AtomicCheckpoint,
-    RunState,
-    check_complete,
-    clear_staging,
-    files_moved_in,
-    without_tied,
+from .runs.callbacks import (
+    ClosingVerdict,
+    CollapseStoppingCallback,
+    IterationProgressCallback,
+    LogFile,
+    OwnSchedule,
+    RolloutBar,
+    TaskErrorReport,
 )
-from .runs.metrics import Summary, advantage_metrics, flat, summarize
+from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging, without_tied
+from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
-from .runs.output_dir import RunFolder, check_panel_name
-from .runs.panel import play_panel
-from .runs.run_json import identity_of
+from .runs.output_dir import RunFolder
+from .runs.panel import PanelEvaluation, check_evaluations, panels_by_prefix
+from .runs.run_json import describe_run, identity_of
 from .runs.sample_table import SampleTable
 from .runs.summary import at_temperature
 from .runs.verdict import Tally
-from .trainer_build import (
-    add_callbacks,
-    describe,
-    keep_reference,
-    make_credit,
-    make_player,
-    make_start_check,
-    make_strategy,
-    make_update,
-    no_reward_function,
-    read_starts,
-    write_run,
-)
 from .trainer_validation import (
     check_arguments,
-    check_best_metric,
     check_errors,
     check_not_imported,
-    check_panel_names,
     check_trainer,
-    check_unchanged,
-    values_read_once,
     warn_of_different_starts,
     warn_of_ignored_fields,
 )
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
 from .update.iteration import Iteration, Timer
-from .update.update import MiniBatches, set_optimizer_mode
+from .update.policy.reference import AdapterReference, ReferenceState
+from .update.policy.start_check import StartCheck, sample_conversation
+from .update.update import MiniBatches, Update, set_optimizer_mode
 from .utils.adapters import find_adapter, load_adapter_to_train, only_active_adapter
 from .utils.errors import G2POError
-from .utils.forward_pass import keep_outputs_exact
+from .utils.forward_pass import keep_outputs_exact, precision_of
 from .utils.json import atomic_write
 from .utils.options import require
-from .utils.ranks import on_main
+from .utils.ranks import any_rank, on_main
 from .utils.trl_compat import (
     fsdp_plugin_of,
+    gather_params_of,
     is_any_model_prepared,
+    is_sharded,
+    name_or_path_of,
     no_adapter_copied_from,
     reference_copied_from,
     train_metrics_of,
+    trained_model_for_generation,
 )
+
+
+def _no_reward_function(**kwargs):
+    """Stand in for the reward function that `GRPOTrainer.__init__` requires; rewards come from the environment."""
+    raise RuntimeError("rewards come from the environment; this function is never called")
 
 
 class G2POTrainer(GRPOTrainer):
@@ -182,9 +187,8 @@ class G2POTrainer(GRPOTrainer):
         self.setup = setup = Setup.of(
             environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
-        if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
-            check_best_metric(args, setup.eval_dataset, environments_of(environment_factory))
-        check_panel_names(setup.eval_dataset, args.other_eval_temperatures)
+        own_metrics = type(self).evaluate is not G2POTrainer.evaluate
+        check_evaluations(args, setup.eval_dataset, environments_of(environment_factory), not own_metrics)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
@@ -195,7 +199,7 @@ class G2POTrainer(GRPOTrainer):
         ):
             super().__init__(
                 model=model,
-                reward_funcs=[no_reward_function] * len(args.reward_weights or [1]),
+                reward_funcs=[_no_reward_function] * len(args.reward_weights or [1]),
                 args=args,
                 train_dataset=setup.train_dataset,
                 eval_dataset=setup.eval_dataset,
@@ -208,23 +212,30 @@ class G2POTrainer(GRPOTrainer):
         check_trainer(self)
         of_template = args.chat_template_kwargs, args.stop_sequences
         self.eos_token_ids = end_completions(self.processing_class, self.model, self.eos_token_ids, *of_template)
-        self._read_once = values_read_once(args)
+        own = {name: one for name, one in G2POConfig.__dataclass_fields__.items() if "within" in one.metadata}
+        read_once = [name for name, one in own.items() if not one.metadata["read_again"]]
+        self._made_with = {name: copy.deepcopy(getattr(args, name)) for name in read_once}
         self.card_facts = card_facts or {}
         self._ignored_fields: set[str] = set()  # that were warned of
         self._warned_of_starts = False
         self.log_completions = False  # TRL's table of prompts, which would be empty
         estimator, self.estimator_name = self._choose_estimator(advantage_fn)
-        self.credit = make_credit(args, estimator, state_key)
-        self.update = make_update(self)
+        self.credit = Credit.of(args, estimator, state_key, gather_object)
+        self.update = self.make_update()
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
         self.verdict = ClosingVerdict(self.tally, self.estimator_name, args.invalid_action_penalty)
-        self.player = make_player(self, setup.factory, setup.prompt_template, self.task_errors)
-        self.strategy = make_strategy(self)
-        self.start_check = make_start_check(self)
-        read_starts(self, check_start(self.player.pool, setup.first_tasks))
-        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
+        template, accelerator = setup.prompt_template, self.accelerator
+        actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, setup.history)
+        on_any = partial(any_rank, accelerator)
+        self.player = Player.of(args, setup.factory, actor, excluded=self.task_errors, any_running=on_any)
+        self.strategy = self._make_strategy()
+        sample = sample_conversation(actor.encode, template.messages("observation", "task"))
+        self.start_check = StartCheck(self.update, self.ref_model, sample, args.temperature, not args.reshaping)
+        self._read_starts(check_start(self.player.pool, setup.first_tasks))
+        rank, num_ranks = accelerator.process_index, accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
+        self.panels = PanelEvaluation(args, self.play, self._policy_in_engine, self.folder, accelerator)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))
         parts = {
             "iteration": self.iteration,
@@ -234,9 +245,115 @@ class G2POTrainer(GRPOTrainer):
             "layout": self.update.layout,
         }
         self.resumption = RunState(parts, rank, num_ranks)
-        keep_reference(self)
+        self._keep_reference()
         self.sample_table = SampleTable(args.log_trajectories_every, self.callback_handler.callbacks)
-        add_callbacks(self)
+        self._add_callbacks()
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def make_engine(self, name: str | None = None, **options: Any) -> Engine:
+        """Return the configured engine, or another one of `ENGINES` with its options."""
+        parts = EngineParts(
+            self.args,
+            get_tokenizer(self.processing_class),
+            self.eos_token_ids,
+            self.accelerator,
+            model=lambda: self.accelerator.unwrap_model(self.model),
+            generation_model=partial(trained_model_for_generation, self),
+            gather=gather_params_of(self),
+            is_sharded=self.is_fsdp_enabled or self.is_deepspeed_enabled,
+            vllm=getattr(self, "vllm_generation", None),
+            image_inputs=self.update.layout.image_inputs,
+        )
+        if name is None:
+            name, options = self.args.engine, self.args.engine_kwargs or {}
+        return ENGINES[name].load().of_trainer(parts, **options)
+
+    def make_update(self) -> Update:
+        """Return the configured update of the model."""
+        update = Update.of(
+            self.args,
+            self.model,
+            self.accelerator,
+            self._get_per_token_logps_and_entropies,
+            get_tokenizer(self.processing_class).pad_token_id,
+            self.ref_model,
+            ImageInputs.of(self.processing_class, self.model),
+        )
+        if self.beta != 0.0 and is_peft_model(self.model):
+            update.log_probs.adapter_reference = AdapterReference(self.model, gather_params_of(self))
+        return update
+
+    def _make_strategy(self) -> RolloutStrategy:
+        args = self.args
+
+        def progress(turns: int, episodes: int) -> AbstractContextManager[RolloutBar]:
+            return closing(RolloutBar("rollout", turns, episodes, self.accelerator.is_main_process))
+
+        context = RolloutContext(
+            self.player, args.num_generations, self.train_dataset, args.seed, self.sampling, gather_object, progress
+        )
+        return STRATEGIES[args.rollout_strategy].load()(context, **args.rollout_strategy_kwargs or {})
+
+    def _read_starts(self, starts: Sequence[Observation]) -> None:
+        """Choose chat templates by the first observations of tasks; of images, check one with model and engine."""
+        actor = self.player.actor
+        for first in starts:
+            actor.choose_template(first)
+        seen = next((first for first in starts if first.images), None)
+        if seen is not None:
+            self.update.layout.notice_images()
+            messages = request_of(Episode("", observation=seen), self.setup.prompt_template).messages
+            self.start_check.sample = sample_conversation(actor.encode, messages, pictures_of(messages))
+
+    def _keep_reference(self) -> None:
+        """Let checkpoints keep the reference: an adapter's, or a model of its own that is not sharded."""
+        if (adapter := self.update.log_probs.adapter_reference) is not None:
+            self.resumption.kept_in_files.append(adapter)
+        if self.ref_model is not None and not is_sharded(self):
+            state = ReferenceState(self.accelerator.unwrap_model(self.ref_model), self.args.sync_ref_model)
+            self.resumption.parts["reference"] = state
+            self.resumption.kept_in_files.append(state)
+
+    def _add_callbacks(self) -> None:
+        """Replace transformers' log lines by callbacks that report progress and stop a collapsed run."""
+        args, is_main = self.args, self.accelerator.is_main_process
+        if is_main and not torch.accelerator.is_available():
+            print("No GPU found: training on the CPU.", flush=True)
+        if is_main and not args.disable_tqdm:
+            episodes = args.per_device_train_batch_size * args.steps_per_generation
+            print(self.player.pool.describe(episodes), flush=True)
+        for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
+            self.remove_callback(theirs)
+        for ours in (
+            self.start_check,
+            TaskErrorReport(self.task_errors),
+            self.verdict,
+            *([] if args.disable_tqdm else [IterationProgressCallback(args.optimizer_steps_per_iteration)]),
+            CollapseStoppingCallback(args.min_valid_action_ratio),
+            self.sample_table,
+            LogFile(self.folder.path / "log.jsonl"),
+            OwnSchedule(),
+        ):
+            self.add_callback(ours)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the run's description, see `describe_run`."""
+        return describe_run(
+            self.args,
+            name_or_path_of(self.model.config),
+            self.environment_factory,
+            self.setup.prompt_template,
+            self.estimator_name,
+            precision_of(self.accelerator.unwrap_model(self.model), self.accelerator),
+            self.setup.history,
+            self.player.actor.describe_template(),
+            self.tasks_hash,
+        )
+
+    def _write_run(self) -> None:
+        """Write run.json and the panels before training."""
+        self.folder.write_run(self.describe(), panels_of(self.eval_dataset))
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator as transformers does, before any model is prepared, including the reference."""
@@ -467,61 +584,29 @@ class G2POTrainer(GRPOTrainer):
             `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
             `evaluations.jsonl` in `output_dir`, with the trajectories in `trajectories/`.
         """
-        check_panel_name(metric_key_prefix)
-        dataset, panels = self.eval_dataset if eval_dataset is None else eval_dataset, self.eval_dataset
-        if isinstance(dataset, str):
-            known = list(panels) if isinstance(panels, dict) else []
-            require(dataset in known, "eval_dataset", dataset, f"the trainer's named evaluation sets are {known}")
-            dataset = {dataset: panels[dataset]}
-        if dataset is None or len(dataset) == 0:
-            raise G2POError("eval_dataset is empty: pass the tasks to evaluate on")
-        dataset = plain(dataset)
-        if isinstance(dataset, dict):
-            metrics = {}
-            for name, part in dataset.items():  # a prefix that ends with the panel's name is complete
-                prefix = f"{metric_key_prefix.removesuffix(f'_{name}')}_{name}"
-                metrics |= self.evaluate(part, ignore_keys, prefix)
-            return metrics
-        if eval_dataset is not None:
-            check_rows(self.setup.factory, metric_key_prefix, dataset)
         metrics = {}
-        for temperature in self.args.other_eval_temperatures:
-            metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))
-        metrics |= self._evaluate_at(self.args.eval_temperature, dataset, metric_key_prefix)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        for prefix, rows in panels_by_prefix(plain(eval_dataset), self.eval_dataset, metric_key_prefix).items():
+            if eval_dataset is not None:
+                check_rows(self.setup.factory, prefix, rows)
+            of_panel = {}
+            for temperature in self.args.other_eval_temperatures:
+                of_panel |= self._evaluate_at(temperature, rows, at_temperature(prefix, temperature))
+            of_panel |= self._evaluate_at(self.args.eval_temperature, rows, prefix)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, of_panel)
+            metrics |= of_panel
         return metrics
 
-    def _evaluate_at(self, temperature: float, dataset: Dataset, metric_key_prefix: str) -> dict[str, float]:
-        started = time.perf_counter()
+    def _evaluate_at(self, temperature: float, dataset: Dataset, prefix: str) -> dict[str, float]:
         training = self.model.training
         self.model.eval()
         set_optimizer_mode(self.optimizer, training=False)
-        trajectories, rows = self._play_panel(
-            [row for row in dataset for _ in range(self.num_generations_eval)], temperature
-        )
-        summary = summarize(trajectories, [row.get("task_type") for row in rows])
-        if self.accelerator.is_main_process:
-            step = self.state.global_step
-            if self.folder.take_for_evaluation():
-                write_run(self)
-            self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, dataset)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in flat(summary).items()}
-        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
+        if self.accelerator.is_main_process and self.folder.take_for_evaluation():
+            self._write_run()
+        metrics = self.panels(dataset, prefix, temperature, self.state.global_step)
         # In training mode TRL would add the iteration's metrics, and forget them.
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.model.train(training)
         return metrics
-
-    def _play_panel(
-        self, rows: list[dict[str, Any]], temperature: float
-    ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-        sampling, args = self.args.evaluation_sampling(temperature), self.args
-
-        def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
-            return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
-
-        size, seed = args.per_device_eval_batch_size, args.eval_seed
-        return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)
 
     # -- checkpoints, output folder, Hub ---------------------------------------------------------------------------
 
@@ -537,12 +622,14 @@ class G2POTrainer(GRPOTrainer):
             G2POError: when `output_dir` holds another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint belongs to another run or cannot be continued with these settings.
         """
-        check_unchanged(self.args, self._read_once)
+        for name, value in self._made_with.items():
+            remedy = f"the trainer was made with {value!r} and reads it once; make another trainer"
+            require(getattr(self.args, name) == value, name, getattr(self.args, name), remedy)
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart()
         resumable = self.args.fields_with("resumable")
-        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, describe(self), resumable)
+        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, self.describe(), resumable)
         checkpoint = on_main(self.accelerator, begin)
         try:
             return self._train(checkpoint, **kwargs)
@@ -571,7 +658,7 @@ class G2POTrainer(GRPOTrainer):
         if is_main and (finished is None or not self.folder.has_description):
             last_iteration = self.iteration.number - 1 if self.iteration.is_complete else self.iteration.number
             self.folder.leave_behind(step, last_iteration)
-            write_run(self)
+            self._write_run()
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
         try:
@@ -594,7 +681,7 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """Return the settings that must be unchanged for a run to be continued."""
-        return identity_of(describe(self), self.args.fields_with("resumable"))
+        return identity_of(self.describe(), self.args.fields_with("resumable"))
 
     @cached_property
     def tasks_hash(self) -> str:
@@ -619,16 +706,15 @@ class G2POTrainer(GRPOTrainer):
         Unlike transformers' method, it never pushes to the Hub, so a Hub failure cannot abort saving.
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
-        if self._staging.is_open:
-            with self.player.actor.saved_template(), only_active_adapter(self.accelerator.unwrap_model(self.model)):
-                super().save_model(output_dir, _internal_call=True)
-            return
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         wait = self.accelerator.wait_for_everyone if sharded else None  # of others, one rank alone may save
-        moved = files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait)
-        alone = only_active_adapter(self.accelerator.unwrap_model(self.model))
-        with moved as apart, self.player.actor.saved_template(), alone:
-            super().save_model(str(apart), _internal_call=True)
+        folder = output_dir or self.args.output_dir
+        with (
+            self._staging.model_files(folder, self.args.should_save, wait) as written,
+            self.player.actor.saved_template(),
+            only_active_adapter(self.accelerator.unwrap_model(self.model)),
+        ):
+            super().save_model(str(written), _internal_call=True)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         missing = without_tied(self.model, load_result.missing_keys)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import EarlyStoppingCallback
 from trl import GRPOTrainer
@@ -22,9 +17,6 @@ from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .prompts.chat_template import get_chat_template
-from .runs.metrics import has_metric
-from .runs.output_dir import check_panel_name
-from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError
@@ -87,32 +79,6 @@ def check_arguments(
         check_adapter_config(options["peft_config"])
     if isinstance(model, torch.nn.Module):
         check_adapter(model)
-    _check_writable(Path(args.output_dir))
-
-
-def _check_writable(output_dir: Path) -> None:
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        probe = output_dir / f".write-test-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise G2POError(
-            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
-        ) from error
-
-
-def values_read_once(args: G2POConfig) -> dict[str, Any]:
-    """Return a copy of the options that a trainer reads when it is made."""
-    own = (one.name for one in fields(G2POConfig) if "within" in one.metadata and not one.metadata["read_again"])
-    return {name: copy.deepcopy(getattr(args, name)) for name in own}
-
-
-def check_unchanged(args: G2POConfig, read: Mapping[str, Any]) -> None:
-    """Refuse options that were changed after the trainer has read them: the change would have no effect."""
-    for name, value in read.items():
-        remedy = f"the trainer was made with {value!r} and reads it once; make another trainer"
-        require(getattr(args, name) == value, name, getattr(args, name), remedy)
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
@@ -176,39 +142,6 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
             f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
             "or set mini_batch_size=None"
         )
-
-
-def check_panel_names(
-    eval_dataset: Dataset | Mapping[str, Dataset] | None, other_temperatures: Sequence[float]
-) -> None:
-    """Refuse names of evaluation sets that are no file names, or that another set's results at a temperature take."""
-    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {}
-    for name in panels:
-        check_panel_name(name, "the name of an evaluation set in eval_dataset")
-        for temperature in other_temperatures:
-            remedy = f"the results of {name!r} at other_eval_temperatures={temperature} have this name; rename the set"
-            other = at_temperature(name, temperature)
-            require(other not in panels, "the name of an evaluation set in eval_dataset", other, remedy)
-
-
-def check_best_metric(
-    args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None, environments: Iterable[str] = ()
-) -> None:
-    """Refuse a `metric_for_best_model` that no evaluation reports; transformers would fail after the first one."""
-    name = args.metric_for_best_model
-    if name is None or eval_dataset is None or args.eval_strategy == "no":
-        return
-    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
-    prefixed = {f"eval_{panel}" if panel else "eval": rows for panel, rows in panels.items()}
-    for prefix, rows in list(prefixed.items()):
-        prefixed |= {at_temperature(prefix, other): rows for other in args.other_eval_temperatures}
-    metric = name if name.startswith("eval_") else f"eval_{name}"
-    for prefix, rows in prefixed.items():
-        task_types = {row.get("task_type") for row in rows}
-        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types, environments):
-            return
-    remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}"
-    require(False, "metric_for_best_model", name, remedy)
 
 
 def _check_comparisons(trainer: GRPOTrainer) -> None:

@@ -11,7 +11,7 @@ from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.official import PREFIX, Release, official_games
 from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_envs.alfworld.tiny import HIDDEN_ACTIONS, HISTORY_LENGTH
-from g2po_trl.runs.panel import Panel, check_selection
+from g2po_trl.evaluation.panel import Panel, check_selection
 
 COLUMNS = {  # the paper's table
     "Pick": "success_rate_by_type/pick_and_place_simple",

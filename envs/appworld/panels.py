@@ -8,7 +8,7 @@ from functools import partial
 from g2po_envs.appworld.environment import AppworldEnvironment
 from g2po_envs.appworld.prompts import APPWORLD_PROMPT
 from g2po_envs.appworld.server import Installation
-from g2po_trl.runs.panel import Panel
+from g2po_trl.evaluation.panel import Panel
 
 ABOUT = """You solve tasks on somebody's behalf by writing Python against their apps, a piece at a time; variables \
 stay from piece to piece, and what you print is shown to you. apis.api_docs.show_app_descriptions() lists the apps, \

@@ -8,7 +8,7 @@ from g2po_envs.sokoban.environment import SokobanEnvironment
 from g2po_envs.sokoban.games import SIZES, level_rows
 from g2po_envs.sokoban.prompts import PROMPTS
 from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS
-from g2po_trl.runs.panel import Panel, check_selection
+from g2po_trl.evaluation.panel import Panel, check_selection
 
 ABOUT = """You play Sokoban: a grid with walls, boxes and goals. You move up, down, left or right, and push a box by \
 walking into it. You can push one box at a time, never pull, and a box in a corner is stuck. The level is solved when \

@@ -7,7 +7,7 @@ from functools import partial
 from g2po_envs.textworld.environment import TextWorldEnvironment
 from g2po_envs.textworld.games import CACHE, KINDS, game_rows
 from g2po_envs.textworld.prompts import TEXTWORLD_PROMPT
-from g2po_trl.runs.panel import Panel, check_selection
+from g2po_trl.evaluation.panel import Panel, check_selection
 from g2po_trl.utils.options import require
 
 ABOUT = """You play a text game: you walk through rooms ("go north"), open things, take them and put them where they \

@@ -11,7 +11,7 @@ from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
 from g2po_trl.evaluation.checkpoints import files_hash
-from g2po_trl.runs.panel import Panel, check_selection
+from g2po_trl.evaluation.panel import Panel, check_selection
 from g2po_trl.utils.options import require
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,18 @@ class Credit:
         self.value_lambda, self.gather = value_lambda, gather
         function, similar = (state_key, None) if callable(state_key) else (None, state_key)
         self.state_key, self.similarity = make_state_key(function, state_key_ignores), similarity_threshold(similar)
+
+    @classmethod
+    def of(
+        cls,
+        args: Any,
+        estimator: Callable[[StateGraph], np.ndarray] | None,
+        state_key: Callable[[Step], str] | None = None,
+        gather: Callable[[list], list] = list,
+    ) -> Credit:
+        """Return the settings among the attributes of `args`; a function `state_key` replaces that of `args`."""
+        key = args.state_key if state_key is None else state_key
+        return cls(estimator, args.gamma, args.num_generations, args.value_lambda, key, args.state_key_ignores, gather)
 
     def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
         """Return the records of all ranks' trajectories, ordered by rank and within a rank by group.

@@ -29,7 +29,6 @@ from ..environments.tools.trl_tools import default_history, prompt_template_of, 
 from ..environments.validation import check_task_columns, is_score
 from ..prompts.template import DEFAULT_PROMPT
 from ..runs.metrics import summarize
-from ..runs.panel import Panel
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
 from ..trajectory import Trajectory
 from ..utils.errors import G2POError
@@ -40,6 +39,7 @@ from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat_models import ChatModel, TokenBudget
 from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions, check_is_there
+from .panel import Panel
 from .panel_runner import PanelPlayer
 from .server_chat import ServerChat
 

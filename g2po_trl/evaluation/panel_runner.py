@@ -16,11 +16,11 @@ from ..environments.pool.pool import EnvironmentPool
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..runs.callbacks import RolloutBar
-from ..runs.panel import Panel
 from ..trajectory import Trajectory, read_jsonl, write_jsonl
 from .actors import make_actor
 from .agents import Agent
 from .chat_models import ChatCompletion, ChatModel, TokenBudget
+from .panel import Panel
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
+from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.several import COLUMN
 from ..environments.tasks import task_id_of
@@ -44,6 +45,11 @@ class Player:
     streams: bool = True
     excluded: Container[str] = ()
     any_running: Callable[[bool], bool] = bool
+
+    @classmethod
+    def of(cls, args: Any, environment_factory: Callable, actor: Actor, **options: Any) -> Player:
+        """Return the player with the limits among the attributes of `args`, and start its workers."""
+        return cls(EnvironmentPool(environment_factory, PoolLimits.of(args)), actor, EpisodeLimits.of(args), **options)
 
     def play(
         self,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_file, save_model
+from safetensors.torch import save_file
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
@@ -206,57 +206,6 @@ class RunState:
         return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")
 
 
-class ReferenceState:
-    """The reference model in a checkpoint, so that a resumed run compares with the same one.
-
-    Args:
-        model: the reference.
-        moves: `sync_ref_model`. If `True`, the checkpoint has the reference's weights; otherwise they are those at the
-            start, and the checkpoint has sums of them.
-    """
-
-    _WEIGHTS = "reference/model.safetensors"  # not beside the model's weights, where engines would load them
-
-    def __init__(self, model: torch.nn.Module, moves: bool):
-        self.model, self.moves = model, moves
-        self._sums: list[float] | None = None
-
-    def state_dict(self) -> list[float] | None:
-        """Return the sums by which a reference that does not move is recognized."""
-        if self._sums is None and not self.moves:
-            weights = [one.detach() for one in self.model.parameters() if one.is_floating_point() and not one.is_meta]
-            sums = [[float(of.sum(dtype=torch.float64)) for of in (one, one.abs())] for one in weights]
-            self._sums = [sum(column) for column in zip(*sums)]
-        return self._sums
-
-    def load_state_dict(self, state: list[float] | None) -> None:
-        """Warn if the reference is not the checkpoint's: the KL term would then pull to another model than before."""
-        now = self.state_dict()
-        if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
-            logger.warning(
-                f"The reference model is not the one that the run began with (sums of its weights and of their sizes: "
-                f"{now}, and before {state}). Pass the model that the run began with."
-            )
-
-    def save(self, folder: str) -> None:
-        """Write the weights, if they move."""
-        if self.moves:
-            path = Path(folder, self._WEIGHTS)
-            path.parent.mkdir(exist_ok=True)
-            save_model(self.model, str(path))
-
-    def load(self, folder: str) -> None:
-        """Restore the weights, if they move."""
-        if self.moves:
-            path = Path(folder, self._WEIGHTS)
-            if not path.is_file():
-                raise G2POError(
-                    f"sync_ref_model is True, and {str(folder)!r} holds no {self._WEIGHTS}: the run's reference is "
-                    "lost. Start a new run from its weights (model_name_or_path)"
-                )
-            load_model(self.model, str(path))
-
-
 def without_tied(model: torch.nn.Module, names: Sequence[str]) -> list[str]:
     """Return `names` without those of parameters that also have another name, such as a tied LM head's."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -273,6 +222,40 @@ class AtomicCheckpoint:
     def folder(self, run_dir: str) -> str:
         """Return the folder to write into instead."""
         return os.path.join(run_dir, STAGING) if self.is_open else run_dir
+
+    @contextmanager
+    def model_files(self, folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
+        """Yield a folder to write a model into: that of the open checkpoint, or one whose files are then moved.
+
+        Files in `folder` are never half written. Weights are moved last, and after them their index. An existing
+        README.md is kept. `wait` waits for the other ranks if they write, too.
+        """
+        folder = Path(folder)
+        if self.is_open:
+            yield folder
+            return
+        apart = folder / STAGING / "model"
+        if is_main:
+            shutil.rmtree(apart, ignore_errors=True)
+            apart.mkdir(parents=True)
+        if wait:
+            wait()
+        with _removed_on_failure(apart):
+            yield apart
+        if wait:
+            wait()
+        if not is_main:
+            return
+        moved = [path for path in apart.iterdir() if path.name != "README.md" or not (folder / path.name).exists()]
+        note_written(folder, *(path.name for path in moved if path.name != "README.md"))
+        for path in sorted(moved, key=_weights_last):
+            target = folder / path.name
+            if target.is_dir():
+                remove(target)
+            os.replace(path, target)
+        shutil.rmtree(apart, ignore_errors=True)
+        with suppress(OSError):
+            apart.parent.rmdir()
 
     @contextmanager
     def checkpoint(
@@ -303,38 +286,6 @@ class AtomicCheckpoint:
             clear_staging(run_dir)
             _rotate(run_dir, args.save_total_limit, state.best_model_checkpoint)
         accelerator.wait_for_everyone()
-
-
-@contextmanager
-def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a folder to write a model into, whose files the main process then moves to `folder`.
-
-    Files in `folder` are never half written. Weights are moved last, and after them their index. An existing
-    README.md is kept. `wait` waits for the other ranks if they write, too.
-    """
-    folder = Path(folder)
-    apart = folder / STAGING / "model"
-    if is_main:
-        shutil.rmtree(apart, ignore_errors=True)
-        apart.mkdir(parents=True)
-    if wait:
-        wait()
-    with _removed_on_failure(apart):
-        yield apart
-    if wait:
-        wait()
-    if not is_main:
-        return
-    moved = [path for path in apart.iterdir() if path.name != "README.md" or not (folder / path.name).exists()]
-    note_written(folder, *(path.name for path in moved if path.name != "README.md"))
-    for path in sorted(moved, key=_weights_last):
-        there = folder / path.name
-        if there.is_dir():
-            remove(there)
-        os.replace(path, there)
-    shutil.rmtree(apart, ignore_errors=True)
-    with suppress(OSError):
-        apart.parent.rmdir()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ..trajectory import Trajectory, write_jsonl
 from ..utils.errors import G2POError
 from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
+from ..utils.options import require
 from .checkpoint import find_checkpoint, run_id_of
 from .iterations import load_evaluations
 from .ownership import (
@@ -42,10 +43,11 @@ _RESERVED = ("train", "replaced")  # the trajectories of training
 def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
     """Refuse a name of an evaluation set that training uses for its trajectories, or that cannot be a file name."""
     if name in _RESERVED or not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name):
-        raise G2POError(
-            f"{option} is {name!r}, which names files in output_dir: choose another name than {', '.join(_RESERVED)}, "
-            "without slashes, backslashes and control characters, that does not begin with a dot"
+        remedy = (
+            f"it names files in output_dir: choose another name than {', '.join(_RESERVED)}, without slashes, "
+            "backslashes and control characters, that does not begin with a dot"
         )
+        require(False, option, name, remedy)
 
 
 class RunFolder:

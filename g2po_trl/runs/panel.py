@@ -1,60 +1,24 @@
-"""Evaluation sets (panels): fixed sets of tasks, and their episodes, played on all ranks."""
+"""Evaluations of a run: sets of tasks (panels), played on all ranks, and their results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
 
 from ..engines.sampling import derived_seed
-from ..environments.contract import TextEnvironment
-from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..trajectory import Trajectory
-from ..utils.options import is_of_kind, require
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A fixed set of tasks for evaluations, and how they are played.
-
-    Args:
-        name: name in tables.
-        rows: the tasks: keyword arguments of `reset`.
-        environment_factory: makes the environment.
-        prompt_template, max_turns, history_length, history: for trained agents, as set by the environment's recipe.
-        about: for prompted agents: a description of the environment and the possible actions.
-        action_form: for prompted agents: how an action is written.
-        multiline: for prompted agents: an action may have several lines.
-        lower_case: for prompted agents: play actions in lower case. `False`: as listed, ignoring case, or as written.
-        columns: heading of each table column -> name in `summarize`; success by task type is
-            `"success_rate_by_type/<type>"`.
-        data: identifies the data behind the tasks, e.g. a hash of their files.
-    """
-
-    name: str
-    rows: Sequence[dict[str, Any]]
-    environment_factory: Callable[[], TextEnvironment]
-    prompt_template: PromptTemplate = DEFAULT_PROMPT
-    max_turns: int = 30
-    history_length: int = 2
-    history: str = "window"
-    about: str = "You act in an environment that answers in text."
-    action_form: str = "the action, exactly as listed"
-    multiline: bool = False
-    lower_case: bool = False
-    columns: Mapping[str, str] = field(default_factory=lambda: {"Succ.": "success_rate"})
-    data: str = ""
-
-
-def check_selection(number: int | None, skip: int = 0) -> None:
-    """Refuse a `number` of tasks below 1, or a `skip` below 0, which would select other tasks."""
-    require(number is None or (is_of_kind(number, int) and number > 0), "number", number, "set it to at least 1")
-    require(is_of_kind(skip, int) and skip >= 0, "skip", skip, "set it to at least 0")
+from ..utils.options import require
+from .metrics import flat, has_metric, summarize
+from .output_dir import RunFolder, check_panel_name
+from .summary import at_temperature
 
 
 def play_panel(
@@ -70,9 +34,6 @@ def play_panel(
     All ranks call it together and get the same result. `play` plays tasks with a seed for each, inside one `rollout`
     context. torch's random state is restored afterwards.
     """
-    import torch
-    from accelerate.utils import gather_object
-
     rank, num_ranks = accelerator.process_index, accelerator.num_processes
     local = list(rows[rank::num_ranks])
     seeds = [derived_seed(seed, number) for number in range(len(rows))][rank::num_ranks]
@@ -86,3 +47,96 @@ def play_panel(
             played += play(local[part], seeds[part])
     pairs = gather_object(list(zip(played, local)))
     return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
+
+
+class PanelEvaluation:
+    """Plays evaluation sets with the current policy of a run, and records the results.
+
+    Args:
+        args: an object with the fields of a `G2POConfig`.
+        play: plays tasks with a sampling and seeds on this rank.
+        rollout: the context for several calls of `play`.
+        folder: records summaries and trajectories.
+        accelerator: gathers them over ranks.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        play: Callable[..., tuple[list[Trajectory], Any]],
+        rollout: Callable[[], AbstractContextManager[None]],
+        folder: RunFolder,
+        accelerator: Accelerator,
+    ):
+        self.args, self.play, self.rollout = args, play, rollout
+        self.folder, self.accelerator = folder, accelerator
+
+    def __call__(self, dataset: Dataset, prefix: str, temperature: float, step: int) -> dict[str, float]:
+        """Play an evaluation set on all ranks, and return its metrics, with a prefix."""
+        started, args, sampling = time.perf_counter(), self.args, self.args.evaluation_sampling(temperature)
+
+        def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
+            return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
+
+        rows = [row for row in dataset for _ in range(args.num_generations_eval)]
+        size, seed = args.per_device_eval_batch_size, args.eval_seed
+        trajectories, rows = play_panel(play, self.rollout, rows, size, seed, self.accelerator)
+        summary = summarize(trajectories, [row.get("task_type") for row in rows])
+        if self.accelerator.is_main_process:
+            self.folder.add_evaluation(prefix, step, temperature, summary, trajectories, dataset)
+        metrics = {f"{prefix}_{name}": value for name, value in flat(summary).items()}
+        return metrics | {f"{prefix}_runtime": time.perf_counter() - started}
+
+
+def panels_by_prefix(
+    dataset: Dataset | Mapping[str, Dataset] | str | None, known: Dataset | Mapping[str, Dataset] | None, prefix: str
+) -> dict[str, Dataset]:
+    """Return the evaluation sets to play by the prefix of their metrics.
+
+    Args:
+        dataset: tasks, sets by name, or the name of one of the `known` sets. `None`: the known ones.
+        known: the evaluation sets of the run.
+        prefix: prefix of one without a name; a prefix that ends with the name of the set is complete.
+    """
+    if isinstance(dataset, str):
+        names = list(known) if isinstance(known, Mapping) else []
+        require(dataset in names, "eval_dataset", dataset, f"the trainer's named evaluation sets are {names}")
+        dataset = {dataset: known[dataset]}
+    named = known if dataset is None else dataset
+    if isinstance(named, Mapping):
+        named = {f"{prefix.removesuffix(f'_{name}')}_{name}": rows for name, rows in named.items()}
+    else:
+        named = {prefix: named}
+    for name, rows in named.items():
+        check_panel_name(name)
+        require(rows is not None and len(rows) > 0, "eval_dataset", rows, "pass the tasks to evaluate on")
+    return named
+
+
+def check_evaluations(
+    args: Any, eval_dataset: Dataset | Mapping[str, Dataset] | None, environments: Iterable[str], known_metrics: bool
+) -> None:
+    """Refuse names of evaluation sets that are no file names or clash, and a best metric that none reports.
+
+    `known_metrics`: evaluations report `METRICS` alone. transformers would fail after the first evaluation.
+    """
+    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
+    reported: dict[str, Any] = {}
+    for name, rows in panels.items():
+        if name:
+            check_panel_name(name, "eval_dataset")
+        prefix = f"eval_{name}" if name else "eval"
+        for taken in (prefix, *(at_temperature(prefix, other) for other in args.other_eval_temperatures)):
+            require(taken not in reported, "eval_dataset", name, f"two sets have results named {taken}; rename it")
+            reported[taken] = rows
+    name = args.metric_for_best_model
+    if name is None or eval_dataset is None or args.eval_strategy == "no" or not known_metrics:
+        return
+    metric = name if name.startswith("eval_") else f"eval_{name}"
+    is_reported = any(
+        metric.startswith(f"{prefix}_")
+        and has_metric(metric.removeprefix(f"{prefix}_"), {row.get("task_type") for row in rows}, environments)
+        for prefix, rows in reported.items()
+    )
+    remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in reported)}"
+    require(is_reported, "metric_for_best_model", name, remedy)

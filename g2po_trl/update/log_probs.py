@@ -16,8 +16,8 @@ from accelerate.utils import gather_object
 from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import disable_gradient_checkpointing
 from .layout import Score
-from .policy.adapter_reference import AdapterReference
 from .policy.importance import SamplingStatistics
+from .policy.reference import AdapterReference
 
 # (log-probabilities of the trainer, those of the engine, mask) -> weights and where they are bounded, see
 # `importance_ratio`.

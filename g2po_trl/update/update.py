@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .guard import GradientGuard
 from .images import images_of
 from .layout import Layout
 from .log_probs import Correction, LogProbs
+from .policy.importance import importance_ratio
 from .prefix_order import common_prefix
 from .tree import grow, is_exact, lay_out, one_each
 
@@ -59,6 +61,56 @@ class Update:
         self.guard = GradientGuard(accelerator)
         needs_old = needs_old_log_probs(config.num_mini_batches)
         self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing, old_of_engine)
+
+    @classmethod
+    def of(
+        cls,
+        args: Any,
+        model: torch.nn.Module,
+        accelerator: Accelerator,
+        per_token: Callable[..., tuple],
+        pad_token_id: int,
+        reference: torch.nn.Module | None = None,
+        image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
+    ) -> Update:
+        """Return the update with the attributes of `args`, those of a `G2POConfig`."""
+        layout = Layout(
+            args.token_layout,
+            model,
+            accelerator,
+            args.pad_to_multiple_of,
+            others=[] if reference is None else [reference],
+            temperature=args.temperature,
+            image_inputs=image_inputs,
+            checkpointing=args.gradient_checkpointing,
+        )
+        correction = partial(
+            importance_ratio,
+            mode=args.vllm_importance_sampling_mode,
+            clip_min=args.vllm_importance_sampling_clip_min,
+            clip_max=args.vllm_importance_sampling_clip_max,
+        )
+        is_exact = not args.corrects_sampling and layout.precision(model) == torch.float32 and not args.reshaping
+        return cls(
+            layout,
+            accelerator,
+            per_token,
+            BatchingConfig(
+                args.steps_per_generation,
+                args.max_tokens_per_micro_batch,
+                args.loss_type,
+                pad_token_id,
+                mini_batch_size=args.mini_batch_size,
+            ),
+            args.seed,
+            args.beta,
+            needs_old_log_probs=lambda mini_batches: (
+                args.gradient_accumulation_steps % (mini_batches * args.num_iterations) != 0
+            ),
+            correction=correction if args.corrects_sampling and args.vllm_importance_sampling_correction else None,
+            checkpointing=args.gradient_checkpointing_kwargs,
+            old_of_engine=args.old_log_probs == "auto" and is_exact,
+        )
 
     def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0

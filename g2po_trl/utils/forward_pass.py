@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin, is_peft_model
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -53,3 +54,12 @@ def keep_outputs_exact(plugin: FullyShardedDataParallelPlugin | None) -> None:
     if policy.param_dtype == policy.reduce_dtype == policy.output_dtype:  # accelerate's own
         policy = replace(policy, reduce_dtype=torch.float32)
     plugin.mixed_precision_policy = replace(policy, output_dtype=None)
+
+
+def precision_of(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, str | None]:
+    """Return dtype and autocast of `generate`, by torch's names, of a model without accelerate's wrappers."""
+    base = model.get_base_model() if is_peft_model(model) else model
+    # Autocast wraps the forward pass of the prepared model, and `generate` of an adapter calls that of its base.
+    mixed = accelerator.native_amp and base is model
+    autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision) if mixed else None
+    return {"dtype": str(base.dtype).removeprefix("torch."), "autocast": autocast}

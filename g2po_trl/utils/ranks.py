@@ -1,16 +1,22 @@
-"""Work of one rank for all."""
+"""Values of all ranks, and work of one rank for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from .errors import G2POError
 
 Result = TypeVar("Result")
+
+
+def any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """Return whether the flag is set on any rank. All ranks call it together."""
+    return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
 
 def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
-from transformers import PretrainedConfig, Trainer, TrainingArguments
+from transformers import GenerationConfig, PretrainedConfig, Trainer, TrainingArguments
 from trl.chat_template_utils import add_response_schema as add_response_schema
 from trl.chat_template_utils import get_training_chat_template as get_training_chat_template
 from trl.chat_template_utils import parse_response as parse_response
@@ -31,6 +31,7 @@ from trl.trainer.utils import create_model_from_path as create_model_from_path
 from trl.trainer.utils import get_config_model_id as get_config_model_id
 
 from .errors import G2POError
+from .forward_pass import evaluation_mode, without_cudnn_attention
 
 
 def ignore_deprecations() -> None:
@@ -72,6 +73,24 @@ def gather_params_of(owner: Any) -> Callable[[Sequence[torch.nn.Parameter]], Abs
         owner: a `GRPOTrainer`, or its `VLLMGeneration`.
     """
     return owner._dist.gather_params
+
+
+@contextmanager
+def trained_model_for_generation(trainer: Trainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
+    """Provide the bare model in evaluation mode (training mode has dropout), gathered if ZeRO-3 shards it."""
+    with (
+        without_cudnn_attention(),
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=config.to_diff_dict(),
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+        evaluation_mode(model),
+    ):
+        yield model
 
 
 def fused_log_probs(

@@ -21,8 +21,8 @@ from g2po_trl.cli.commands.view import main as view
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import load_local
 from g2po_trl.evaluation.evaluate import format_rows, seed_row
+from g2po_trl.evaluation.panel import Panel
 from g2po_trl.prompts.conversation import ChatRequest
-from g2po_trl.runs.panel import Panel
 from g2po_trl.utils.errors import G2POError
 
 GAME = '''

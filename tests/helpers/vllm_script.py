@@ -35,7 +35,6 @@ from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import load_vllm
 from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.prompts.conversation import normalize_messages
-from g2po_trl.trainer_build import make_engine
 from g2po_trl.utils.images import as_picture
 
 # Longer than two blocks of vLLM's cache.
@@ -322,7 +321,7 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     def answers() -> dict:
         with trainer.player.actor.engine.rollout():
             completions = trainer.player.actor.engine.generate(prompts, greedy)
-        expected = make_engine(trainer, "transformers").generate(prompts, greedy)
+        expected = trainer.make_engine("transformers").generate(prompts, greedy)
         return {
             "completions": [completion.ids for completion in completions],
             "transformers": [completion.ids for completion in expected],

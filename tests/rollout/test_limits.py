@@ -11,11 +11,11 @@ from scripted_actors import ScriptedActor
 from scripted_agents import ask
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
-from g2po_trl.environments.contract import Observation, TextEnvironment
+from g2po_trl.environments.contract import TextEnvironment
 from g2po_trl.environments.episode_limits import LIMITS
 from g2po_trl.environments.several import check_limits, mixed
 from g2po_trl.environments.tools.trl_tools import text_environment_factory
-from g2po_trl.prompts.conversation import ChatRequest, response_action
+from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.metrics import flat, summarize
 from g2po_trl.utils.errors import G2POError
 
@@ -74,25 +74,6 @@ def test_tool_calls():
     assert [step.tool_calls for step in trajectory.steps] == [2, 2, 2]
     (trajectory,) = play(Shop, EpisodeLimits(9, max_tool_calls=0), [{"goal": "mug", "prompt": "x"}])
     assert trajectory.success, "a text without calls ends it"
-
-
-def test_a_limit_of_tool_calls_without_tools_is_told(caplog):
-    from g2po_trl.trainer_build import _warn_of_unused_limit
-
-    limits = EpisodeLimits(9, environment_limits={"walk": {"max_tool_calls": 3}})
-    look = {"type": "function", "function": {"name": "look"}}
-    offered = ChatRequest([{"role": "user", "content": "x"}], [look])
-    agent = partial(AgentEnvironment, agent=talker, max_turns=9)
-    for some, factory, start in (
-        (EpisodeLimits(9), Walk, Observation("x")),
-        (limits, Walk, Observation("x", request=offered)),
-        (limits, mixed({"walk": Walk, "shop": Shop}), Observation("x")),
-        (limits, agent, Observation("x")),
-    ):
-        _warn_of_unused_limit(some, factory, [start])
-        assert not caplog.text
-    _warn_of_unused_limit(limits, mixed({"walk": Walk, "other": Walk}), [Observation("x")])
-    assert "max_tool_calls is 3, and no request offers tools: only calls in <tool_call> tags" in caplog.text
 
 
 def test_calls_in_prose_are_counted():

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from letter_environment import LetterEnvironment, LongLetterEnvironment
 from letter_trainer import TASKS, make_config, make_letter_trainer
+from refusals import refused
 from safetensors.torch import load_file
 
 from g2po_trl import G2POConfig, PromptTemplate
@@ -313,10 +314,9 @@ def test_names_of_panels_that_would_be_other_files(name):
 
 
 def test_panels_are_named_before_anything_is_played(make_trainer):
-    with pytest.raises(G2POError, match="eval_dataset"):
-        make_trainer(eval_dataset={"../x": TASKS})
-    with pytest.raises(G2POError, match="'a_t1': .* of 'a' at other_eval_temperatures=1.0 have this name"):
-        make_trainer(eval_dataset={"a": TASKS, "a_t1": TASKS}, other_eval_temperatures=[1.0])
+    for names in (["../x"], ["a", "a_t1"]):
+        with refused("eval_dataset"):
+            make_trainer(eval_dataset=dict.fromkeys(names, TASKS), other_eval_temperatures=[1.0])
 
 
 def test_a_line_that_is_not_complete_is_left_out_and_counted(run):

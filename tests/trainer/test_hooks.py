@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallb
 
 from g2po_trl import G2POTrainer, tasks_dataset
 from g2po_trl.environments.tasks import plain
-from g2po_trl.trainer_validation import check_best_metric
+from g2po_trl.runs.panel import check_evaluations
 
 PANEL = TASKS.select(range(2))
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -214,7 +214,7 @@ def test_metrics_that_evaluations_have_are_accepted(make_trainer):
     assert trainer.state.best_metric == 2.0
     for metric in trainer.evaluate():
         trainer.args.metric_for_best_model = metric
-        check_best_metric(trainer.args, panels)
+        check_evaluations(trainer.args, panels, (), True)
 
 
 @pytest.mark.parametrize(("metric", "mode"), [(None, "max"), ("reward", "max"), ("error_rate", "min")])

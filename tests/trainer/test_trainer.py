@@ -378,7 +378,7 @@ def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir, tm
 
 def test_output_dir_that_cannot_be_written_is_refused(make_trainer, tmp_path):
     (tmp_path / "out").write_text("a file, not a folder")
-    with pytest.raises(ValueError, match="output_dir"):
+    with pytest.raises(OSError, match="out"):
         make_trainer()
 
 

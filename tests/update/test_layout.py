@@ -12,7 +12,6 @@ from letter_trainer import play_batch
 from peft import LoraConfig
 from transformers import AutoConfig
 
-from g2po_trl.trainer_build import make_update
 from g2po_trl.update import attention
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.tree import LAYOUTS
@@ -175,7 +174,7 @@ def test_padded_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
     assert trainer.update.layout.row_multiple is None
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
-    trainer.update = make_update(trainer)
+    trainer.update = trainer.make_update()
     assert trainer.update.layout.row_multiple == 16
     trainer.update.config.max_tokens, batch = 1000, batch_of([90, 50] * 40)
     for trainer.update.layout.kind in LAYOUTS:

@@ -35,7 +35,30 @@ Sample = tuple[Sequence[int], Sequence[int], Sequence[float], Sequence[Picture]]
 _NATS = 5e-4
 _CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
+_SAMPLE_TOKENS = 64  # of the conversation that is scored before training
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
+
+def sample_conversation(encode: Any, messages: Sequence[dict[str, Any]], images: Sequence[Picture] = ()) -> StepBatch:
+    """Return two step samples of equal length: the end of a conversation as the chat template writes it.
+
+    They have the first half of the tokens in common, and the second half counts as the completion. With images, that
+    is the answer. `encode` is a `ChatEncoder`.
+    """
+    asked = list(messages)
+    try:
+        text = encode.text([*asked, {"role": "assistant", "content": "go to the hall"}], add_generation_prompt=False)
+    except Exception:  # templates raise errors of any class
+        text = encode.text(asked)
+    ids = np.array(encode.ids([text], [images])[0], dtype=np.int32)
+    if images:  # the tokens after the last one of an image
+        at = int(np.isin(ids, encode.images.token_ids).nonzero()[0].max()) + 2
+    else:
+        ids = ids[-_SAMPLE_TOKENS:]
+        at = max(1, len(ids) // 2)
+    prompt, completion = np.split(ids, [at])
+    ones, shown = np.ones(2, np.float32), [images] * 2 if images else None
+    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], ones, np.ones(2, bool), images=shown)
 
 
 class StartCheck(TrainerCallback):
