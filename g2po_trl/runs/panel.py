@@ -71,16 +71,22 @@ class PanelEvaluation:
         self.args, self.play, self.rollout = args, play, rollout
         self.folder, self.accelerator = folder, accelerator
 
-    def __call__(self, dataset: Dataset, prefix: str, temperature: float, step: int) -> dict[str, float]:
-        """Play an evaluation set on all ranks, and return its metrics, with a prefix."""
-        started, args, sampling = time.perf_counter(), self.args, self.args.evaluation_sampling(temperature)
+    def play_all(
+        self, dataset: Iterable[dict[str, Any]], temperature: float
+    ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+        """Return the trajectories of an evaluation set, of all ranks, and the row of each."""
+        args, sampling = self.args, self.args.evaluation_sampling(temperature)
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
             return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
 
         rows = [row for row in dataset for _ in range(args.num_generations_eval)]
-        size, seed = args.per_device_eval_batch_size, args.eval_seed
-        trajectories, rows = play_panel(play, self.rollout, rows, size, seed, self.accelerator)
+        return play_panel(play, self.rollout, rows, args.per_device_eval_batch_size, args.eval_seed, self.accelerator)
+
+    def __call__(self, dataset: Dataset, prefix: str, temperature: float, step: int) -> dict[str, float]:
+        """Play an evaluation set on all ranks, and return its metrics, with a prefix."""
+        started = time.perf_counter()
+        trajectories, rows = self.play_all(dataset, temperature)
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:
             self.folder.add_evaluation(prefix, step, temperature, summary, trajectories, dataset)

@@ -91,7 +91,7 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         theirs = {0.0: read_jsonl(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")}
         trainer.player.actor.engine = SeededEngine(trainer.processing_class)
         args.eval_temperature = 1.0
-        theirs[1.0] = trainer._play_panel([dict(row) for row in tasks], 1.0)[0]
+        theirs[1.0] = trainer.panels.play_all([dict(row) for row in tasks], 1.0)[0]
     finally:
         trainer.close()
     history = {"agent": "window", "tools": "conversation"}.get(kind, kind)

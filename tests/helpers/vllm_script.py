@@ -454,7 +454,7 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
         events.clear()
         trainer.args.eval_seed, trainer.args.per_device_eval_batch_size = eval_seed, batch
         rows = [dict(row) for row in trainer.eval_dataset for _ in range(2)]
-        trajectories, rows_played = trainer._play_panel(rows, trainer.args.eval_temperature)
+        trajectories, rows_played = trainer.panels.play_all(rows, trainer.args.eval_temperature)
         completions = sorted(
             (row["task_id"], [step.completion_ids for step in trajectory.steps])
             for trajectory, row in zip(trajectories, rows_played)
