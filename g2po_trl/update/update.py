@@ -159,7 +159,7 @@ class Update:
         scored = [row for row in rows if lengths[row]] or rows[:1]
         shown = next((row for row in scored if batch.images_of_rows[row]), scored[len(scored) // 2])
         chosen = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]]  # as many on every rank
-        sizes = batch.lengths()[:, 1] * batch.trained
+        sizes = batch.lengths()[:, 1] * batch.trained * bool(tree["rows"])  # a row that fills up for a rank has none
         why = ""
         with evaluation_mode(model), torch.no_grad():
             alone = [self.score(model, self.micro_batch(batch.take([row]), "padded"))[0] for row in chosen]
