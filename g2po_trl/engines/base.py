@@ -40,8 +40,7 @@ class Completion:
 
     Args:
         ids: token ids, with the stop token.
-        logprobs: log-probability of each token, at the sampling's temperature. Training needs them from an engine
-            with `returns_logprobs`.
+        logprobs: log-probability of each token at the sampling's temperature, if the engine `returns_logprobs`.
         complete: `False` if the completion reached `max_completion_length`.
         cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
     """
@@ -99,11 +98,7 @@ class Engine:
             `images`.
     """
 
-    is_the_model = False
-    returns_logprobs = False
-    is_collective = False
-    takes_seeds = False
-    streams = False
+    is_the_model = returns_logprobs = is_collective = takes_seeds = streams = False
     reads_text_because: str | None = "this engine gets only token ids: set engine='transformers'"
 
     def __init__(

@@ -15,12 +15,7 @@ _PROBE = "Qanswerq"  # a word that no template trims
 
 
 def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: Any) -> set[int]:
-    """Return the tokens that end a completion: those of tokenizer and generation_config, and `end_of_turn`.
-
-    Args:
-        processing_class: tokenizer or processor.
-        model: anything with the checkpoint's `generation_config`.
-    """
+    """Return the tokens that end a completion: those of tokenizer and `model.generation_config`, and `end_of_turn`."""
     named = model.generation_config.eos_token_id
     ends = {_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
     end = end_of_turn(processing_class, ends)

@@ -181,13 +181,9 @@ class TransformersEngine(Engine):
         autocast: torch.dtype | None = None,
         **options: Any,
     ) -> TransformersEngine:
-        """Return an engine for a model that is not being trained.
+        """Return an engine for a model that is not being trained; `options` are further arguments of the class.
 
-        Args:
-            model: in evaluation or training mode; it is put into evaluation mode while it generates.
-            tokenizer: the model's tokenizer.
-            autocast: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
-            **options: further arguments of the class.
+        `autocast`: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
         """
         return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
 

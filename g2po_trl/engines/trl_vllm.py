@@ -142,10 +142,9 @@ class VLLMEngine(RequestEngine):
             vllm.llm.wake_up(tags=["kv_cache"])
             vllm.enable_sleep_mode = False
         try:
-            yield
+            with super()._open() if self.streams else nullcontext():
+                yield
         finally:
-            if self.streams:
-                self._abandon()
             if sleeps:
                 vllm.enable_sleep_mode = True
                 vllm.llm.sleep(level=2)

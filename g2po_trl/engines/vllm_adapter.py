@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
+from packaging.version import Version
 from peft import PeftConfig, PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
@@ -40,9 +41,7 @@ _SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of i
 def adapters_beside_the_base(merge: bool | None) -> AbstractContextManager[None]:
     """Let a `GRPOTrainer` made inside start its colocated vLLM with room for its adapter, if vLLM can serve it.
 
-    Args:
-        merge: `True`: never. `False`: raise an error if vLLM cannot serve it. `None`: merge it then, with a warning,
-            and if vLLM computes in float32, where merging loses nothing.
+    `merge` is `VLLMEngine`'s `merge_adapter`: in float32, merging loses nothing.
     """
     return vllm_generation_class(partial(_AdapterGeneration, merge=merge))
 
@@ -67,6 +66,7 @@ class _AdapterGeneration(VLLMGeneration):
     def _serves(self) -> bool:
         if self.merge:
             return False
+        import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.models import supports_lora
 
@@ -77,6 +77,8 @@ class _AdapterGeneration(VLLMGeneration):
         reason = why_merged(self.model, self.enable_sleep_mode)
         if reason is None and not supports_lora(architecture):
             reason = f"it serves no adapters of {architecture.__name__}"
+        if reason is None and Version(vllm.__version__) < Version("0.28"):
+            reason = "before version 0.28, its layers with room for an adapter take no new weights"
         _check_merged(reason, self.merge)
         return reason is None
 
@@ -90,7 +92,7 @@ def _check_merged(reason: str | None, merge: bool | None) -> None:
 
 
 def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
-    """Return the reason why vLLM, which may sleep between rollouts, cannot serve a model's adapter, or `None`."""
+    """Return why vLLM, which may sleep between rollouts, cannot serve a model's adapter, or `None`."""
     if len(model.active_adapters) != 1:
         return "it serves one LoRA adapter"
     is_quantized = getattr(model, "quantization_method", None) is not None
@@ -118,51 +120,36 @@ def why_not_served(config: PeftConfig, has_base: bool = False) -> str | None:
     if getattr(config, "trainable_token_indices", None) or config.bias != "none":
         return "it serves only LoRA, and other weights are trained too"
     if not has_base and config.init_lora_weights not in _SAME_BASE:
-        return (
-            f"init_lora_weights={config.init_lora_weights!r} changes the base's weights, which it has from elsewhere"
-        )
+        return f"init_lora_weights={config.init_lora_weights!r} changes the base, which it has from elsewhere"
     if config.r > RANKS[-1]:
         return f"lora_r is {config.r}, and it serves ranks of at most {RANKS[-1]}"
     return None
 
 
 class ServedAdapter:
-    """The active adapter of a trained model, in a colocated vLLM that was started with room for it.
+    """The active adapter of a trained model, in a colocated vLLM that was started with `enable_lora`.
 
     Args:
-        llm: with `enable_lora`.
+        llm: vLLM.
         model: the trained model.
-        gather, device: see `merged_parameters`.
-        merge: see `adapters_beside_the_base`.
+        gather: see `merged_parameters`.
+        device: see `merged_parameters`.
+        merge: see `adapters_beside_the_base`; a `G2POError` is raised if it is `False` and `merges`.
 
     Attributes:
         merges: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and requests are plain.
-
-    Raises:
-        G2POError: for such parts, if they may not be merged.
     """
 
     def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
         self.llm, self.model, self.gather, self.device = llm, model, gather, device
         theirs = llm.llm_engine.model_executor.driver_worker.model_runner.model
-        self._modules = dict(theirs.named_modules())
-        packed = getattr(theirs, "packed_modules_mapping", {})
-        self._packed = {part: whole for whole, parts in packed.items() for part in parts}
-        self._mapper = getattr(theirs, "hf_to_vllm_mapper", None)
-        wrapped = {name.rpartition(".")[2] for name, module in self._modules.items() if hasattr(module, "base_layer")}
-        served = wrapped | {part for part, whole in self._packed.items() if whole in wrapped}
+        served = {name.rpartition(".")[2] for name, module in theirs.named_modules() if hasattr(module, "base_layer")}
+        for whole, parts in getattr(theirs, "packed_modules_mapping", {}).items():
+            served.update(parts if whole in served else ())
         adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
         _check_merged(f"it serves no {unserved}" if unserved else None, merge)
-
-    def _loads(self, name: str) -> bool:
-        """Return whether vLLM finds a weight by its name in a checkpoint, though its layer has room for an adapter."""
-        (mapped,) = (self._mapper.apply_list([name]) or [name]) if self._mapper else [name]
-        parent, _, last = mapped.rpartition(".")[0].rpartition(".")
-        paths = (".".join(filter(None, (parent, one))) for one in (last, self._packed.get(last, last)))
-        module = next((self._modules[path] for path in paths if path in self._modules), None)
-        return not hasattr(module, "base_layer") or hasattr(module, "load_weights")
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights to load into vLLM's base before the next rollout, by the names that it loads."""
@@ -171,14 +158,10 @@ class ServedAdapter:
                 return
             # Once, for they are frozen: the trainer's may not be those of the checkpoint. Quantized ones are.
             self._has_base = True
-        for name, value in merged_parameters(self.model, self.gather, self.device, merges=self.merges):
-            if not self._loads(name):  # by vLLM before 0.28
-                module, _, parameter = name.rpartition(".")
-                name = f"{module}.base_layer.{parameter}"
-            yield name, value
+        yield from merged_parameters(self.model, self.gather, self.device, merges=self.merges)
 
     def load(self) -> LoRARequest | None:
-        """Load the current adapter in place of the previous one and return the `LoRARequest` that selects it.
+        """Load the current adapter in place of the previous one and return the request that selects it.
 
         Its number is new each time, so that no cached prefix matches.
         """

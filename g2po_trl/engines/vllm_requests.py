@@ -96,11 +96,8 @@ class RequestEngine(Engine):
         try:
             yield
         finally:  # what an error has left would answer the next rollout's episodes
-            self._abandon()
-
-    def _abandon(self) -> None:
-        self.requests.abandon()
-        self._submitted.clear()
+            self.requests.abandon()
+            self._submitted.clear()
 
     def generate(
         self,
@@ -146,7 +143,7 @@ class RequestEngine(Engine):
         parameters = self._parameters(sampling, seed)
         if not images:
             return prompt, parameters
-        return self.image_encoder.unexpanded(prompt, images), parameters, {"image": [one.open() for one in images]}
+        return self.image_encoder.unexpanded(prompt, images), parameters, {"image": [image.open() for image in images]}
 
     def _read(self, prompt: Sequence[int], sampling: Sampling, output: RequestOutput) -> Completion:
         if self.image_encoder is not None and list(output.prompt_token_ids) != list(prompt):
@@ -155,10 +152,8 @@ class RequestEngine(Engine):
                 "which it loads with the model, makes other tokens of images. Save the trainer's in the model's folder"
             )
         (answer,) = output.outputs
-        ids, logprobs = list(answer.token_ids), None
-        if answer.logprobs is not None:
-            logprobs = [choices[token].logprob for token, choices in zip(ids, answer.logprobs)]
-        completion = self._completion(sampling, ids, logprobs)
+        logprobs = answer.logprobs and [each[token].logprob for token, each in zip(answer.token_ids, answer.logprobs)]
+        completion = self._completion(sampling, answer.token_ids, logprobs)
         completion.cached_tokens = output.num_cached_tokens if self.reports_cached_tokens else None
         return completion
 

@@ -93,7 +93,7 @@ def start(monkeypatch):
         raise Started({name: options[name] for name in options if "lora" in name})
 
     modules = {
-        "vllm": SimpleNamespace(),
+        "vllm": SimpleNamespace(__version__="0.31.0"),
         "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=EngineArgs),
         "vllm.model_executor.models": SimpleNamespace(supports_lora=lambda architecture: architecture in served),
     }
@@ -134,6 +134,8 @@ def test_vllm_is_started_with_room_for_the_adapter_where_it_rounds(start, caplog
     assert start(model, None, serves=False) == {}
     assert start(model, None, enable_sleep_mode=True) == {}
     assert [("Architecture" in m, "sleep_mode" in m) for m in caplog.messages] == [(True, False), (False, True)]
+    sys.modules["vllm"].__version__ = "0.27.1"
+    assert start(model, None) == {} and "0.28" in caplog.text
 
 
 def test_merging_that_was_ruled_out_is_refused(start):
@@ -142,41 +144,29 @@ def test_merging_that_was_ruled_out_is_refused(start):
 
 
 class Wrapped(torch.nn.Module):
-    """A layer with room for an adapter, as vLLM before 0.28 has it: it loads nothing itself."""
+    """A layer with room for an adapter."""
 
     def __init__(self):
         super().__init__()
         self.base_layer = torch.nn.Linear(1, 1)
 
 
-class LoadingWrapped(Wrapped):
-    def load_weights(self, weights):
-        """Load the base layer."""
-
-
-class Mapper:
-    """What vLLM calls its parts of a model with images."""
-
-    def apply_list(self, names):
-        return [name.replace("model.language_model.", "language_model.model.") for name in names]
-
-
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 ATTENTION, MLP = "model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"
 
 
-def vllm_with(wrapped, layer=Wrapped, plain=(), mapper=None):
-    """A vLLM whose model has room for adapters in some modules, and others without."""
+def vllm_with(wrapped):
+    """A vLLM whose model has room for adapters in some modules."""
     model = torch.nn.Module()
-    model.packed_modules_mapping, model.hf_to_vllm_mapper = PACKED, mapper
-    for name in [*wrapped, *plain]:
+    model.packed_modules_mapping = PACKED
+    for name in wrapped:
         *parents, last = name.split(".")
         module = model
         for parent in parents:
             if not hasattr(module, parent):
                 module.add_module(parent, torch.nn.Module())
             module = getattr(module, parent)
-        module.add_module(last, torch.nn.Linear(1, 1) if name in plain else layer())
+        module.add_module(last, Wrapped())
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
     return SimpleNamespace(llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)))
 
@@ -193,39 +183,12 @@ def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
     assert not ServedAdapter(vllm_with([ATTENTION, MLP]), model, nullcontext, None).merges
 
 
-@pytest.mark.parametrize("merges", [False, True])
-def test_weights_have_the_names_that_vllm_loads(merges):
-    """A layer that loads nothing itself is named with its base layer, also where the adapter is merged."""
+@pytest.mark.parametrize("wrapped", [[ATTENTION], [ATTENTION, MLP]])
+def test_the_base_is_loaded_once_unless_it_has_the_adapter(wrapped):
     model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
-    wrapped = [name.replace("0", layer) for name in [ATTENTION] + [MLP] * (not merges) for layer in "01"]
-    names = [name for name, _ in merged_parameters(model)]
-    for layer, infix in ((Wrapped, ".base_layer"), (LoadingWrapped, "")):
-        served = ServedAdapter(vllm_with(wrapped, layer), model, nullcontext, None)
-        assert served.merges == merges
-        of = ("q_proj", "k_proj", "v_proj") if merges else ("q_proj", "k_proj", "v_proj", "down_proj")
-        expected = [
-            name.replace(f".{part}.", f".{part}{infix}.")
-            for name in names
-            for part in [name.split(".")[-2] if name.split(".")[-2] in of else "-"]
-        ]
-        assert [name for name, _ in served.weights()] == expected
-        assert [name for name, _ in served.weights()] == (expected if merges else []), "the base is loaded once"
-
-
-def test_a_tower_without_room_for_adapters_keeps_its_names():
-    """Its layers are called like those of the language model."""
-    language, tower = "language_model.model.layers.0", "visual.blocks.0"
-    wrapped = [f"{language}.self_attn.qkv_proj", f"{language}.mlp.down_proj"]
-    llm = vllm_with(wrapped, plain=[f"{tower}.attn.qkv_proj", f"{tower}.mlp.down_proj"], mapper=Mapper())
-    served = ServedAdapter(llm, adapted(dense, {"target_modules": ["q_proj", "down_proj"]}), nullcontext, None)
-    found = {
-        name: served._loads(f"{name}.weight")
-        for name in (
-            *("model.language_model.layers.0.self_attn.k_proj", "model.language_model.layers.0.mlp.down_proj"),
-            *("visual.blocks.0.attn.q_proj", "visual.blocks.0.mlp.down_proj", "lm_head"),
-        )
-    }
-    assert list(found.values()) == [False, False, True, True, True]
+    served, names = ServedAdapter(vllm_with(wrapped), model, nullcontext, None), dict(merged_parameters(model)).keys()
+    assert [name for name, _ in served.weights()] == [*names]
+    assert [name for name, _ in served.weights()] == ([*names] if served.merges else [])
 
 
 def test_what_of_trls_wrapper_is_relied_on():
