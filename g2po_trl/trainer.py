@@ -44,7 +44,7 @@ from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, check_start
 from .environments.several import environments_of, mixed
-from .environments.tasks import check_rows, own_columns, panels_of, plain, tasks_hash
+from .environments.tasks import check_rows, decoded, panels_of, plain, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
 from .prompts.chat_template import get_tokenizer
 from .prompts.conversation import pictures_of
@@ -474,7 +474,7 @@ class G2POTrainer(GRPOTrainer):
         iteration = self.iteration
         set_optimizer_mode(self.optimizer, training=True)  # before the rollout: these weights play and are trained
         if iteration.needs_rollout:
-            iteration.mini_batches = self._roll_out([own_columns(row) for row in inputs])
+            iteration.mini_batches = self._roll_out([decoded(row) for row in inputs])
 
         def forward_backward(micro_batch: dict[str, Any]) -> torch.Tensor:
             # Not TRL's `training_step`: it counts each call as a step.

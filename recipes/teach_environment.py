@@ -39,9 +39,9 @@ from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
+from g2po_trl.environments.setup import played_as
 from g2po_trl.environments.several import environments_of
 from g2po_trl.environments.tasks import split_tasks, task_id_of
-from g2po_trl.environments.tools.trl_tools import played_as
 from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder

@@ -15,7 +15,8 @@ from g2po_trl.environments.contract import Observation, StepResult, TextEnvironm
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from g2po_trl.environments.tools.trl_tools import is_tool_environment, text_environment_factory
+from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.environments.validation import factory_name
 from g2po_trl.prompts.conversation import ChatRequest, Message, read_parts
 from g2po_trl.prompts.images import content_blocks

@@ -199,14 +199,14 @@ class AgentEnvironment(TextEnvironment):
             return self._result(event)
         return StepResult(self._observe(event), info=self._facts())
 
-    def _end_episode(self) -> None:
+    def end_episode(self) -> None:
         """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
         if self._session is not None:
             running_endpoint().close_session(self._session)
         if self._thread is not None:
             _strays.append((self._thread, time.monotonic()))
 
-    def _worker_is_unusable(self) -> bool:
+    def needs_new_worker(self) -> bool:
         """Return whether an agent of an ended episode still runs in this process, which then has to be replaced."""
         _strays[:] = [(thread, since) for thread, since in _strays if thread.is_alive()]
         unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)

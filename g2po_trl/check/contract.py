@@ -10,13 +10,8 @@ from typing import Any
 from ..environments.causes import inner
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.failures import where_raised
-from ..environments.validation import (
-    EnvironmentContractError,
-    check_task_columns,
-    factory_name,
-    validate_observation,
-    validate_step,
-)
+from ..environments.tasks import check_task_columns
+from ..environments.validation import EnvironmentContractError, factory_name, validate_observation, validate_step
 from ..utils.show import show
 from .findings import Finding, Kind
 

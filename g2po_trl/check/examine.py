@@ -14,10 +14,9 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
-from ..environments.setup import first_steps
-from ..environments.several import COLUMN, check_limits, check_mixture, environments_of
-from ..environments.tools.trl_tools import default_history, played_as, text_environment_factory
-from ..environments.validation import check_task_columns, player_of
+from ..environments.setup import default_history, first_steps, played_as, text_environment_factory
+from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
+from ..environments.tasks import check_task_columns
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player

@@ -12,9 +12,9 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.several import COLUMN, environments_of
-from ..environments.tools.trl_tools import played_as
-from ..environments.validation import check_task_columns, player_of
+from ..environments.setup import played_as
+from ..environments.several import COLUMN, environments_of, player_of
+from ..environments.tasks import check_task_columns
 from ..prompts.conversation import message_text, pictures_of
 from ..prompts.template import PromptTemplate
 from ..rollout.actor import PromptActor, prompt_contents

@@ -10,8 +10,8 @@ from ..engines.sampling import Sampling, derived_seed
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
-from ..environments.tools.trl_tools import text_environment_factory
-from ..environments.validation import check_task_columns
+from ..environments.setup import text_environment_factory
+from ..environments.tasks import check_task_columns
 from ..evaluation.actors import make_actor
 from ..evaluation.evaluate import load_panel, make_agent, make_chat_model
 from ..rollout.episode import Episode

@@ -98,3 +98,10 @@ class TextEnvironment:
 
     def close(self) -> None:
         """Free resources. Called once, before the worker process ends."""
+
+    def end_episode(self) -> None:
+        """Stop what still works on an episode. Called after each one, also if it was ended early."""
+
+    def needs_new_worker(self) -> bool:
+        """Return whether the worker process must be replaced; the episodes that it plays are replayed in another."""
+        return False

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from ..utils.errors import G2POError
 from ..utils.options import Options, check_options, option, require
 
 _limit = partial(option, group="Episodes", plays=True)
@@ -95,27 +93,18 @@ class EpisodeLimits(Options):
         for one in fields(EpisodeLimits):
             limit, counted = getattr(self, one.name), one.metadata.get("counts")
             if counted and limit is not None and (number := getattr(used, counted)) > limit:
-                return self.reason(one.name, f"{number:.10g} {counted.replace('_', ' ')}")
+                what = f"{number:.10g} {counted.replace('_', ' ')}"
+                return f"{one.metadata['reason']}: {what}, more than {one.name}={limit}"
         return None
-
-    def reason(self, name: str, what: str) -> str:
-        """Return the failure reason of a limit: its name, and the detail."""
-        kinds = {one.name: one.metadata.get("reason") for one in fields(EpisodeLimits)}
-        return f"{kinds[name]}: {what}, more than {name}={getattr(self, name)}"
 
     def without_tools(self) -> str | None:
         """Return what `max_tool_calls` does in a run without tools, if it is set anywhere."""
         set_ones = [self.max_tool_calls, *(self.by(name).max_tool_calls for name in self.environment_limits or ())]
-        most = next((number for number in set_ones if number is not None), None)
-        said = f"max_tool_calls is {most}, and no request offers tools: only calls in <tool_call> tags are counted"
-        return None if most is None else said
-
-    def check_names(self, environments: Collection[str]) -> None:
-        """Refuse (`G2POError`) limits of an environment that a run does not have."""
-        for name in self.environment_limits or ():
-            if name not in environments:
-                has = f"it has {', '.join(environments)}" if environments else "it has a single one, without a name"
-                raise G2POError(f"environment_limits has {name!r}, which is no environment of this run: {has}")
+        for number in filter(lambda limit: limit is not None, set_ones):
+            return (
+                f"max_tool_calls is {number}, and no request offers tools: only calls in <tool_call> tags are counted"
+            )
+        return None
 
 
 # What a failure by a limit is called in `failure_reason`; the last is an `AgentCommand`'s, of processes and disk.

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..prompts.tool_calls import TOOL_PROMPT
+from ..utils.errors import G2POError
+from ..utils.options import require
 from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
 from .failures import describe_failure
 from .pool.pool import EnvironmentFailure, EnvironmentPool
-from .several import check_limits, one_task_each, weighted
+from .several import PromptTemplates, check_limits, environments_of, for_each, one_task_each
 from .tasks import check_datasets, plain
-from .tools.trl_rewards import check_reward_columns
-from .tools.trl_tools import played_as
-from .validation import EnvironmentContractError
+from .tools.trl_rewards import bound_environment, check_reward_columns
+from .tools.trl_tools import is_tool_environment, tool_environment_factory
+from .validation import EnvironmentContractError, unwrap_factory
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from ..prompts.template import PromptTemplate
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Setup:
         factory: constructs the environments of workers; tool-based classes are wrapped.
         prompt_template: wording of prompts.
         history: `"window"` or `"conversation"`. `None`: with several environments, the history of each.
-        train_dataset: the tasks, each as often as its weight says.
+        train_dataset: the tasks.
         eval_dataset: an evaluation set, or several by name.
         first_tasks: the first task of each environment.
     """
@@ -57,11 +60,110 @@ class Setup:
         factory, prompt_template, history = played_as(environment_factory, limits, prompt_template, history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         check_datasets(factory, train_dataset, eval_dataset)
-        train_dataset = weighted(environment_factory, train_dataset)
         first_tasks = one_task_each(environment_factory, train_dataset)
         for task in first_tasks:
             check_reward_columns(environment_factory, task)
         return cls(factory, prompt_template, history, train_dataset, eval_dataset, first_tasks)
+
+
+def played_as(
+    environment_factory: Callable[[], Any],
+    limits: EpisodeLimits,
+    prompt_template: Any = None,
+    history: str | None = None,
+) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
+    """Return the factory, the wording of prompts and the history with which an environment is trained.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        limits: limits of an episode.
+        prompt_template: as passed to the trainer.
+        history: `G2POConfig.history`.
+    """
+    history = history or default_history(environment_factory, prompt_template)
+    template = prompt_template_of(environment_factory, prompt_template)
+    return text_environment_factory(environment_factory, limits, history, template), template, history
+
+
+def text_environment_factory(
+    environment_factory: Callable[[], Any],
+    limits: EpisodeLimits,
+    history: str | None = "window",
+    prompt_template: PromptTemplate | None = None,
+) -> Callable[[], TextEnvironment]:
+    """Return a factory of `TextEnvironment`s with these limits; tool-based classes are wrapped.
+
+    Args:
+        environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
+        limits: limits of an episode; with several environments, also of each.
+        history: `"window"`: tools are described in prose, in prompts with the last steps. `"conversation"`:
+            observations are chat requests, with tools as the chat template writes them. `None`: with several
+            environments, the `default_history` of each.
+        prompt_template: with several environments, the result of `prompt_template_of`.
+
+    Raises:
+        G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
+    """
+    if environments_of(environment_factory):
+
+        def playable(name: str, one: Callable) -> Callable:
+            wording = prompt_template and prompt_template.of(name)
+            own = default_history(one, None if wording == default_prompt_template(one) else wording)
+            return text_environment_factory(one, limits.by(name), history or own)
+
+        return for_each(environment_factory, playable)
+    if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
+        return partial(environment_factory, **{name: getattr(limits, name) for name in taken})
+    if not is_tool_environment(environment_factory):
+        return environment_factory
+    return tool_environment_factory(environment_factory, limits.max_turns, in_window=history == "window")
+
+
+def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
+    """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own.
+
+    `None` for several environments, each of which has its own.
+    """
+    if environments_of(environment_factory):
+        return None
+    worded = prompt_template is not None or default_prompt_template(environment_factory) is not TOOL_PROMPT
+    return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
+
+
+def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
+    """Return the environment class's `prompt_template`; without one `TOOL_PROMPT` (tool-based) or `DEFAULT_PROMPT`."""
+    made, _ = bound_environment(environment_factory)
+    own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
+    if own is None:
+        return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
+    return _checked(own, f"prompt_template of {made.__name__}")
+
+
+def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
+    """Return the wording of prompts: the given one, or the environment's default.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        given: a template; with several environments, the template of all, or a dictionary by name with those of some.
+
+    Raises:
+        G2POError: for a value that is not a template, or the name of an environment that does not exist.
+    """
+    environments = environments_of(environment_factory)
+    if not environments or isinstance(given, PromptTemplates):
+        return default_prompt_template(environment_factory) if given is None else _checked(given)
+    named = given if isinstance(given, Mapping) else {} if given is None else dict.fromkeys(environments, given)
+    if unknown := named.keys() - environments:
+        remedy = f"which is no environment of this run: {', '.join(environments)}"
+        raise G2POError(f"prompt_template has {min(unknown)!r}, {remedy}", "prompt_template", given)
+    return PromptTemplates.of_environments(
+        {name: _checked(named.get(name) or default_prompt_template(one)) for name, one in environments.items()}
+    )
+
+
+def _checked(template: Any, name: str = "prompt_template") -> PromptTemplate:
+    require(isinstance(template, PromptTemplate), name, template, "pass a PromptTemplate")
+    return template
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:

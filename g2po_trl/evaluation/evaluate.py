@@ -23,10 +23,10 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
+from ..environments.setup import default_history, prompt_template_of, text_environment_factory
 from ..environments.several import check_limits, environments_of, mixed
-from ..environments.tasks import read_tasks
-from ..environments.tools.trl_tools import default_history, prompt_template_of, text_environment_factory
-from ..environments.validation import check_task_columns, is_score
+from ..environments.tasks import check_task_columns, read_tasks
+from ..environments.validation import is_score
 from ..prompts.template import DEFAULT_PROMPT
 from ..runs.metrics import summarize
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt

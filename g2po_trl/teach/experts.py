@@ -21,13 +21,9 @@ from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import import_named, load
+from g2po_trl.environments.setup import default_history, text_environment_factory
 from g2po_trl.environments.tasks import task_id_of
-from g2po_trl.environments.tools.trl_tools import (
-    ToolEnvironment,
-    default_history,
-    is_tool_environment,
-    text_environment_factory,
-)
+from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment
 from g2po_trl.environments.validation import validate_observation
 from g2po_trl.prompts.conversation import ChatResponse, Message, normalize_messages
 from g2po_trl.prompts.tool_format import ProseTools

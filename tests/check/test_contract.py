@@ -4,7 +4,8 @@ import pytest
 from letter_environment import LetterEnvironment
 
 from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
-from g2po_trl.environments.validation import EnvironmentContractError, check_task_columns
+from g2po_trl.environments.tasks import check_task_columns
+from g2po_trl.environments.validation import EnvironmentContractError
 
 
 class Good(TextEnvironment):
@@ -64,7 +65,7 @@ COUNTER = iter(range(100))
         (broken(step=lambda self, action: 1 / 0), "raised ZeroDivisionError"),
         (broken(step=lambda self, action: StepResult(action[0])), "raised IndexError"),  # the empty action
         (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated is 'no'"),
-        (broken(reset=lambda self, start: "\ud800"), "not valid unicode"),
+        (broken(reset=lambda self, start: "\ud800"), "Observation.text is"),
         (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "no method step"),
     ],
 )

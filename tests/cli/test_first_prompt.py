@@ -16,7 +16,7 @@ from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.first_prompt import FirstPrompt
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.tools.trl_tools import played_as
+from g2po_trl.environments.setup import played_as
 from g2po_trl.prompts.tokenization import ChatEncoder
 
 HELPERS = Path(__file__).parents[1] / "helpers"

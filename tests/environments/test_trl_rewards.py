@@ -5,19 +5,20 @@ import math
 from functools import partial
 
 import pytest
+from refusals import refused
 from tools_by_hand import Safe
 from toy_environments import Countdown
 
-from g2po_trl import EnvironmentPool, G2POError, PoolLimits
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.setup import default_prompt_template, text_environment_factory
 from g2po_trl.environments.tools.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
     named_functions,
     with_rewards,
 )
-from g2po_trl.environments.tools.trl_tools import default_prompt_template, text_environment_factory
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.runs.run_json import describe_object, load_object
 
@@ -140,7 +141,7 @@ def test_what_a_function_makes_is_described_in_the_worker():
     [
         (lambda completions, **kwargs: 1.0, "returned 1.0 for one completion"),
         (lambda completions, **kwargs: [1.0, 2.0], "returned .* for one completion"),
-        (never, "no reward: never returned None"),
+        (never, "never returned None"),
     ],
 )
 def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, message):
@@ -164,16 +165,16 @@ def test_what_is_not_supported_is_refused_at_once():
     def logs(completions, log_metric, **kwargs):
         return [0.0]
 
-    for arguments, message in (
+    for arguments, field in (
         ((Dial, "org/reward-model", None, None), "reward_funcs"),
-        ((Countdown, opened, None, None), "reward_funcs with Countdown"),
+        ((Countdown, opened, None, None), "reward_funcs"),
         *(((Dial, opened, weights, None), "reward_weights") for weights in ([1.0, 2.0], [math.nan], ["2"], 1.0)),
         ((Safe, None, [1.0], None), "reward_weights"),
     ):
-        with pytest.raises(G2POError, match=message):
+        with refused(field):
             with_rewards(*arguments)
-    for function, name in ((calls, "calls .*'price'"), (logs, "logs .*'log_metric'")):
-        with pytest.raises(G2POError, match=f"reward_funcs: {name}"):
+    for function in (calls, logs):
+        with refused("reward_funcs"):
             check_reward_columns(with_rewards(Dial, function, None, None), ["prompt", "code"])
     check_reward_columns(with_rewards(Dial, calls, None, None), ["price"])
     assert with_rewards(Safe, None, None, None) is Safe

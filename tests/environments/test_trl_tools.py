@@ -25,12 +25,8 @@ from g2po_trl import (
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import check_start
-from g2po_trl.environments.tools.trl_tools import (
-    default_prompt_template,
-    is_tool_environment,
-    text_environment_factory,
-)
+from g2po_trl.environments.setup import check_start, default_prompt_template, text_environment_factory
+from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion

@@ -14,7 +14,7 @@ from returning import check_played_again
 from g2po_trl import EnvironmentPool, G2POError, GymnasiumEnvironment, PoolLimits
 from g2po_trl.check.examine import examine
 from g2po_trl.cli.commands.check import main
-from g2po_trl.environments.validation import check_task_columns
+from g2po_trl.environments.tasks import check_task_columns
 from g2po_trl.runs.run_json import load_object
 
 LETTERS = "games_of_gymnasium:Letters-v0"

@@ -17,7 +17,8 @@ from trl import GRPOTrainer
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, text_environment_factory
+from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
 from g2po_trl.prompts.template import parse_plain
@@ -381,7 +382,7 @@ def test_messages_of_a_row_are_the_task():
 
 
 def test_class_with_a_wording_of_its_own_stays_in_the_window():
-    from g2po_trl.environments.tools.trl_tools import default_history
+    from g2po_trl.environments.setup import default_history
 
     class Worded(Safe):
         prompt_template = TEMPLATE

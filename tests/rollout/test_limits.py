@@ -13,8 +13,8 @@ from scripted_agents import ask
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, G2POConfig, Player, PoolLimits, StepResult
 from g2po_trl.environments.contract import TextEnvironment
 from g2po_trl.environments.episode_limits import LIMITS
+from g2po_trl.environments.setup import text_environment_factory
 from g2po_trl.environments.several import check_limits, mixed
-from g2po_trl.environments.tools.trl_tools import text_environment_factory
 from g2po_trl.prompts.conversation import response_action
 from g2po_trl.runs.metrics import flat, summarize
 from g2po_trl.utils.errors import G2POError

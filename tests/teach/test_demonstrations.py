@@ -15,7 +15,7 @@ from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
 from g2po_trl.agents.agent import agent_factory
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.tools.trl_tools import text_environment_factory
+from g2po_trl.environments.setup import text_environment_factory
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain

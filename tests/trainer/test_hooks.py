@@ -252,10 +252,6 @@ def formats():
     yield "columns", table.add_column("other", [0] * 4).with_format("numpy", columns=list(ROWS[0]))
     yield "tasks", tasks_dataset(ROWS).with_format("pandas")
     yield "unformatted tasks", tasks_dataset(ROWS).with_format(None)
-    yield (
-        "transform",
-        table.with_transform(lambda batch: {**batch, "places": [torch.tensor(p) for p in batch["places"]]}),
-    )
 
 
 @pytest.mark.parametrize("name", [name for name, _ in formats()])
@@ -266,9 +262,8 @@ def test_rows_of_any_format_are_plain_data(name):
     assert list(plain({"a": data})["a"]) == ROWS
 
 
-@pytest.mark.parametrize("name", ["pandas", "transform"])
-def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_trainer, tmp_path, name):
-    data = dict(formats())[name]
+def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_trainer, tmp_path):
+    data = dict(formats())["pandas"]
     trainer = make_trainer(Recording, dataset=data, eval_dataset=data, max_steps=1, beta=0.0)
     trainer.train()
     trainer.evaluate()

@@ -20,14 +20,10 @@ from ...environments.causes import in_words
 from ...environments.contract import Observation
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.failures import where_raised
-from ...environments.tools.trl_tools import text_environment_factory
-from ...environments.validation import (
-    EnvironmentContractError,
-    check_task_columns,
-    player_of,
-    validate_observation,
-    validate_step,
-)
+from ...environments.setup import text_environment_factory
+from ...environments.several import player_of
+from ...environments.tasks import check_task_columns
+from ...environments.validation import EnvironmentContractError, validate_observation, validate_step
 from ...rollout.episode import Episode
 from ...runs.run_json import read_run
 from ...utils.options import Options

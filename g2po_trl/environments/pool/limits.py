@@ -65,11 +65,6 @@ class PoolLimits(Options):
         return cls(**{one.name: getattr(args, one.name) for one in fields(cls) if hasattr(args, one.name)})
 
     @property
-    def of_observations(self) -> tuple[int | None, int | None, int | None]:
-        """Characters, images, and pixels of an image."""
-        return self.max_observation_characters, self.max_observation_images, self.max_image_pixels
-
-    @property
     def workers(self) -> int:
         """Number of processes."""
         return usable_cores() if self.num_environment_workers is None else self.num_environment_workers

@@ -74,7 +74,7 @@ class EnvironmentPool:
         self.name = factory_name(environment_factory)
         self.environment_names = tuple(environments_of(environment_factory))
         try:
-            self._setup = cloudpickle.dumps((environment_factory, limits.of_observations))
+            self._setup = cloudpickle.dumps((environment_factory, limits))
         except Exception as error:
             raise G2POError(
                 f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "

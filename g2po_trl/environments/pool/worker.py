@@ -24,7 +24,6 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -32,16 +31,18 @@ import cloudpickle
 from ...prompts.conversation import prefix_digests
 from ...utils.show import outlive_readers
 from ..causes import in_words
-from ..contract import Observation, StepResult
+from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import (
     EnvironmentContractError,
     UnusableWorkerError,
+    constructed,
     factory_name,
     validate_observation,
     validate_step,
 )
 from .answers import Answer, encode, pictures_in
 from .channel import Channel, WorkerChannel
+from .limits import PoolLimits
 from .scratch import clear
 
 CHECK_SECONDS = 0.001  # between reads of new messages while jobs are queued
@@ -55,7 +56,7 @@ class LoadError(RuntimeError):
 class WorkerLoop:
     """The environments of one worker. Instances are reused, since constructing one may be costly."""
 
-    def __init__(self, environment_factory, limits: Sequence[int | None]):
+    def __init__(self, environment_factory, limits: PoolLimits):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
         self.limits = limits
         self.idle: list[Any] = []
@@ -67,32 +68,22 @@ class WorkerLoop:
         self.shown.pop(episode, None)
         if episode in self.running:
             environment = self.running.pop(episode)
-            if (end := getattr(environment, "_end_episode", None)) is not None:  # of an agent, which may go on
-                with contextlib.suppress(Exception):
-                    end()
+            with contextlib.suppress(Exception):  # a class of the user's own may have no such method
+                environment.end_episode()
             self.idle.append(environment)
 
     def reset(self, episode: int, task: bytes):
         arguments = pickle.loads(task)
-        environment = self.idle.pop() if self.idle else self._construct()
+        environment = self.idle.pop() if self.idle else constructed(self.factory, f"what {self.name} constructs")
         with self._closed_on_failure(environment):
-            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", *self.limits)
+            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", self.limits)
         self.running[episode] = environment
         return seen
-
-    def _construct(self) -> Any:
-        environment = self.factory()
-        if not callable(getattr(environment, "step", None)):
-            raise EnvironmentContractError(
-                f"{self.name} constructs a {type(environment).__name__}, which has no step: add one; if it has tool "
-                "methods, pass the class itself, or functools.partial(ToolEnvironment, function, max_turns)"
-            )
-        return environment
 
     def step(self, episode: int, action: str):
         environment = self.running.pop(episode)
         with self._closed_on_failure(environment):
-            result = validate_step(environment.step(action), f"{self.name}.step", *self.limits)
+            result = validate_step(environment.step(action), f"{self.name}.step", self.limits)
         self.running[episode] = environment
         return result
 
@@ -111,8 +102,8 @@ class WorkerLoop:
 
     def is_unusable(self) -> bool:
         """Return whether an environment asks for this process to be replaced, e.g. for an agent that does not end."""
-        asked = (getattr(one, "_worker_is_unusable", None) for one in [*self.idle, *self.running.values()])
-        return any(ask() for ask in asked if ask is not None)
+        environments = (*self.idle, *self.running.values())
+        return any(isinstance(one, TextEnvironment) and one.needs_new_worker() for one in environments)
 
     def close(self) -> None:
         for environment in [*self.idle, *self.running.values()]:

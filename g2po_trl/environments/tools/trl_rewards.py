@@ -15,10 +15,9 @@ from typing import Any
 from ...prompts.conversation import Message
 from ...utils.errors import G2POError
 from ...utils.options import is_of_kind, require
-from ...utils.show import show
 from ..contract import TextEnvironment
-from ..several import environments_of, for_each
-from ..validation import player_of, unwrap_factory
+from ..several import environments_of, for_each, player_of
+from ..validation import unwrap_factory
 
 NOT_TOOLS = ("reset", "get_reward", "close")
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
@@ -49,19 +48,14 @@ class TRLEnvironment:
         self.reward_funcs = named_functions(reward_funcs)
         self.reward_weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
         self.has_get_reward = callable(getattr(self.environment, "get_reward", None))
-        name = "tools" if self.environment is None else type(self.environment).__name__
-        if not self.has_get_reward and not reward_funcs:
-            raise G2POError(
-                f"{name} has no get_reward: add this method, which returns the reward of an episode, or pass "
-                "reward_funcs to the trainer"
-            )
         methods = () if self.environment is None else class_tools(type(self.environment))
         self.tools = {tool.__name__: tool for tool in tools}
         self.tools |= {method: getattr(self.environment, method) for method in methods}
-        if not self.tools:
-            raise G2POError(
-                f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
-            )
+        name = "tools" if self.environment is None else type(self.environment).__name__
+        remedy = "add a method that returns the reward of an episode, or pass reward_funcs to the trainer"
+        require(self.has_get_reward or bool(reward_funcs), f"get_reward of {name}", None, remedy)
+        remedy = "add one; all public methods except reset, get_reward and close are tools"
+        require(bool(self.tools), f"the tools of {name}", [], remedy)
 
     def reset(self, **row: Any) -> Any:
         """Return what the environment's `reset` returns; `None` without one."""
@@ -90,7 +84,7 @@ class TRLEnvironment:
             part = float(await returned if inspect.isawaitable(returned) else returned)
             total, parts[type(self.environment).__name__] = total + part, part
         if not parts:
-            raise G2POError(f"no reward: {', '.join(self.reward_funcs)} returned None; one must return a number")
+            raise G2POError(f"{', '.join(self.reward_funcs)} returned None: one must return a number", "reward_funcs")
         return total, parts if len(self.reward_funcs) + self.has_get_reward > 1 else {}
 
     def close(self) -> Any:
@@ -114,27 +108,24 @@ def with_rewards(
         G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
     """
     functions, tools = _as_list(reward_funcs), _as_list(tools)
-    fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions)
+    fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions) > 0
     fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
-    remedy = f"give a list of {len(functions)} numbers, one for each of reward_funcs"
-    remedy = remedy if functions else "leave it out, there are no reward_funcs; scale the reward in the environment"
+    remedy = f"give a list of numbers, one for each of the {len(functions)} reward_funcs, or leave it out"
     require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
     if environments_of(environment_factory):
         return for_each(environment_factory, lambda _, one: with_rewards(one, reward_funcs, reward_weights, tools))
     made = environment_factory and unwrap_factory(environment_factory)
     if not tools and (not functions or not callable(made)):
         return environment_factory
-    if isinstance(made, type) and issubclass(made, TextEnvironment):
-        name = "reward_funcs" if functions else "tools"
-        raise G2POError(
-            f"G2POTrainer does not accept {name} with {made.__name__}: its own steps return rewards. Remove it"
-        )
+    remedy = f"leave it out with {getattr(made, '__name__', made)}, whose own steps return rewards"
+    pays = isinstance(made, type) and issubclass(made, TextEnvironment)
+    require(not pays, "reward_funcs" if functions else "tools", functions or tools, remedy)
+    remedy = (
+        "rewards are computed in environment workers; in place of a reward model, pass a function that asks a server"
+    )
     for function in functions:
-        if isinstance(function, str) or not callable(function) or hasattr(function, "forward"):
-            raise G2POError(
-                f"reward_funcs has {show(function)}, a reward model, and rewards are computed in environment workers: "
-                "pass a function that calls a server instead"
-            )
+        fits = callable(function) and not isinstance(function, str) and not hasattr(function, "forward")
+        require(fits, "reward_funcs", function, remedy)
     keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
     return functools.partial(TRLEnvironment, environment_factory, **{k: v for k, v in keywords.items() if v})
 
@@ -163,21 +154,18 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
         except TypeError as error:
             raise G2POError(
                 f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers ({error}): add "
-                "the column to the dataset, give the argument a default, or add **kwargs"
+                "the column to the dataset, give the argument a default, or add **kwargs",
+                "reward_funcs",
+                name,
             ) from error
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
     """Return functions by name; a number is added to equal names."""
-    named: dict[str, Callable] = {}
-    for function in functions:
-        name = own = getattr(function, "__name__", type(function).__name__)
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{own}_{number}"
-        named[name] = function
-    return named
+    named = [(getattr(function, "__name__", type(function).__name__), function) for function in functions]
+    names = [name for name, _ in named]
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return {f"{name}_{number + 1}" if number else name: one for number, (name, one) in zip(before, named)}
 
 
 def _arguments(environment_factory: functools.partial) -> dict[str, Any]:
@@ -193,9 +181,9 @@ def _only_reward(name: str, returned: Any) -> float | None:
     """Return the only element of what a reward function returned, a number or `None`."""
     try:
         (reward,) = returned
-        number = None if reward is None else float(reward)
+        number = math.nan if reward is None else float(reward)
     except (TypeError, ValueError):
-        number = math.inf
-    if number is not None and math.isinf(number):
-        raise G2POError(f"{name} returned {returned!r} for one completion: return a list with one number, or None")
-    return None if number is None or math.isnan(number) else number
+        raise G2POError(
+            f"{name} returned {returned!r} for one completion: return a list with one number, or None", name, returned
+        ) from None
+    return None if math.isnan(number) else number
