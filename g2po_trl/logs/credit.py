@@ -15,7 +15,7 @@ import numpy as np
 from ..check.statistics import shared_share
 from ..credit.graph import StateGraph
 from ..trajectory import Step
-from ..utils.errors import G2POError
+from ..utils.options import require
 from ..utils.show import one_line
 from ..view.words import NEWS_KEYS, action_text, state_text
 from .traces import Traces
@@ -23,6 +23,14 @@ from .traces import Traces
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl
 ROWS = 5  # calls with the largest and with the smallest advantages
 RARE = 0.1  # share of later calls in a state of another episode below which keys are said to be too fine
+ONE_CALL = "No episode has a second call: there are no paths to compare, and the credit equals GRPO's."
+TOO_FINE = """\
+States hardly ever recur after the first call, so calls are not compared with others in the same state; a state of one
+episode only: {example}
+Pass --state-key FILE.py:FUNCTION, where FUNCTION(messages) returns a text that is equal for equal situations: what the
+agent has achieved so far (files changed, tests passed, page shown), or the last result without numbers, times and ids.
+--state-key similar:0.9 merges keys that share 90 % of their word pairs. If no key fits, use GRPO's credit (--estimator
+grpo), one number for all calls of an episode."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ def credit_traces(traces: Traces, estimator: Callable[[StateGraph], np.ndarray],
 
     Raises `G2POError` if there is no call, and the errors of `StateGraph.from_groups`.
     """
-    if not traces.groups:
-        raise G2POError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
+    remedy = "give episodes with messages of the assistant, or with calls"
+    require(bool(traces.groups), "calls", "missing", remedy)
     graph = StateGraph.from_groups(traces.groups, gamma)
     compared = results_by_group(graph)[graph.group] > 1
     advantages = np.where(compared & graph.counted, estimator(graph), np.nan)
@@ -99,27 +107,18 @@ def counts(credit: TraceCredit) -> str:
     traces, graph = credit.traces, credit.graph
     results, episodes = results_by_group(graph), len(graph.rewards)
     sizes = sorted(len(group) for group in traces.groups)
-    each = f"{sizes[0]} a task" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]} a task"
-    if sizes[0] < sizes[-1]:
-        each += f", median {sizes[len(sizes) // 2]}"
-    lines = [f"{_many(episodes, 'episode')} of {_many(len(sizes), 'task')} ({each}), "]
-    lines[0] += _many(graph.num_steps, "call")
-    if (results == 1).any():
-        single = [len(group) for group, number in zip(traces.groups, results) if number == 1]
-        calls = int((graph.counted & (results[graph.group] == 1)).sum())
-        lines.append(
-            f"{_many(len(single), 'task')} with one episode{' that has a result' * (max(single) > 1)}: no other to "
-            f"compare it with, no advantage for {_many(calls, 'call')}"
-        )
-    if failed := int((~graph.trajectory_counted).sum()):
-        calls = _many(int((~graph.counted).sum()), "call")
-        lines.append(f"{_many(failed, 'episode')} without a result (reward null): no advantage for {calls}")
-    if traces.without_calls:
-        lines.append(f"{_many(traces.without_calls, 'episode')} without a call: left out")
-    for what, found in (("fields that are not read", traces.unread), ("skipped", traces.skipped)):
-        if found:
-            lines.append(f"{what}: {', '.join(f'{name} ({number:,})' for name, number in found.most_common())}")
-    return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+    alone = (graph.counted & (results[graph.group] == 1)).sum()
+    each = f"{sizes[0]} to {sizes[-1]} per task"
+    lines = {
+        f"{episodes:,} episodes of {len(sizes):,} tasks ({each}), {graph.num_steps:,} calls": 1,
+        f"{int((results == 1).sum()):,} tasks with one result, no advantage for {int(alone):,} calls": alone,
+        f"{int((~graph.trajectory_counted).sum()):,} episodes without a result (reward null), no advantage for "
+        f"{int((~graph.counted).sum()):,} calls": (~graph.trajectory_counted).sum(),
+        f"{traces.without_calls:,} episodes without a call, left out": traces.without_calls,
+    }
+    for what, parts in (("fields that are not read", traces.unread), ("skipped", traces.skipped)):
+        lines[f"{what}: {', '.join(f'{name} ({number:,})' for name, number in parts.most_common())}"] = len(parts)
+    return "\n  ".join(line for line, is_shown in lines.items() if is_shown)
 
 
 def extremes(credit: TraceCredit) -> str:
@@ -142,70 +141,38 @@ _HEAD = f"{'advantage':>9} {'value':>7} {'visits':>6}  {'task':<14} {'episode':<
 
 def _table(credit: TraceCredit, order: Sequence[int]) -> list[str]:
     graph, steps, trajectories = credit.graph, credit.steps, credit.traces.trajectories
-    seen: set[tuple[int, str]] = set()
-    lines = []
+    lines: dict[tuple[int, str], str] = {}  # by state and action
     for i in order:
         node, step, trajectory = int(graph.node[i]), steps[i], trajectories[graph.trajectory[i]]
-        if (node, step.compared_action) in seen:
-            continue
-        seen.add((node, step.compared_action))
-        lines.append(
+        lines.setdefault(
+            (node, step.compared_action),
             f"{credit.advantages[i]:>+9.2f} {graph.node_values[node]:>7.3g} {graph.node_visits[node]:>6}  "
             f"{one_line(trajectory.task_id, 14):<14} {one_line(str(trajectory.info['episode']), 10):<10} "
-            f"{graph.position[i] + 1:>4}  {one_line(state_text(step), 30):<30}  {one_line(action_text(step), 26)}"
+            f"{graph.position[i] + 1:>4}  {one_line(state_text(step), 30):<30}  {one_line(action_text(step), 26)}",
         )
-        if len(lines) == ROWS:
-            break
-    return lines
+    return list(lines.values())[:ROWS]
 
 
 def states(credit: TraceCredit, compares_states: bool = True) -> str:
     """Return whether states recur, and what to do if they do not and the estimator `compares_states`."""
-    graph = credit.graph
-    used = graph.counted & (results_by_group(graph)[graph.group] > 1)
+    graph, results = credit.graph, results_by_group(credit.graph)
+    used = graph.counted & (results[graph.group] > 1)
     if not used.any():
         return "No task has two episodes with a result: nothing is compared. Log more episodes of each task."
     later, shared = used & (graph.position > 0), is_shared(graph)
     share, later_share = (float(shared[of].mean()) if of.any() else 0.0 for of in (used, later))
-    said = [
+    groups = [group for group, number in zip(credit.traces.groups, results) if number > 1]
+    equal = sum(len({t.reward for t in group if t.counted}) == 1 for group in groups)
+    lines = [
         f"states: {share:.1%} of calls are in a state that another episode of the task visited; after an episode's "
-        f"first call {later_share:.1%}"
+        f"first call {later_share:.1%}",
+        "; ".join(f"by {name} {shared_share(groups, key):.1%}" for name, key in NEWS_KEYS.items()),
     ]
-    groups = [group for group, number in zip(credit.traces.groups, results_by_group(graph)) if number > 1]
-    said.append("; ".join(f"by {name} {shared_share(groups, key):.1%}" for name, key in NEWS_KEYS.items()))
-    compared, equal = _equal_rewards(graph)
     if equal:
-        said.append(
-            f"rewards: equal in all episodes of {equal:,} of {_many(compared, 'task')}; these episodes differ only in "
-            "their lengths"
+        lines.append(
+            f"rewards: equal in all episodes of {equal:,} of {len(groups):,} tasks, which teach lengths alone"
         )
-    if compares_states and not later.any():
-        said.append("No episode has a second call: there are no paths to compare, and the credit equals GRPO's.")
-    elif compares_states and later_share < RARE:
-        said.append(_too_fine(later_share, credit.steps, later & ~shared))
-    return "\n".join(said)
-
-
-def _equal_rewards(graph: StateGraph) -> tuple[int, int]:
-    """Return the number of groups with several results, and of those whose rewards are all equal."""
-    used = graph.trajectory_counted
-    groups, rewards = graph.trajectory_group[used], graph.rewards[used]
-    several = results_by_group(graph) > 1
-    kinds = np.unique(np.column_stack([groups, rewards]), axis=0)[:, 0].astype(int)
-    return int(several.sum()), int((several & (np.bincount(kinds, minlength=graph.num_groups) == 1)).sum())
-
-
-def _too_fine(share: float, steps: Sequence[Step], alone: np.ndarray) -> str:
-    example = one_line(next(steps[i].key for i in np.flatnonzero(alone)), 60)
-    return (
-        f"States {'hardly ever' if share else 'never'} recur after the first call, so calls are not compared with "
-        f"others in the same state; a state of one episode only: {example}\n"
-        "Pass --state-key FILE.py:FUNCTION, where FUNCTION(messages) returns a text that is equal for equal "
-        "situations: what the agent has achieved so far (files changed, tests passed, page shown), or the last result "
-        "without numbers, times and ids. --state-key similar:0.9 merges keys that share 90 % of their word pairs. If "
-        "no key fits, use GRPO's credit (--estimator grpo), one number for all calls of an episode."
-    )
-
-
-def _many(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    if compares_states and later_share < RARE:
+        example = next((credit.steps[i].key for i in np.flatnonzero(later & ~shared)), "")
+        lines.append(TOO_FINE.format(example=one_line(example, 60)) if later.any() else ONE_CALL)
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Logged runs of an agent as trajectories: each call of its model is a step.
 
-A line of a log is a JSON object in one of these formats (`FORMATS`), distinguished by their fields:
+A line of a log is a JSON object in one of these formats, distinguished by their fields:
 
 | Format | Fields |
 | --- | --- |
@@ -14,12 +14,13 @@ A line of a log is a JSON object in one of these formats (`FORMATS`), distinguis
 
 A request is `messages` as in OpenAI's chat completions or (with `system`) in Anthropic's Messages, or `input` (and
 `instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's
-message, or the body. An episode of items has `items` in place of `messages`. Parts of unknown kinds are skipped and
-counted (`protocols`).
+message, or the body. `agents.dialects` reads them as it reads live requests; but a log cannot be changed any more, so
+parts of unknown kinds are skipped and counted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,22 +29,57 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..agents.dialects import messages as anthropic
+from ..agents.dialects import responses as openai_responses
+from ..agents.dialects.request import Blocks, LeftOut
 from ..prompts.conversation import (
+    ROLES,
+    SHOW_IMAGES,
     Message,
     as_text,
     message_text,
+    normalize_messages,
     pictures_of,
     response_action,
     since_last_completion,
 )
 from ..prompts.state_keys import request_key, state_key_text
 from ..trajectory import Step, Trajectory
-from ..utils.json import json_values
+from ..utils.errors import G2POError
+from ..utils.json import json_values, to_json
+from ..utils.options import is_of_kind, require
 from ..utils.show import show
-from .fields import COMMON, Episode, check_fields, task_of
-from .protocols import REQUEST_FIELDS, Request, Response, Skipped, Tools, read_request, read_response
+
+
+def _address(part: Mapping[str, Any]) -> Any:
+    image = part.get("image_url")
+    return image.get("url") if isinstance(image, Mapping) else image
+
 
 StateKey = Callable[[list[Message]], Any]
+LONGEST_KIND = 60  # characters
+_BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
+_CHAT = Blocks("messages", {"text": "text", "input_text": "text"}, "image_url", _address, {})
+_ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
+_OF_REQUEST = {"messages", "system", "input", "instructions", "previous_response_id", "tools"}
+_OF_CALL = {*_OF_REQUEST, "request", "response", "output", "id"}
+_OF_LINE = {*_OF_CALL, "calls", "episode_id", "task_id", "task", "reward", "success"}
+_ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
+
+
+class Skipped(LeftOut):
+    """Skipped parts of a log: kind -> number of times."""
+
+    def unknown(self, name: str, why: str, parameter: str) -> None:
+        """Skip a part of an unknown kind."""
+        self.add(name[:LONGEST_KIND])
+
+    def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
+        """Return an image as a part of the content; for one that cannot be read, such as an address, a text mark."""
+        shown = to_json(url or {**part, "cache_control": None}, sort_keys=True)  # marks of caches move
+        mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
+        unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
+        return super().image(url, part, where, name, parameter) or unread
 
 
 @dataclass
@@ -80,7 +116,7 @@ def trajectories_of_traces(
             since the last completion, system message and tools (`request_key`).
 
     Raises:
-        ValueError: for a line in none of the formats, and if `state_key` raises an error or returns `None`; the
+        G2POError: for a line in none of the formats, and if `state_key` raises an error or returns `None`; the
             message names line, field and remedy.
     """
     return _read(enumerate(lines, 1), state_key)
@@ -98,130 +134,224 @@ def trajectories_of_file(path: str | Path, state_key: StateKey | None = None) ->
 def _read(numbered: Iterable[tuple[int, Any]], state_key: StateKey | None) -> Traces:
     reader = _Reader(state_key)
     for number, line in numbered:
-        if isinstance(line, (str, bytes)) and not line.strip():
-            continue
-        with _at(number):
-            reader.read(number, _parse(line))
+        if not isinstance(line, (str, bytes)) or line.strip():
+            with _at(f"line {number}: "):
+                reader.read(number, _parse(line))
     return reader.finish()
 
 
 @contextmanager
-def _at(number: int) -> Iterator[None]:
-    """Name the line in an error."""
+def _at(where: str) -> Iterator[None]:
+    """Name the place in an error."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"line {number}: {error}") from error
+        name = getattr(error, "field", None) or getattr(error, "parameter", None)
+        raise G2POError(f"{where}{error}", name) from error
+
+
+def _parse(line: Any) -> dict[str, Any]:
+    try:
+        data = json.loads(line) if isinstance(line, (str, bytes)) else line
+    except (ValueError, RecursionError) as error:
+        raise G2POError(f"not valid JSON ({error}); write one object per line", "line") from error
+    remedy = "write a JSON object per line, with task_id, reward and messages"
+    require(isinstance(data, Mapping), "line", data, remedy)
+    return _present(data)
+
+
+def _present(data: Any) -> dict[str, Any]:
+    """Return an object without fields that are null, as writers of records leave them, except a null reward."""
+    data = data if isinstance(data, Mapping) else {}
+    return {_ALIASES.get(name, name): data[name] for name in data if data[name] is not None or name == "reward"}
+
+
+@dataclass
+class _Episode:
+    """An episode whose lines are being read; `responses`: conversations that a later request may continue, by id."""
+
+    task_id: str
+    name: str | int
+    line: int
+    task: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    final: str | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    responses: dict[str, list[Message]] = field(default_factory=dict)
+
+    def add_result(self, data: Mapping[str, Any]) -> None:
+        """Take reward and success of a line, which an earlier line of the episode may not contradict."""
+        is_given = "reward" in data or "episode_id" in data
+        require(is_given, "reward", None, "give the episode's total reward, or null if it has no result")
+        for name in {"reward", "success"} & data.keys():
+            value, before = data[name], self.result.get(name)
+            is_same = before is None or value in (None, before)
+            require(is_same, name, value, f"an earlier line of the episode has {before}, give it on one line")
+            self.result[name] = before if value is None else value
+
+    def trajectory(self) -> Trajectory:
+        """Return the episode as a trajectory, without a result if its reward is null."""
+        remedy = f"give a line of episode {show(self.name)} its total reward, or null if it has no result"
+        require("reward" in self.result, "reward", "missing", remedy)
+        info = {"episode": self.name, "line": self.line}
+        facts: dict[str, Any] = {"final_observation": self.final, "info": info, "task": self.task}
+        reward = self.result["reward"]
+        if reward is None:
+            return Trajectory(self.task_id, self.steps, 0.0, "error", error="its reward is null", **facts)
+        outcome = "success" if self.result.get("success", reward > 0) else "failure"
+        return Trajectory(self.task_id, self.steps, float(reward), outcome, **facts)
 
 
 class _Reader:
     def __init__(self, state_key: StateKey | None):
         self.state_key = state_key
-        self.episodes: dict[tuple[str, str | int], Episode] = {}
+        self.episodes: dict[tuple[str, str | int], _Episode] = {}
         self.free: dict[str, int] = {}  # of each task, the next number for an episode without a name
-        self.results: list[tuple[int, Mapping[str, Any]]] = []
-        self.found = Traces()
+        self.traces = Traces()
+        self.skipped = self.traces.skipped
 
-    def read(self, number: int, data: Mapping[str, Any]) -> None:
-        form = _format_of(data)
-        check_fields(data)
-        if form.fields:
-            self.found.unread.update(data.keys() - form.fields - COMMON)
-        form.read(self, number, data)
+    def read(self, number: int, data: dict[str, Any]) -> None:
+        _check(data)
+        self.traces.unread.update(data.keys() - _OF_LINE)
+        given = data.keys() & (_ASKED | _ANSWERED)
+        if "calls" in data:
+            require(not given | data.keys() & {"episode_id"}, "calls", show(data["calls"]), f"leave out {given}")
+            episode = self._episode(number, data, "id")
+            for index, call in enumerate(data["calls"]):
+                with _at(f"calls[{index}]: "):
+                    self.traces.unread.update(f"calls.{name}" for name in _present(call).keys() - _OF_CALL)
+                    self._add_call(episode, {"tools": data.get("tools"), **_present(call)})
+        elif given & (_ANSWERED | {"request"}) or (given and "episode_id" in data):
+            require("episode_id" in data, "episode_id", None, "a call has one, an episode on one line has messages")
+            self._add_call(self._episode(number, data, "episode_id"), data)
+        elif given:
+            self._add_conversation(self._episode(number, data, "id"), data)
+        else:
+            remedy = "give the conversation as messages, or the requests and responses as calls"
+            require("episode_id" in data, "messages", None, remedy)
+            self._episode(number, data, "episode_id")
 
-    def read_conversation(self, number: int, data: Mapping[str, Any]) -> None:
-        episode = self._episode(number, data, "id")
-        request = read_request(data, self.found.skipped)
-        end = 0
-        for place, message in enumerate(request.messages):
-            if message["role"] != "assistant":
-                continue
-            end = place + 1
-            if place > 0:  # one at the beginning answers no request
-                self._add_step(episode, request.messages[:place], request.tools, Response(message))
-        episode.final = as_text(request.messages[end:]) or None
-
-    def read_calls(self, number: int, data: Mapping[str, Any]) -> None:
-        episode = self._episode(number, data, "id")
-        for place, call in enumerate(data["calls"]):
-            where, call = f"calls[{place}]", _present(call)
-            if not isinstance(call, Mapping) or not _RESPONSE & call.keys() or not _REQUEST & call.keys():
-                raise ValueError(f"{where} is {show(call)}; give an object with messages and response")
-            known = _FIELDS_OF_A_CALL | {"tools"}
-            self.found.unread.update(f"calls.{name}" for name in call.keys() - known)
-            self._add_call(episode, {"tools": data.get("tools"), **call}, f"{where}.")
-
-    def read_call(self, number: int, data: Mapping[str, Any]) -> None:
-        for name, others in (("response", _RESPONSE), ("messages", _REQUEST), ("episode_id", {"episode_id"})):
-            if not others & data.keys():
-                raise ValueError(
-                    f"{name} is missing; a call has messages, response and episode_id, an episode on one line has "
-                    "messages and id"
-                )
-        self._add_call(self._episode(number, data, "episode_id"), data)
-
-    def read_result(self, number: int, data: Mapping[str, Any]) -> None:
-        task_of(data)
-        self.results.append((number, data))
-
-    def _episode(self, number: int, data: Mapping[str, Any], named: str) -> Episode:
+    def _episode(self, number: int, data: Mapping[str, Any], named: str) -> _Episode:
         """Return the episode of a line, with the line's result. `named`: the field with its name."""
-        task_id, task = task_of(data)
+        value = data.get("task_id", data.get("task"))
+        is_id = isinstance(value, (str, int, Mapping)) and not isinstance(value, bool)
+        require(is_id, "task_id", value, "give the episodes of a task, which are compared, the same text or number")
+        task_id = value if isinstance(value, str) else _as_json(value)
         if (name := data.get(named)) is None:
             name = max(number, self.free.get(task_id, 0))
             self.free[task_id] = name + 1
         else:
             name = str(name)  # a text is never equal to a number
-        known = self.episodes.get((task_id, name))
-        if known is not None and named == "id":
-            raise ValueError(
-                f"id is {show(name)}, as on line {known.line} of the same task: give each episode a different id, "
-                "or none"
-            )
-        episode = known or Episode(task_id, name, number)
-        episode.task = episode.task or task
-        episode.set_result(data)
-        self.episodes[task_id, name] = episode
+        is_new = (task_id, name) not in self.episodes
+        require(is_new or named != "id", "id", name, "an earlier line has it, give each episode its own, or none")
+        episode = self.episodes.setdefault((task_id, name), _Episode(task_id, name, number))
+        if episode.task is None and "task" in data:
+            episode.task = data["task"] if isinstance(data["task"], str) else _as_json(data["task"])
+        episode.add_result(data)
         return episode
 
-    def _add_call(self, episode: Episode, call: Mapping[str, Any], where: str = "") -> None:
-        body = _present(call["request"]) if isinstance(call.get("request"), Mapping) else {}
-        self.found.unread.update(f"request.{name}" for name in body.keys() - REQUEST_FIELDS - {"tools"})
-        data = {**body, **_present(call)}
-        skipped = self.found.skipped
-        try:
-            check_fields({name: data[name] for name in ("request", "tools") if name in data})
-            request = read_request(data, skipped)
-        except ValueError as error:
-            raise ValueError(f"{where}{error}") from error
+    def _add_conversation(self, episode: _Episode, data: Mapping[str, Any]) -> None:
+        messages, tools, _ = self._request(data)
+        end = 0
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                end = index + 1
+                if index > 0:  # one at the beginning answers no request
+                    self._add_step(episode, messages[:index], tools, message)
+        episode.final = as_text(messages[end:]) or None
+
+    def _add_call(self, episode: _Episode, call: Mapping[str, Any]) -> None:
+        body = _present(call.get("request"))
+        self.traces.unread.update(f"request.{name}" for name in body.keys() - _OF_REQUEST)
+        data = _present({**body, **call})
+        for name, names in (("messages", _ASKED), ("response", _ANSWERED)):
+            require(bool(names & data.keys()), name, None, "a call has messages and response")
+        _check(data)
+        messages, tools, instructions = self._request(data)
         given = data["response"] if "response" in data else {"output": data["output"], "id": data.get("id")}
-        response = read_response(given, f"{where}response", skipped)
-        after = data.get("previous_response_id")
-        messages = request.messages if after is None else self._whole(episode, request, str(after))
-        if response.id is not None:
-            episode.responses[response.id] = [*messages[request.instructions :], response.message]
-        self._add_step(episode, messages, request.tools, response)
+        message, is_cut, name = self._response(given)
+        if (after := data.get("previous_response_id")) is not None:
+            if str(after) not in episode.responses:
+                self.skipped.add("an earlier response, which is not in the log")
+            messages[instructions:instructions] = episode.responses.get(str(after), ())
+        if name is not None:
+            episode.responses[name] = [*messages[instructions:], message]
+        self._add_step(episode, messages, tools, message, is_cut)
 
-    def _whole(self, episode: Episode, request: Request, after: str) -> list[Message]:
-        """Return a request's messages after those of the response `after`, which it continues."""
-        if after not in episode.responses:
-            self.found.skipped.add("an earlier response, which is not in the log")
-        own, new = request.messages[: request.instructions], request.messages[request.instructions :]
-        return [*own, *episode.responses.get(after, ()), *new]
+    def _request(self, data: Mapping[str, Any]) -> tuple[list[Message], Any, int]:
+        """Return normalized messages, tools, and how many of the messages belong to this request only."""
+        instructions = openai_responses.read_instructions(data) if "input" in data else []
+        if "input" in data:
+            messages = [*instructions, *openai_responses.read_items(data["input"], self.skipped)]
+        elif "system" in data or _has_blocks(data.get("messages")):
+            messages = anthropic.read_messages(data, self.skipped)
+        else:
+            messages = data.get("messages")
+            messages = [self._known(one) for one in messages] if isinstance(messages, list) else messages
+        if isinstance(messages, list):
+            roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
+            unknown = [isinstance(role, str) and role not in ROLES for role in roles]
+            self.skipped.update(f"messages of role {role}" for role, is_unknown in zip(roles, unknown) if is_unknown)
+            messages = [one for one, is_unknown in zip(messages, unknown) if not is_unknown]
+        return normalize_messages(messages), self._tools(data.get("tools")), len(instructions)
 
-    def _add_step(self, episode: Episode, request: list[Message], tools: Tools, response: Response) -> None:
-        news, message = since_last_completion(request), response.message
-        key = request_key(request, tools) if self.state_key is None else self._own_key(request)
+    def _tools(self, tools: Any) -> Any:
+        """Return tools as chat templates take them, by their own form, which may differ from that of the messages."""
+        if any("input_schema" in tool for tool in tools or ()):
+            return anthropic.read_tools(tools, self.skipped)
+        if any("type" in tool and not {"function", "custom"} & tool.keys() for tool in tools or ()):
+            return openai_responses.read_tools(tools, self.skipped)[0]
+        return tools
+
+    def _response(self, response: Any) -> tuple[Message, bool, str | None]:
+        """Return the assistant's message, whether it was cut, and the id by which a later request may continue it."""
+        body = {"content": response} if isinstance(response, str) else response
+        body = body if isinstance(body, Mapping) else {}
+        message, is_cut, name = None, False, None
+        if isinstance(body.get("choices"), list) and len(body["choices"]) == 1 and _present(body["choices"][0]):
+            (choice,) = body["choices"]
+            message, is_cut = self._known(choice.get("message")), choice.get("finish_reason") == "length"
+        elif "output" in body:
+            output, name = body["output"], str(body["id"]) if body.get("id") else None
+            if isinstance(output, str) or (isinstance(output, Mapping) and "output" not in output):
+                message, is_cut, _ = self._response(output)
+            else:
+                items = openai_responses.read_items(output, self.skipped)
+                answers = [item for item in items if item["role"] == "assistant"]
+                message = answers[-1] if answers else {"content": ""}
+            is_cut = is_cut or body.get("status") == "incomplete"
+        elif {"content", "tool_calls"} & body.keys():
+            message, is_cut = {**body, "role": body.get("role", "assistant")}, body.get("stop_reason") == "max_tokens"
+            if _has_blocks([body]) or body.get("type") == "message":
+                (message,) = anthropic.read_messages({"messages": [message]}, self.skipped)[-1:]
+            message = self._known(message)
+        is_answer = isinstance(message, Mapping) and message.get("role", "assistant") == "assistant"
+        require(is_answer, "response", show(response), "give the assistant's message, or the whole response")
+        return normalize_messages([{**message, "role": "assistant"}])[0], is_cut, name
+
+    def _known(self, message: Any) -> Any:
+        """Return a message of chat completions without parts of unknown kinds."""
+        if not isinstance(message, Mapping):
+            return message
+        if message.get("function_call") is not None:
+            self.skipped.add("messages.function_call")
+        content = _CHAT.read(message.get("content"), "content", self.skipped, message.get("role") in SHOW_IMAGES)
+        return {**message, "content": content, "function_call": None}
+
+    def _add_step(
+        self, episode: _Episode, request: list[Message], tools: Any, message: Message, is_cut: bool = False
+    ) -> None:
+        news = since_last_completion(request) or request
         completion = "\n\n".join(filter(None, [message.get("reasoning_content"), message_text(message)]))
         episode.steps.append(
             Step(
-                as_text(news or request),
+                as_text(news),
                 response_action(message),
-                state_key=key,
+                state_key=request_key(request, tools) if self.state_key is None else self._own_key(request),
                 completion=completion,
-                completion_truncated=response.is_cut,
-                messages=news or request,
-                images=pictures_of(news or request) or None,
+                completion_truncated=is_cut,
+                messages=news,
+                images=pictures_of(news) or None,
             )
         )
 
@@ -229,91 +359,55 @@ class _Reader:
         try:
             key = self.state_key(request)
         except Exception as error:
-            raise ValueError(f"state_key raised {type(error).__name__}: {error}") from error
+            raise G2POError(f"state_key raised {type(error).__name__}: {error}", "state_key") from error
         return state_key_text(key)
 
     def finish(self) -> Traces:
-        for number, data in self.results:
-            with _at(number):
-                self._episode(number, data, "episode_id")
         groups: dict[str, list[Trajectory]] = {}
         for episode in self.episodes.values():
-            if not episode.has_reward:
-                raise ValueError(
-                    f"line {episode.line}: no line of the episode {show(episode.name)} of task "
-                    f"{show(episode.task_id)} has a reward; give one of them its total reward, or null if it has no "
-                    "result"
-                )
-            if not episode.steps:
-                self.found.without_calls += 1
-                continue
-            groups.setdefault(episode.task_id, []).append(episode.trajectory())
-        self.found.groups = list(groups.values())
-        for number, trajectory in ((n, t) for n, group in enumerate(self.found.groups) for t in group):
-            trajectory.group = number
-        return self.found
+            with _at(f"line {episode.line}: "):
+                trajectory = episode.trajectory()
+            if episode.steps:
+                groups.setdefault(episode.task_id, []).append(trajectory)
+        self.traces.without_calls = sum(not episode.steps for episode in self.episodes.values())
+        self.traces.groups = list(groups.values())
+        for number, group in enumerate(self.traces.groups):
+            for trajectory in group:
+                trajectory.group = number
+        return self.traces
 
 
-def _parse(line: Any) -> Mapping[str, Any]:
-    try:
-        data = json.loads(line) if isinstance(line, (str, bytes)) else line
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({error}); write one object per line") from error
-    if not isinstance(data, Mapping):
-        others = [one for one in data if not isinstance(one, Mapping)] if isinstance(data, list) else []
-        what = f"{show(others[0])} in an array" if others else show(data)
-        raise ValueError(f"{what} is not a JSON object; write one per line, with task_id, reward and messages")
-    return _present(data)
+def _check(data: Mapping[str, Any]) -> None:
+    """Refuse a value that its field does not take."""
+    for name, (fits, remedy) in _FIELDS.items():
+        require(name not in data or fits(data[name]), name, data.get(name), remedy)
 
 
-def _present(data: Any) -> Any:
-    """Return an object without fields that are null, as writers of records leave them, except a null reward."""
-    if not isinstance(data, Mapping):
-        return data
-    return {name: value for name, value in data.items() if value is not None or name == "reward"}
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
-_REQUEST = {*REQUEST_FIELDS - {"system", "instructions", "previous_response_id"}, "request"}
-_RESPONSE = {"response", "output"}
-_FIELDS_OF_A_CALL = {*REQUEST_FIELDS, *_RESPONSE, "request", "id"}
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, Mapping) for part in value)
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format of a line.
-
-    Args:
-        fits: whether a line's fields have this format.
-        read: takes the reader, the line's number and its fields.
-        fields: names of fields that are read, in addition to the common ones. None: all.
-    """
-
-    fits: Callable[[Mapping[str, Any]], Any]
-    read: Callable[[_Reader, int, Mapping[str, Any]], None]
-    fields: frozenset[str] = frozenset()
-
-
-FORMATS = {  # the first that fits
-    "calls": Format(lambda data: "calls" in data, _Reader.read_calls, frozenset({"calls", "id"})),
-    "call": Format(
-        lambda data: data.keys() & {*_RESPONSE, "request"} or (data.keys() & _REQUEST and "episode_id" in data),
-        _Reader.read_call,
-        frozenset({*_FIELDS_OF_A_CALL, "episode_id"}),
-    ),
-    "episode": Format(
-        lambda data: data.keys() & _REQUEST, _Reader.read_conversation, frozenset({*REQUEST_FIELDS, "id"})
-    ),
-    "result": Format(lambda data: "episode_id" in data, _Reader.read_result, frozenset({"episode_id"})),
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value is one, and what to give instead
+    "reward": (lambda value: value is None or is_of_kind(value, float), "give a finite number, or null"),
+    "success": (lambda value: isinstance(value, bool), "give true or false, or leave it out"),
+    "tools": (_are_objects, "give a list of JSON schemas, or leave it out"),
+    "calls": (_are_objects, "give a list of objects with messages and response"),
+    "request": (lambda value: isinstance(value, Mapping), "give the body of the request"),
+    "id": (_is_name, "give a text or a whole number"),
+    "episode_id": (_is_name, "give a text or a whole number"),
 }
 
 
-def _format_of(data: Mapping[str, Any]) -> Format:
-    form = next((form for form in FORMATS.values() if form.fits(data)), None)
-    if form is None:
-        raise ValueError(
-            f"there is neither messages nor calls among the fields {', '.join(map(str, data)) or '(none)'}; give the "
-            "conversation as messages, or the requests and responses as calls"
-        )
-    if form is FORMATS["calls"] and (wrong := sorted(data.keys() & {*_REQUEST, *_RESPONSE, "episode_id"})):
-        raise ValueError(f"there are both calls and {', '.join(wrong)}; an episode on one line has calls and id")
-    return form
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _has_blocks(messages: Any) -> bool:
+    """Return whether contents have blocks of Anthropic's protocol."""
+    contents = [one.get("content") for one in messages or () if isinstance(one, Mapping)]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    return any(isinstance(block, Mapping) and (block.get("type") in _BLOCKS or "source" in block) for block in blocks)

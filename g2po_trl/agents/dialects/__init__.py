@@ -15,7 +15,7 @@ A route's function gets the decompressed body, and the headers by their names in
 `AgentRequest`, which is a step, or the bytes of an answer that needs no model, or raises `RefusedRequestError`.
 
 How blocks and items become messages and tools is defined here (`read_messages`, `read_items`, `read_tools`), also for
-logs, which `logs.protocols` reads.
+logs, which `logs.traces` reads.
 """
 
 from . import chat_completions, messages, responses

@@ -15,7 +15,6 @@ Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,11 @@ from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
 from ...logs.credit import TraceCredit, counts, credit_traces, extremes, rows, states
 from ...logs.traces import Traces, trajectories_of_file
+from ...runs.ownership import read_description
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
+from ...utils.options import require
 from ...utils.show import printable
 from ..parser import option, parse
 
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         source = {"file": str(options.file), "state_key": options.state_key}
         _write(output, credit, {"traces": source, "estimator": settings})
     except OSError as error:
-        raise G2POError(f"{error.filename or output} cannot be read or written: {error.strerror or error}") from error
+        what = error.filename or output
+        raise G2POError(f"{what} cannot be read or written: {error.strerror or error}", "output", what) from error
     print(printable(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n"))
     print(printable(f"{extremes(credit)}\n\n{states(credit, compares_steps(name, kwargs))}\n"))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
@@ -77,17 +79,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _read(file: Path, state_key: str | None) -> Traces:
-    similar = state_key is not None and state_key.partition(":")[0] == "similar"
-    threshold = similarity_threshold(state_key) if similar else None
-    function = None
-    if state_key is not None and not similar:
-        function = load(state_key) if ":" in state_key else None
-        if not callable(function):
-            raise G2POError(f"state_key is {state_key!r}: write file.py:function, module:function or similar:0.9")
+    kind = "" if state_key is None else state_key.partition(":")[0]
+    threshold = similarity_threshold(state_key) if kind == "similar" else None
+    function = load(state_key) if threshold is None and state_key and ":" in state_key else None
+    is_known = state_key is None or threshold is not None or callable(function)
+    require(is_known, "state_key", state_key, "write file.py:function, module:function or similar:0.9")
     try:
         traces = trajectories_of_file(file, function)
     except ValueError as error:
-        raise G2POError(f"{file}, {error}") from error
+        raise G2POError(f"{file}, {error}", getattr(error, "field", None)) from error
     if threshold is not None:
         trajectories = traces.trajectories
         merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
@@ -96,15 +96,9 @@ def _read(file: Path, state_key: str | None) -> Traces:
 
 def _check_output(output: Path) -> None:
     """Refuse a folder with the files of something else, e.g. a training run."""
-    described = output / "run.json"
-    if not described.exists() and not (output / "trajectories").exists():
-        return
-    try:
-        known: Any = json.loads(described.read_bytes())
-    except (OSError, ValueError):
-        known = None
-    if not isinstance(known, dict) or "traces" not in known:
-        raise G2POError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
+    if (output / "run.json").exists() or (output / "trajectories").exists():
+        remedy = "it holds another run, pass another --output FOLDER"
+        require("traces" in read_description(output, "run.json"), "output", str(output), remedy)
 
 
 def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:
