@@ -252,14 +252,12 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
         return "No state was visited by two episodes of a group.", f"Use coarser state keys ({KEYS_HELP})."
     if found["value_lambda"] is None or whole["interval"] is None:
         return "Too little data to test the state keys.", ""
-    errors = [found[name] for name in ("often_standard_errors", "lost_standard_errors")]
-    differ = share is not None and share > HIDDEN  # after the same action
-    if differ or any(one is not None and one > LOSES for one in errors):
-        keep = f"If success stalls, let the state keys show more ({KEYS_HELP})."
-        reason = "Outcomes of equal states depend on how they were reached: state keys hide something."
-        if differ:
-            reason = "Equal states led to different outcomes: state keys hide something, or the environment is random."
-        return reason, keep if used in (1, None) else f"Set value_lambda 1. {keep}"
+    keep = f"If success stalls, let the state keys show more ({KEYS_HELP})."
+    keep = keep if used in (1, None) else f"Set value_lambda 1. {keep}"
+    if share is not None and share > HIDDEN:
+        return "Equal states led to different outcomes: state keys hide something, or the environment is random.", keep
+    if max(found[name] or 0.0 for name in ("often_standard_errors", "lost_standard_errors")) > LOSES:
+        return "Outcomes of equal states depend on how they were reached: state keys hide something.", keep
     is_better = whole["interval"][LAMBDAS.index(found["value_lambda"])][1] < 0
     best = found["value_lambda"] if is_better else 1.0
     return "The state keys look right.", "" if used in (best, None) else f"Try --value-lambda {best:g}."
@@ -267,10 +265,11 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
 
 def text(found: dict[str, Any]) -> str:
     """Return the test as lines: errors by λ, over all states and at those visited often, and findings on the keys."""
-    lines = ["test of the state keys: how well a group's values predict the returns of an episode that is left out"]
-    if found["unpredicted_share"]:
-        share = f"{100 * found['unpredicted_share']:.1f} %"
-        lines.append(f"{share} of steps are not predicted: no other episode of their group visited their state")
+    share = 100 * (found["unpredicted_share"] or 0.0)
+    lines = [
+        "test of the state keys: how well a group's values predict the returns of an episode that is left out",
+        f"{share:.1f} % of steps are not predicted: no other episode of their group visited their state",
+    ]
     for name, lost, part in (
         ("all states", found["lost_standard_errors"], found["all"]),
         (f"states with {OFTEN} or more visits by others", found["often_standard_errors"], found["often"]),
@@ -279,14 +278,11 @@ def text(found: dict[str, Any]) -> str:
             lines.append(f"{name}: {part['steps']} steps, squared error {part['mean_squared_error'][0]:.3g} at λ = 1")
             lines += [f"  λ = {of:g}: {_change(part, number)}" for number, of in enumerate(LAMBDAS) if number]
         if lost is not None:
-            lines.append(
-                f"  λ = 0 predicts worse than λ = 1 by {lost:.1f} standard errors (correct keys: at most {LOSES:g})"
-            )
+            limit = f"(correct keys: at most {LOSES:g})"
+            lines.append(f"  λ = 0 predicts worse than λ = 1 by {lost:.1f} standard errors {limit}")
     if found["hidden_share"] is not None:
-        lines.append(
-            f"{100 * found['hidden_share']:.0f} % of the variance of next values lies within the same action (correct "
-            f"keys: at most {100 * HIDDEN:.0f} %)"
-        )
+        hidden, limit = 100 * found["hidden_share"], f"(correct keys: at most {100 * HIDDEN:.0f} %)"
+        lines.append(f"{hidden:.0f} % of the variance of next values lies within the same action {limit}")
     return "\n".join([*lines, " ".join(filter(None, in_short(found, None)))])
 
 

@@ -56,17 +56,11 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
     shown = turns.most_common(SHOWN)
     states = _told_apart(texts, [key for (key, _), _ in shown])
     alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
-    never = {name: played for name, played in by_task.items() if not any(one.success for one, *_ in played)}
-    return {
-        "tasks": len(by_task),
-        "never_won": [
-            _lost_task(name, never[name], alike) for name in sorted(never, key=lambda name: -len(never[name]))
-        ],
-        "lost": lost,
-        "turning_points": [
-            {"state": states[key], "action": action, "episodes": number} for (key, action), number in shown
-        ],
-    }
+    never = [(name, played) for name, played in by_task.items() if not any(one.success for one, *_ in played)]
+    never.sort(key=lambda task: -len(task[1]))
+    points = [{"state": states[key], "action": action, "episodes": number} for (key, action), number in shown]
+    never_won = [_lost_task(name, played, alike) for name, played in never]
+    return {"tasks": len(by_task), "never_won": never_won, "lost": lost, "turning_points": points}
 
 
 def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Trajectory, int]]:
@@ -76,31 +70,25 @@ def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Traj
 
 
 def in_short(found: dict[str, Any], folder: str | None = None) -> str:
-    """Return sentences for the line on failures; "" if there are none. `folder`: the run's, for `g2po play`."""
-    said = []
-    if found["never_won"]:
-        first = found["never_won"][0]
-        play = "" if folder is None else f"; {_play(first, folder)}".replace(" ", UNBROKEN)
-        said.append(
-            f"{len(found['never_won'])} of {found['tasks']} tasks are never solved, for example {first['name']!r} in "
-            f"{first['episodes']} episodes{play}."
-        )
-    if found["turning_points"]:
-        first = found["turning_points"][0]
+    """Return sentences for the line on failures; "" if there are none. `folder`: the run's, for `g2po view`."""
+    sentences = []
+    for first in found["never_won"][:1]:
+        view = "" if folder is None else f"; {_view(first, folder)}".replace(" ", UNBROKEN)
+        number = f"{len(found['never_won'])} of {found['tasks']} tasks are never solved"
+        sentences.append(f"{number}, for example {first['name']!r} in {first['episodes']} episodes{view}.")
+    for first in found["turning_points"][:1]:
         most = "Most" if 2 * first["episodes"] > found["lost"] else "Many"
         by = first["action"] if first["action"] == TURN_LIMIT else repr(first["action"])
-        said.append(
-            f"{most} failures in groups with a success come after {first['state']!r} by {by} "
-            f"({first['episodes']} of {found['lost']})."
-        )
-    return " ".join(said)
+        where = f"come after {first['state']!r} by {by} ({first['episodes']} of {found['lost']})"
+        sentences.append(f"{most} failures in groups with a success {where}.")
+    return " ".join(sentences)
 
 
 def text(found: dict[str, Any], folder: str) -> str:
     """Return the lines of `--details`."""
     lines = [f"never solved: {len(found['never_won'])} of {found['tasks']} tasks"]
     for one in found["never_won"][:SHOWN]:
-        lines.append(f"  {one['name']}: {one['episodes']} episodes; {_play(one, folder)}")
+        lines.append(f"  {one['name']}: {one['episodes']} episodes; {_view(one, folder)}")
         if one["row"] is not None and is_whole(one["row"]):
             lines.append(f"    task {printable(to_json(one['row']))[:400]}")
         lines += [f"    {number} end in {state!r}" for state, number in one["ends"]]
@@ -143,7 +131,7 @@ def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> 
     return told
 
 
-def _play(task: dict[str, Any], folder: str) -> str:
+def _view(task: dict[str, Any], folder: str) -> str:
     return f"g2po view {shlex.quote(folder)} --text --episode {task['episode']} --iterations {task['iteration']}"
 
 

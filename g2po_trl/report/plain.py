@@ -22,7 +22,6 @@ from . import losses
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14
 CLEAR = 2.0  # standard errors
-CONTINUE = "the same command with --resume-from-checkpoint auto and more --max-steps"
 _ENDS = {
     "truncated": "ran out of turns",
     "failure": "ended earlier",
@@ -40,8 +39,12 @@ class Success:
     first: int
     last: int
 
+    @property
+    def where(self) -> str:
+        return f"iteration {self.first}" if self.first == self.last else f"iterations {self.first} to {self.last}"
+
     def __str__(self) -> str:
-        return f"{100 * self.rate:.1f} % in {_where(self.first, self.last)}"
+        return f"{100 * self.rate:.1f} % in {self.where}"
 
 
 @dataclass(frozen=True)
@@ -73,32 +76,29 @@ def five_lines(
     `nothing_learned`: the verdict of `runs.verdict`. `folder`: the run's folder, for commands.
     """
     window = max(1, min(WINDOW, len(iterations) // 2))
-    start, end = success_of(iterations[:window]), success_of(iterations[-window:])
+    last = iterations[-window:]
+    start, end = success_of(iterations[:window]), success_of(last)
     is_log = "traces" in run
     row = row_of(run.get("estimator", {}).get("estimator_name", "g2po"))
     has_lambda = not is_log and row is not None and row.uses_value_lambda
     used = run.get("trainer", {}).get("value_lambda", 1.0) if has_lambda else None
     finding, advice = keys.in_short(numbers["prediction"], used)
     if nothing_learned:
-        reason, _, remedy = nothing_learned.partition(". ")
-        verdict, to_do = f"{reason}.", remedy
+        verdict, _, to_do = nothing_learned.partition(". ")
+        verdict += "."
+    elif is_log:
+        verdict, to_do = f"These runs were not trained on. {finding}", advice
     else:
-        change = None if is_log or len(iterations) == 1 else _change(start, end, evaluations)
-        learned = "These runs were not trained on." if is_log else _learned(change)
-        verdict = f"{learned} {finding}"
-        to_do = " ".join(filter(None, [None if is_log else _next_step(iterations[-window:], end, change), advice]))
+        change = None if len(iterations) == 1 else _change(start, end, evaluations)
+        verdict = f"{_learned(change)} {finding}"
+        to_do = f"{_next_step(last, end, change)} {advice}".strip()
+    failures = _failures(last, "" if is_log else f" in {end.where}")
+    if "losses" in numbers:
+        failures += f" {losses.in_short(numbers['losses'], None if is_log else folder)}"
     lines = {
         "Success": _success(start, end, len(iterations), evaluations, is_log),
-        "Failures": " ".join(
-            filter(
-                None,
-                [
-                    _failures(iterations[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
-                    losses.in_short(numbers["losses"], None if is_log else folder) if "losses" in numbers else "",
-                ],
-            )
-        ),
-        "Recurrence": _recurrence(numbers["iterations"], iterations[-window:]),
+        "Failures": failures,
+        "Recurrence": _recurrence(numbers["iterations"], last),
         "Verdict": verdict,
         "What to do": to_do or "Nothing stands out.",
     }
@@ -107,11 +107,16 @@ def five_lines(
 
 def success_of(iterations: Sequence[Iteration]) -> Success:
     """Return the success of some iterations; nan if no episode has a result."""
-    groups = [[t.success for t in group if t.counted] for iteration in iterations for group in iteration.groups]
-    rates = [float(np.mean(group)) for group in groups if group]
-    rate = float(np.mean(rates)) if rates else float("nan")
+    rates = [float(np.mean([t.success for t in group])) for group in _counted(iterations)]
     played = [group for iteration in iterations for group in iteration.groups]
+    rate = float(np.mean(rates)) if rates else float("nan")
     return Success(rate, careful_error(map(wins, played)), iterations[0].number, iterations[-1].number)
+
+
+def _counted(iterations: Sequence[Iteration]) -> list[list[Trajectory]]:
+    """Return the groups' trajectories with a result, without groups that have none."""
+    groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
+    return [group for group in groups if group]
 
 
 def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:
@@ -119,55 +124,44 @@ def _success(start: Success, end: Success, number: int, evaluations: Sequence[di
         return "No episode has a result."
     if is_log:
         return f"{100 * end.rate:.1f} %."
-    said = str(end) if number == 1 or np.isnan(start.rate) else f"{start}, {end}"
-    evaluated = before_and_after(evaluations) if evaluations else ()
-    rates = [f"{100 * one['success_rate']:.1f} %" for one in evaluated if one.get("success_rate") is not None]
+    text = str(end) if number == 1 or np.isnan(start.rate) else f"{start}, {end}"
+    before, after = before_and_after(evaluations) if evaluations else ({}, {})
+    rates = [f"{100 * one['success_rate']:.1f} %" for one in (before, after) if one.get("success_rate") is not None]
     if len(rates) == 2:
-        before, after = evaluated
-        said += f". Evaluation: {rates[-1] if before is after else ', then '.join(rates)}"
-        said += f" of {after['episodes']} episodes" if "episodes" in after else ""
-    return f"{said}."
+        text += f". Evaluation: {rates[-1] if before is after else ', then '.join(rates)}"
+        text += f" of {after['episodes']} episodes" if "episodes" in after else ""
+    return f"{text}."
 
 
 def _failures(iterations: Sequence[Iteration], where: str) -> str:
     """Return which groups failed in every episode, and how failed episodes end."""
-    groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
-    groups = [group for group in groups if group]
+    groups = _counted(iterations)
     lost_groups = [group for group in groups if not any(t.success for t in group)]
-    everyone = [t for iteration in iterations for group in iteration.groups for t in group]
-    lost = [t for t in everyone if not t.success]
-    said = (
-        f"{len(lost_groups)} of {len(groups)} groups failed in every episode{where}"
-        if groups
-        else "No group to compare"
-    )
+    lost = [t for iteration in iterations for group in iteration.groups for t in group if not t.success]
+    text = f"{len(lost_groups)} of {len(groups)} groups failed in every episode{where}"
     if lost_groups:
         of_all = {group[0].task for group in groups}  # of a game with one sentence, ids tell tasks apart
         names = (group[0].task_id if len(of_all) == 1 else group[0].task or group[0].task_id for group in lost_groups)
         (task, times), *_ = Counter(names).most_common(1)
-        said += f", most often {textwrap.shorten(task, 60)!r}" if times > 1 else ""
+        text += f", most often {textwrap.shorten(task, 60)!r}" if times > 1 else ""
     if not lost:
-        return f"{said}."
-    ends = Counter(_ENDS[t.outcome] for t in lost).most_common()
-    shares = [f"{100 * number / len(lost):.0f} % {end}" for end, number in ends]
-    inadmissible, returned = _share_inadmissible(lost), returned_share(lost)
-    if inadmissible is not None:
-        shares.append(f"{100 * inadmissible:.0f} % of actions were not admissible")
-    if returned is not None:
-        shares.append(f"{100 * returned:.0f} % of steps returned to an earlier state")
-    return f"{said}. Of {len(lost):,} failed episodes: {', '.join(shares)}."
+        return f"{text}."
+    shares = [(number / len(lost), end) for end, number in Counter(_ENDS[t.outcome] for t in lost).most_common()]
+    shares += [(_share_inadmissible(lost), "of actions were not admissible")]
+    shares += [(returned_share(lost), "of steps returned to an earlier state")]
+    ends = ", ".join(f"{100 * share:.0f} % {what}" for share, what in shares if share is not None)
+    return f"{text}. Of {len(lost):,} failed episodes: {ends}."
 
 
 def _recurrence(rows: Sequence[dict[str, Any]], last: Sequence[Iteration]) -> str:
     """Return how often states recur within a group, and whether a number in their keys prevents it."""
     if not sum(row["steps"] for row in rows):
         return "No episode with a result took a step."
-    visits, once = ([row["group_size"][name] for row in rows] for name in ("mean", "singleton_steps"))
-    share = 100 * (1 - np.nanmean(once))
-    often = f"{np.nanmean(visits):.1f} times"
-    said = f"A state is visited {often} in its group; {share:.0f} % of steps are in one that recurs."
-    counted = count_in_keys([one for iteration in last for group in iteration.groups for one in group])
-    return said if counted is None else f"{said} {counted}. If it is a counter or a clock, leave it out of the keys."
+    visits, once = (np.nanmean([row["group_size"][name] for row in rows]) for name in ("mean", "singleton_steps"))
+    share = 100 * (1 - once)
+    text = f"A state is visited {visits:.1f} times in its group; {share:.0f} % of steps are in one that recurs."
+    counted = count_in_keys([t for iteration in last for group in iteration.groups for t in group])
+    return text if counted is None else f"{text} {counted}. If it is a counter or a clock, leave it out of the keys."
 
 
 def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]]) -> Change | None:
@@ -193,36 +187,32 @@ def _learned(change: Change | None) -> str:
     return f"It learned: {change}." if change.points > 0 else f"Success fell: {change}."
 
 
-def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | None) -> str | None:
-    """Return advice by the state in which the run ended."""
-    groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
-    groups = [group for group in groups if group]
-    if not groups or np.isnan(end.rate):
-        return None
+def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | None) -> str:
+    """Return advice by the state in which the run ended; "" if no episode has a result."""
+    groups = _counted(iterations)
+    if not groups:
+        return ""
     lost = sum(not any(t.success for t in group) for group in groups) / len(groups)
-    inadmissible = _share_inadmissible([t for group in groups for t in group])
+    inadmissible = _share_inadmissible([t for group in groups for t in group]) or 0.0
     clear = change is not None and change.is_clear
-    if clear and change.points < 0:
-        return "Lower the learning rate, and look at kl and valid completions."
-    if end.rate > 0.95:
-        return "Nearly every episode succeeds: use harder tasks."
-    if inadmissible is not None and inadmissible > 0.5:
-        return "Most actions are not admissible: use a stronger model, or a higher --target-success of g2po teach."
-    if lost > 0.5:
-        return "Most groups fail in every episode: use easier tasks, a stronger model, or larger groups."
-    return (
-        f"Train on while evaluations rise: {CONTINUE}." if clear else "Train for longer, or raise the learning rate."
-    )
+    advice = {  # the first whose condition holds
+        "Lower the learning rate, and look at kl and valid completions.": clear and change.points < 0,
+        "Nearly every episode succeeds: use harder tasks.": end.rate > 0.95,
+        "Most actions are not admissible: use a stronger model, or a higher --target-success of g2po teach.": (
+            inadmissible > 0.5
+        ),
+        "Most groups fail in every episode: use easier tasks, a stronger model, or larger groups.": lost > 0.5,
+        "Train on while evaluations rise: the same command with --resume-from-checkpoint auto and more "
+        "--max-steps.": clear,
+        "Train for longer, or raise the learning rate.": True,
+    }
+    return next(text for text, holds in advice.items() if holds)
 
 
 def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:
     """Return the share of actions that were not listed; `None` if no environment lists actions."""
     listed = [step.admissible for t in trajectories for step in t.steps if step.admissible is not None]
     return 1 - float(np.mean(listed)) if listed else None
-
-
-def _where(first: int, last: int) -> str:
-    return f"iteration {first}" if first == last else f"iterations {first} to {last}"
 
 
 def _wrapped(name: str, text: str) -> str:
