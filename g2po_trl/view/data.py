@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.iterations import iteration_numbers, load_evaluations, load_exams, load_iteration, load_log
+from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..utils.errors import G2POError
 from .episode_sets import EpisodeSet, sets_of_run
@@ -15,15 +16,6 @@ from .groups import disagreements, group_data, is_g2po
 from .index import EpisodeIndex
 from .texts import Prompts, Texts
 
-_CURVES = {  # the log's names -> the page's
-    "episode/success_rate": "success",
-    "episode/reward": "reward",
-    "episode/turns": "turns",
-    "episode/valid_action_ratio": "valid",
-    "episode/admissible_action_ratio": "admissible",
-    "episode/tool_call_ratio": "calls",
-    "kl": "kl",
-}
 _SETTINGS = (
     "file state_key estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty estimator_kwargs "
     "learning_rate beta num_generations max_turns temperature seed"
@@ -55,10 +47,9 @@ class Run:
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
         self.index = EpisodeIndex(self.folder)
         if not self.numbers and not self.sets() and not (live and described):
-            raise G2POError(
-                f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
-                f"output folder of `g2po evaluate`{_hint(self.folder)}"
-            )
+            remedy = "pass the output_dir of a run with save_trajectories, or an output folder of `g2po evaluate`"
+            message = f"{str(folder)!r} holds no trajectories: {remedy}{_hint(self.folder)}"
+            raise G2POError(message, "folder", folder)
 
     def about(self) -> dict[str, Any]:
         """Return name and settings."""
@@ -73,16 +64,13 @@ class Run:
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
-        curves = [
-            {
-                "n": number,
-                **{ours: entry[theirs] for theirs, ours in _CURVES.items() if _is_number(entry.get(theirs))},
-                "times": {
-                    k.removeprefix("time/"): v for k, v in entry.items() if k.startswith("time/") and _is_number(v)
-                },
-            }
-            for number, entry in self._log()
-        ]
+        curves = []
+        for number, entry in self._log():
+            known = {name: value for name, value in entry.items() if _is_number(value)}
+            times = {name.removeprefix("time/"): known[name] for name in known if name.startswith("time/")}
+            values = {one.short: known.get(f"episode/{one.name}") for one in METRICS if one.short}
+            values = {name: value for name, value in values.items() if value is not None}
+            curves.append({"n": number, **values, "times": times})
         return {
             **self.about(),
             "folder": shlex.quote(str(self.folder)),  # in commands to copy

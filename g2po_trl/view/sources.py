@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..runs.metrics import METRICS
 from ..runs.summary import REPORT
 from ..utils.errors import G2POError
 from .data import Run
@@ -21,7 +22,8 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
     `live`: accept a run that has begun and has no trajectories yet.
     """
     if not Path(folder).is_dir():
-        raise G2POError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")
+        message = f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`"
+        raise G2POError(message, "folder", folder)
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
     return Evaluation(folder) if is_evaluation else Run(folder, live=live)
 
@@ -53,10 +55,9 @@ class Sources:
         self.sources = sources
         for source in sources:
             if len(sources) > 1 and not source.sets() and not source.overview()["curves"]:
-                raise G2POError(
-                    f"{str(source.folder)!r} holds no evaluation (trajectories/eval-….jsonl) and no log to be "
-                    f"compared: make one by g2po evaluate --model {source.folder}, and pass its output folder"
-                )
+                remedy = f"make one by g2po evaluate --model {source.folder}, and pass its output folder"
+                message = f"{str(source.folder)!r} holds no evaluation and no log to be compared: {remedy}"
+                raise G2POError(message, "folder", source.folder)
         self.run = sources[0] if len(sources) == 1 and isinstance(sources[0], Run) else None
         self.numbers: Sequence[int] = self.run.numbers if self.run else ()
 
@@ -65,7 +66,10 @@ class Sources:
         return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
 
     def overview(self) -> dict[str, Any]:
-        """Return the data shown when the page opens; "training": whether the only folder has iterations."""
+        """Return the data shown when the page opens; "training": whether the only folder has iterations.
+
+        "charts": name, title and scale of the metrics that are drawn.
+        """
         sets = [
             {"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in self.sets().items()
         ]
@@ -76,6 +80,7 @@ class Sources:
             "sets": sets,
             "pair": _first_pair(sets),
             "training": bool(self.numbers),
+            "charts": [[one.short, one.title, one.scale] for one in METRICS if one.short and one.short != "success"],
         }
 
     def pieces(

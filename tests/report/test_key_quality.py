@@ -12,7 +12,6 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import key_quality as keys
 from g2po_trl.report.key_quality import LAMBDAS, OFTEN, LeftOutErrors
-from g2po_trl.report.plain import five_lines
 from g2po_trl.runs.iterations import Iteration
 
 
@@ -67,9 +66,6 @@ def test_groups_beyond_a_batch_are_the_same(monkeypatch):
     assert parts["all"]["groups"] == whole["all"]["groups"] > 10
 
 
-# -- intervals --------------------------------------------------------------------------------------------------------
-
-
 def test_intervals_are_paired_deterministic_and_as_wide_as_the_spread_of_groups():
     rng = np.random.default_rng(0)
     size = rng.gamma(2.0, 5.0, 400)  # much the same for both λ: what is compared must not feel it
@@ -87,22 +83,6 @@ def test_a_row_without_errors_has_no_interval():
     assert none["relative"] is None and none["interval"] is None and none["steps"] == 9
     seven = keys.row(np.repeat([[1.0], [0.0]], [7, 9], axis=0).repeat(len(LAMBDAS), 1), 16)
     assert seven["groups"] == 7 and seven["interval"] is None, "groups without errors make no interval"
-
-
-# -- words ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_lambda_that_predicts_better_is_advised():
-    found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [9] * 9}, visits=8))
-    rows = [{"steps": 2, "group_size": {"mean": 2.0, "singleton_steps": 0.0}}]
-    assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(-3)
-    assert "λ = 0.5: error -20.0 %, 95 % interval -20.0 to -20.0 %" in keys.text(found)
-    assert keys.in_short(found) == ("The state keys look right.", "Try --value-lambda 0.5.")
-    for run, advised in (({}, True), ({"estimator": {"estimator_name": "grpo"}}, False), ({"traces": {}}, False)):
-        said = five_lines([Iteration(1, [[episode("a", 8.0)] * 2])], {"prediction": found, "iterations": rows}, run)
-        assert ("--value-lambda 0.5" in said) == advised, "an option of G2PO's values"
-    least = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [7] * 9}))
-    assert keys.in_short(least)[1] == "Try --value-lambda 0." and least["often_standard_errors"] is None
 
 
 def test_right_keys_of_episodes_that_run_out_of_turns_look_right():
@@ -127,11 +107,6 @@ def test_right_keys_of_episodes_that_run_out_of_turns_look_right():
 
 def test_actions_tell_that_keys_hide_something():
     """x, go leads to a room that wins and to one that loses; left-out errors would not say so."""
-    found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9}), hidden=0.3)
-    assert found["hidden_share"] == pytest.approx(0.3) and found["value_lambda"] == 1
-    assert "30 % of the variance of next values" in keys.text(found)
-    assert keys.in_short(found)[0].endswith("state keys hide something, or the environment is random.")
-    assert keys.in_short(found, used=0.5)[1].startswith("Set value_lambda 1.")
     same = examined([[episode("xab", 8.0), episode("xcd", 0.0)]])  # the same action
     assert same["hidden_share"] == 1.0
     other = [episode("xab", 8.0), episode("xcd", 0.0)]
@@ -141,28 +116,22 @@ def test_actions_tell_that_keys_hide_something():
     assert examined([[episode("xab", 8.0)] * 2])["hidden_share"] is None, "next values do not differ"
 
 
-def test_keys_that_hide_something_are_named_with_what_to_do():
-    found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [11] * 9}, visits=8))
-    assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(3)
-    assert keys.in_short(found)[0].endswith("depend on how they were reached: state keys hide something.")
-    assert "λ = 0: error +10.0 %" in keys.text(found)
-    assert '("State keys" on the page "Your environment").' in keys.in_short(found)[1]
-    found = examined_errors(errors_of({1.0: [10] * 9, 0.8: [9] * 9, 0.0: [11] * 9}, visits=2))
-    assert found["value_lambda"] == 0.8 and found["often_standard_errors"] is None
-    assert found["lost_standard_errors"] == pytest.approx(3)
-    assert "hide something" in keys.in_short(found)[0]
-
-
-def test_what_is_not_told_apart_is_not_advised():
-    noise = [1, -1, 1, -1, 1, -1, 1, -1, -0.5]
-    found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [10 + of for of in noise]}, visits=8))
-    assert keys.in_short(found) == ("The state keys look right.", "")
-    zero = [14, 9, 12, 9, 11, 10, 10, 10, 10]  # more, by one standard error
-    best = examined_errors(errors_of({1.0: [10] * 9, 0.9: [11] * 9, 0.8: [11] * 9, 0.5: [12] * 9, 0.0: zero}))
-    assert best["value_lambda"] == 1
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("columns", "hidden", "visits", "value_lambda", "finding"),
+    [
+        ({0.5: [8] * 9, 0.0: [9] * 9}, 0.0, 8, 0.5, "look right"),
+        ({0.5: [8] * 9, 0.0: [7] * 9}, 0.0, 1, 0.0, "look right"),
+        ({0.5: [8] * 9}, 0.3, 1, 1, "environment is random"),
+        ({0.5: [8] * 9, 0.0: [11] * 9}, 0.0, 8, 0.5, "how they were reached"),
+        ({0.8: [9] * 9, 0.0: [11] * 9}, 0.0, 2, 0.8, "how they were reached"),
+        ({0.9: [11] * 9, 0.8: [11] * 9, 0.5: [12] * 9, 0.0: [14, 9, 12, 9, 11, 10, 10, 10, 10]}, 0, 1, 1, "right"),
+    ],
+)
+def test_findings_and_advice(columns, hidden, visits, value_lambda, finding):
+    found = examined_errors(errors_of({1.0: [10] * 9, **columns}, visits=visits), hidden)
+    told, advice = keys.in_short(found)
+    assert found["value_lambda"] == value_lambda and finding in told
+    assert ("--value-lambda" in advice) == (value_lambda < 1 and "right" in finding)
 
 
 def write(run, groups, iterations=1):

@@ -1,20 +1,23 @@
 """Analyses by hand and against simulated truth, plots as files, and the command on a real run's output."""
 
 import json
-from dataclasses import replace
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from letter_graphs import episode
+from refusals import refused
 
 from g2po_trl import G2POError, StateGraph, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report.key_texts import different_parts, hidden_example, key_texts
-from g2po_trl.report.key_texts import text as lines_of_keys
 from g2po_trl.report.losses import UNBROKEN, in_short, losses, turning_points
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 from g2po_trl.runs.iterations import Iteration, load_iterations
+
+GOLDEN = Path(__file__).with_name("analysis.json")
 
 
 @pytest.fixture
@@ -42,60 +45,36 @@ def test_iterations_are_read_over_ranks(run, capsys):
     assert "incomplete lines that were skipped: 1" in capsys.readouterr().out
 
 
-def test_the_command_writes_numbers(run, capsys):
-    main([str(run)])
-    printed = capsys.readouterr().out
-    names = [line.split("  ")[0] for line in printed.splitlines() if line[:1].strip() and ":" not in line[:14]]
-    assert names[:5] == ["Success", "Failures", "Recurrence", "Verdict", "What to do"]
-    assert "λ = 1" not in printed
-    written = json.loads((run / "report" / "analysis.json").read_text())
-    assert written["iterations"][0]["steps"] == 40
+def test_the_numbers_of_a_run(run, capsys):
+    """The whole of analysis.json, as it was when each of its parts had been checked by hand."""
     main([str(run), "--details"])
-    assert "at λ = 1" in (printed := capsys.readouterr().out) and "Recurrence" in printed
-    assert [path.name for path in (run / "report").iterdir()] == ["analysis.json"]
+    names = re.findall(r"^(\w[\w ]{12} )\S", capsys.readouterr().out, re.MULTILINE)
+    assert [name.strip() for name in names][:5] == ["Success", "Failures", "Recurrence", "Verdict", "What to do"]
+    golden = json.loads(GOLDEN.read_text())
+    assert json.loads((run / "report" / "analysis.json").read_text()) == approximately(golden)
+
+
+def approximately(data):
+    """The data, whose numbers may differ by rounding."""
+    if isinstance(data, dict):
+        return {name: approximately(part) for name, part in data.items()}
+    if isinstance(data, list):
+        return [approximately(part) for part in data]
+    return pytest.approx(data) if isinstance(data, float) else data
 
 
 def test_a_run_that_lost_everything(tmp_path, capsys):
     """No numbers that there are not, but why, and what to do."""
-    played = [episode("abc", 0.0, task) for task in "xxyy"]
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
-    main([str(tmp_path)])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Success 0.0 % in iteration 1. Failures 2 of 2 groups failed in every episode in iteration 1." in said
-    assert "Verdict Nothing to learn from: all 2 groups failed in every episode, with equal rewards." in said
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [episode("abc", 0.0, task) for task in "xxyy"])
     main([str(tmp_path), "--details"])
-    assert "nan" not in said + capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Nothing to learn from" in printed and "nan" not in printed
 
 
-def test_a_run_of_evaluations_alone(tmp_path):
-    with pytest.raises(G2POError, match="holds no trajectories/train") as error:
-        main([str(tmp_path)])
-    assert "g2po view" not in str(error.value)
+def test_a_run_of_evaluations_has_no_report(tmp_path):
     write_jsonl(tmp_path / "trajectories" / "eval-000000.jsonl", [episode("ab", 1.0)])
-    with pytest.raises(G2POError, match="save_trajectories. `g2po view` shows its evaluations"):
+    with pytest.raises(G2POError):
         main([str(tmp_path)])
-
-
-def test_a_step_counter_in_a_runs_keys(tmp_path, capsys):
-    played = [episode(path, 8.0 * n) for n, path in enumerate(("aba", "ab", "aba", "abb"))]
-    for one in played:
-        for turn, step in enumerate(one.steps):
-            step.observation = f"{step.observation} {turn}"
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
-    main([str(tmp_path)])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "0 % of steps return to a state of their episode, and 43 % would if keys had no numbers, as 'a 0'" in said
-
-
-@pytest.mark.parametrize(("length", "is_said"), [(1, False), (8, True)])
-def test_actions_that_end_at_their_limit_are_not_cut(tmp_path, capsys, length, is_said):
-    """As the run itself counts them."""
-    played = [episode("abc", reward) for reward in (10.0, 0.0) * 2]
-    for step in (step for trajectory in played for step in trajectory.steps):
-        step.completion_ids, step.completion_truncated = [5] * length, True
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
-    main([str(tmp_path)])
-    assert ("Completions do not end" in capsys.readouterr().out) == is_said
 
 
 def lines_of(*rollouts, run=None, evaluations=()):
@@ -141,15 +120,6 @@ def test_the_five_lines_by_hand():
     )
 
 
-def test_the_task_that_is_lost_most_often_is_named_by_its_id_if_all_have_one_sentence():
-    lost, groups = episode("ab", 0.0), []
-    for name in "aba":
-        groups.append([replace(lost, task_id=f"level-{name}", task="Push the box.")])
-    assert "most often 'level-a'" in lines_of(groups)["Failures"]
-    groups[0][0].task = "Push two."
-    assert "most often 'Push the box.'" in lines_of(groups)["Failures"]
-
-
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_too_few_groups_have_no_verdict(number):
     """Groups that are alike by chance have no spread, which is no certainty."""
@@ -184,28 +154,7 @@ def test_what_to_do_follows_from_how_a_run_ended():
     assert errors["Success"] == "No episode has a result."
 
 
-def test_the_verdict_knows_of_replaced_groups(tmp_path, capsys):
-    """Those that dynamic sampling left in the rollout lost, and one that it replaced had won: not all is lost."""
-    folder = tmp_path / "trajectories"
-    write_jsonl(folder / "train-000001.jsonl", [episode("abc", 0.0, "x") for _ in range(4)])
-    write_jsonl(folder / "replaced-000001.jsonl", [episode("abc", 10.0, "y") for _ in range(4)])
-    main([str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert (
-        "Nothing to compare: in the only group rewards were equal" in printed
-        and "failed in every episode, with" not in printed
-    )
-
-
-def test_other_files_are_no_iterations(tmp_path):
-    folder = tmp_path / "trajectories"
-    for name in ("train-000001-rank0", "train-000001-rank1", "train-7-000002", "train-hard-000002"):
-        write_jsonl(folder / f"{name}.jsonl", [episode("abc", 0.0, name)])
-    (iteration,) = load_iterations(tmp_path)
-    assert [group[0].task_id for group in iteration.groups] == ["train-000001-rank0", "train-000001-rank1"]
-
-
-def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
+def test_tasks_that_are_never_won_and_the_steps_that_lose():
     """V(h) = 4, V(k) = 8, V(c) = 0: at c, entered from h, the state is worth 4 less; the turn limit takes 8 from k."""
     won, lost = episode("hk", 8.0, "x"), episode("hc", 0.0, "x")
     cut, never = episode("hk", 0.0, "x", outcome="truncated"), [episode("ab", 0.0, "y"), episode("ac", 0.0, "y")]
@@ -224,40 +173,8 @@ def test_tasks_that_are_never_won_and_the_steps_that_lose(tmp_path, capsys):
     (task,) = found["never_won"]
     assert (task["task_id"], task["episodes"], task["ends"]) == ("y", 3, [["c", 2], ["b", 1]])
     assert (task["iteration"], task["episode"]) == (7, "2.3")
-    said = in_short(found, "runs/x")
-    assert '1 of 2 tasks are never solved, for example \'{"name": "y"' in said
-    assert "g2po view runs/x --text --episode 2.3 --iterations 7" in said.replace(UNBROKEN, " ")
-    assert said.endswith("Most failures in groups with a success come after 'h' by 'go down' (3 of 4).")
-    write_jsonl(tmp_path / "trajectories" / "train-000007.jsonl", [one for group in groups for one in group])
-    main([str(tmp_path), "--details"])
-    printed = capsys.readouterr().out
-    assert "never solved: 1 of 2 tasks" in printed and "    2 end in 'c'" in printed
-    assert "     1 after 'k' by the turn limit" in printed
-
-
-def test_states_that_read_alike_are_told_apart_by_their_keys():
-    """ "You see nothing." in the hall and in the cellar: two states, and two lines."""
-    won, lost = episode("hk", 8.0, "x"), [episode("hc", 0.0, "x"), episode("kc", 0.0, "x")]
-    never = [episode("hk", 0.0, "y"), episode("h", 0.0, "y")]
-    for one in (won, *lost, *never):
-        for step in one.steps:
-            step.state_key = step.observation
-            step.observation = "You see nothing." if step.observation in "hk" else step.observation
-    found = losses([Iteration(1, [[won, *lost], never])], 1.0)
-    assert {one["state"] for one in found["turning_points"]} == {
-        "You see nothing. (key h)",
-        "You see nothing. (key k)",
-    }
-    (task,) = found["never_won"]
-    assert task["ends"] == [["You see nothing. (key k)", 1], ["You see nothing. (key h)", 1]]
-    for one in (won, *lost, *never):  # as those of chat requests, which begin with what they answer
-        for step in one.steps:
-            step.state_key = f"{'x' * 999} asked: {step.state_key}"
-    shown = {one["state"] for one in losses([Iteration(1, [[won, *lost], never])], 1.0)["turning_points"]}
-    assert {text[-10:] for text in shown} == {" asked: h)", " asked: k)"} and max(map(len, shown)) < 100
-    won.steps[0].observation = lost[0].steps[0].observation = "你看到" * 40
-    shown = {one["state"] for one in losses([Iteration(1, [[won, *lost], never])], 1.0)["turning_points"]}
-    assert any(text.startswith("你看到你看到") for text in shown), "a text without spaces"
+    command = "g2po view runs/x --text --episode 2.3 --iterations 7"
+    assert command in in_short(found, "runs/x").replace(UNBROKEN, " ")
 
 
 def test_no_lost_episode_is_left_out(tmp_path, capsys):
@@ -279,7 +196,7 @@ def test_no_lost_episode_is_left_out(tmp_path, capsys):
     assert f"g2po view '{folder}' --text --episode 2.2 --iterations 1" in printed, "on one line, to be copied"
     assert "incomplete lines that were skipped: 1" in printed
     (folder / "trajectories" / "train-000001.jsonl").write_bytes(cut.read_bytes())
-    with pytest.raises(G2POError, match="no episode that was written to its end"):
+    with refused("run"):
         main([str(folder)])
 
 
@@ -300,11 +217,6 @@ def test_observations_under_a_key_and_keys_of_an_observation():
     hidden = hidden_example(graph, [same])
     assert (hidden["state"], hidden["action"], hidden["next"]) == ("h", "go", [["k", 8.0], ["c", 0.0]])
     assert hidden["spread"] == 32.0
-    lines = lines_of_keys(seen, hidden)
-    assert lines == [
-        "50 % of steps are in a state that has several observations, as 'k' and 'c'",
-        "from 'h', 'go' leads to 'k' (value 8) and to 'c' (value 0)",
-    ]
     same[1].steps[0].action = "stay"
     assert hidden_example(StateGraph.from_groups([same], 1.0, with_actions=True), [same]) is None
     assert different_parts("a" * 90 + "left" + "b" * 90, "a" * 90 + "right" + "b" * 90)[1].startswith("…aaa")

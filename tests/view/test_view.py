@@ -6,16 +6,16 @@ import urllib.request
 
 import numpy as np
 import pytest
+from refusals import refused
 from viewing import BAD_TEXT, opened, trajectory, until
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.utils.json import to_json, write_json
+from g2po_trl.utils.json import to_json
 from g2po_trl.view import Run, Sources
 from g2po_trl.view.groups import disagreements
 from g2po_trl.view.labels import state_labels
 from g2po_trl.view.server import Server
-from g2po_trl.view.texts import Texts, step_data
 
 
 @pytest.fixture
@@ -40,11 +40,6 @@ def run(tmp_path):
     settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
     (folder / "run.json").write_text(json.dumps({"trainer": settings}))
     return folder
-
-
-def test_steps_say_whether_their_actions_were_listed():
-    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
-    assert [step_data(step, Texts(), None)["in"] for step in steps] == [True, False, None]
 
 
 def test_values_and_advantages_by_hand(run):
@@ -96,15 +91,6 @@ def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
     assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
 
 
-def test_groups_of_one_task_stay_apart(run):
-    path = run / "trajectories" / "train-000001.jsonl"
-    groups = [trajectory("one", "ha", 10.0), trajectory("one", "ha", 0.0)]
-    for number, member in enumerate(groups):
-        member.group = number
-    write_jsonl(path, groups)
-    assert [len(group["trajectories"]) for group in Run(run).iteration(1)["groups"]] == [1, 1]
-
-
 def strict(text):
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
@@ -132,11 +118,6 @@ def test_a_run_without_any_success_is_json(lost):
     assert overview["evaluations"][0]["turns_to_success"] is None and overview["curves"][0]["success"] == 0
     assert "kl" not in overview["curves"][0] and overview["curves"][0]["times"] == {}
     assert strict(to_json(Run(lost).iteration(1)))["groups"][1]["nodes"] == []
-    for data in (to_json, lambda data: (write_json(lost / "x.json", data), (lost / "x.json").read_text())[1]):
-        text = data(
-            {"a": [np.float32("nan"), np.int64(3), float("inf")], "b": {"c": np.arange(2)}, "d": "half \ud800"}
-        )
-        assert strict(text) == {"a": [None, 3, None], "b": {"c": [0, 1]}, "d": "half ?"}
 
 
 def test_the_overview(run):
@@ -201,35 +182,26 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
     assert state_labels(listings) == ["def go stop", "run", "halt"], "numbers of lines tell nothing"
     assert state_labels(["user: You hold a pen."]) == ["hold pen"], "no roles of messages, no small words"
 
-
-def test_states_that_read_alike_are_told_apart_by_their_keys():
     keys = ["safe, door open", "safe, door shut", "hall"]
-    assert state_labels(["safe", "safe", "hall"], keys) == ["safe (open)", "safe (shut)", "hall"]
-    assert state_labels(["safe"] * 2, ["safe opened", "safe openly"]) == ["safe (opened)", "safe (openly)"], (
-        "whole words"
-    )
-    assert state_labels(["safe"] * 2, ["safe +", "safe -"]) == ["safe #1", "safe #2"], "no word differs"
+    assert state_labels(["safe", "safe", "hall"], keys) == ["safe (open)", "safe (shut)", "hall"], "by their keys"
 
 
-def test_bad_input_is_named(tmp_path, run):
-    with pytest.raises(ValueError, match="there is no folder '.*none': pass the output_dir"):
-        main([str(tmp_path / "none"), "--no-open"])
-    with pytest.raises(ValueError, match="holds no trajectories"):
-        main([str(tmp_path), "--no-open"])
-    with pytest.raises(ValueError, match=r"holds no trajectories.*there are .*my-run"):
-        main([str(run.parent), "--no-open"])
-    with pytest.raises(ValueError, match=r"iterations is \[7\]: there are \[1, 2\]"):
-        main([str(run), "--no-open", "--iterations", "7"])
-    (run / "log.jsonl").unlink()
-    with pytest.raises(ValueError, match="my-run' holds no evaluation .* and no log to be compared: make one by"):
-        main([str(run), str(run), "--no-open"])
-
-
-@pytest.mark.parametrize("flags", [["--port", "8000"], ["--serve", "--iterations", "1"], ["--serve", "--no-prompts"]])
-def test_flags_without_effect_are_refused(run, flags, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([str(run), "--no-open", *flags])
-    assert ended.value.code == 2 and "no effect with" in capsys.readouterr().err
+def test_what_cannot_be_shown_is_refused(tmp_path, run, capsys):
+    alone = tmp_path / "alone"
+    write_jsonl(alone / "trajectories" / "train-000001.jsonl", [trajectory("one", "ha", 10.0)])
+    for field, arguments in (
+        ("folder", [tmp_path / "none"]),
+        ("folder", [tmp_path]),
+        ("iterations", [run, "--iterations", "7"]),
+        ("folder", [run, alone]),
+    ):
+        with refused(field):
+            main([*map(str, arguments), "--no-open"])
+    without_effect = {"port": "--port 8000", "iterations": "--serve --iterations 1", "prompts": "--serve --no-prompts"}
+    for field, flags in without_effect.items():
+        with pytest.raises(SystemExit) as ended:
+            main([str(run), "--no-open", *flags.split()])
+        assert ended.value.code == 2 and f"error: {field} " in capsys.readouterr().err
     assert not (run / "view.html").exists()
 
 

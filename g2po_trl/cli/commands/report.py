@@ -39,13 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     iterations = load_iterations(args.run)
     unfinished = sum(iteration.unfinished for iteration in iterations)
     if not (iterations := [iteration for iteration in iterations if iteration.groups]):
-        raise G2POError(f"{args.run} has no episode that was written to its end: wait for one, or restore the files")
+        message = f"{args.run} has no episode that was written to its end: wait for one, or restore the files"
+        raise G2POError(message, "run", args.run)
     numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
     try:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
-        raise G2POError(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
+        message = f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER"
+        raise G2POError(message, "output", output) from error
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
     if unfinished:

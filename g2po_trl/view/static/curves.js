@@ -128,8 +128,6 @@ function evaluationPoints(one, facts = {}) {
 }
 
 const colourOfRun = (i) => css(["--mine", "--other", "--up", "--good", "--bad", "--soft"][i % 6]);
-const CURVES = { turns: ["Turns of an episode"], valid: ["Valid completions (%)", 100], calls: ["Completions that call a tool (%)", 100],
-  admissible: ["Admissible actions (%)", 100] };
 
 // The charts of runs, a line of each; `indexes` have the standard errors of their success.
 function chartsOf(sources, indexes) {
@@ -147,9 +145,9 @@ function chartsOf(sources, indexes) {
     points.some((p) => p.hollow) ? "circles: reported panel" : ""];
   const charts = [[told.filter(Boolean).join(", "), { lines: success, points, top: 100, begin: points.length || several ? 0 : 1,
     unit: trained ? "iteration" : "step" }]];
-  for (const [name, [title, top]] of Object.entries(CURVES)) {
-    const lines = sources.map(({ curves }, i) => ({ ...facts(i), line: lineOf(curves, name, top || 1) })).filter(({ line }) => line.length);
-    if (lines.length) charts.push([title, { lines, top }]);
+  for (const [name, title, scale] of page.charts) {
+    const lines = sources.map(({ curves }, i) => ({ ...facts(i), line: lineOf(curves, name, scale) })).filter(({ line }) => line.length);
+    if (lines.length) charts.push([scale === 100 ? `${title} (%)` : title, { lines, top: scale === 100 ? 100 : undefined }]);
   }
   return charts;
 }
