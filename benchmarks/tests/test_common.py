@@ -44,6 +44,6 @@ def test_texts_lose_the_machines_folders():
 
 
 def test_results_name_no_folder_of_a_machine():
-    files = [path for path in common.RESULTS.rglob("*") if path.suffix in (".json", ".jsonl", ".md", ".txt")]
+    files = [path for path in common.RESULTS.rglob("*") if path.suffix in (".json", ".jsonl", ".gz", ".md", ".txt")]
     folder = re.compile(r"(?<![\w.:/])/(?:data|home|mnt|opt|root|tmp|Users|usr|var|work)/\w")
-    assert len(files) > 100 and not [path for path in files if folder.search(path.read_text(encoding="utf-8"))]
+    assert len(files) > 100 and not [path for path in files if folder.search(common.read_text(path))]
