@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
-import marshal
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,21 +15,7 @@ from ..utils.images import Picture
 from ..utils.json import to_json
 from .conversation import Message, as_text, canonical, since_last_completion, without_ids
 
-_UNCHANGED = re.compile(r"\W*(nothing (happens|happened|changes|changed)|no (change|effect))\W*", re.IGNORECASE)
-_WORD = re.compile(r"[^\W_]+")
-_LONGEST_SIGN = 4  # characters without a word, "[]"; longer ones may be drawings
-# A text of these words alone, such as a tool's result, says little.
-_FILLERS = frozenset(
-    "0 a ack acknowledged an and any bash been chunk code command completed content continue count data did done "
-    "empty error errors executed execution exit exited false finished from has id is it last logs message nil no "
-    "none not noted null observation of ok okay or original output process produce ran response result results "
-    "return returncode returned seconds shell snippet status stderr stdout succeeded success successful "
-    "successfully sure system thank thanks the time token tool true undefined value void wall was with without yes "
-    "you your".split()
-)
-
-_TOOLS: dict[bytes, bytes] = {}  # tools as a digest reads them, of the last lists
-_MOST_TOOLS = 16
+MAX_SHORT = 64  # characters of new messages that are the same in many states, such as "OK" and "Nothing happens."
 
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
@@ -57,9 +43,8 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     """Return the default state key of a request as JSON: its new messages, and a digest of system message and tools.
 
     The new messages are those since the last completion, without ids of calls; if there are none, the whole
-    conversation. Short messages (`says_little`) are the same in many states: the key then also contains the model's
-    calls, or else its text, that they answer, and the messages before these. After "Nothing happens", the state is the
-    previous one.
+    conversation. New messages of at most `MAX_SHORT` characters are the same in many states: the key then also
+    contains the model's calls, or else its text, that they answer.
 
     A result that names its call by an id does not name the tool: which tool was called is the action that led to the
     state.
@@ -68,33 +53,25 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
     if not since_last_completion(messages):
         return "\n".join([as_text(messages), *map(json.dumps, asked)])
-    known = _known(messages, len(system))
-    said = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in known]
-    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+    news = _news(messages, len(system))
+    known = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in news]
+    return json.dumps([*known, *asked], ensure_ascii=False, sort_keys=True)
 
 
-def _known(messages: Sequence[Message], begins: int, until: int = 0) -> list[Message]:
-    """Return the new messages, preceded by those they answer if they are short.
+def _news(messages: Sequence[Message], begins: int, since: int = 0) -> list[Message]:
+    """Return the new messages, short ones after the message that they answer.
 
-    At most, it goes back to the new messages at the end of the first `until`. The task begins after `begins` messages.
+    The task begins after `begins` messages. Those up to `since` say enough by themselves.
     """
-    known: list[Message] = []
-    end = len(messages)
-    while True:
-        news = since_last_completion(messages[:end])
-        begin = end - len(news)
-        # An image says something; its hash is a word.
-        shown = [[message["content"], *message.get("images", ())] for message in news if message["role"] != "system"]
-        text = "\n".join(part for parts in shown for part in parts)
-        unchanged = begin > 0 and end > until and says_unchanged(text)
-        if not unchanged:
-            known = [*(news if begin else news[begins:]), *known]
-        if not begin or end <= until or not (unchanged or says_little(text)):
-            return known
-        end = begin - 1
-        if not unchanged:
-            answered = messages[end]
-            known = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *known]
+    news = since_last_completion(messages)
+    begin = len(messages) - len(news)
+    if not begin:
+        return news[begins:]
+    is_short = sum(len(message["content"]) for message in news) <= MAX_SHORT
+    if not is_short or len(messages) <= since or any(message.get("images") for message in news):
+        return news
+    answered = messages[begin - 1]
+    return [{**answered, "content": ""} if answered.get("tool_calls") else answered, *news]
 
 
 def workspace_key(
@@ -107,8 +84,7 @@ def workspace_key(
 ) -> str:
     """Return the state key of a request of an agent that works on files: files, new messages, system message, tools.
 
-    Short messages are combined with what they answer, as in `request_key`, back to the request at which the files
-    have changed.
+    Short messages are combined with what they answer, as in `request_key`, unless the files have changed.
 
     In texts, times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
 
@@ -124,7 +100,7 @@ def workspace_key(
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     until = len(messages) if since is None else since
     is_whole = not since_last_completion(messages)
-    news = messages[len(system) :] if is_whole else _known(messages, len(system), until)
+    news = messages[len(system) :] if is_whole else _news(messages, len(system), until)
     asked = _digest_of(system, tools, folder, temporary)
     key = {"files": files, "news": as_text(news), "asked": asked}
     return json.dumps(key, ensure_ascii=False)
@@ -172,23 +148,15 @@ def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | N
     `folders`: the tools have marks, see `without_noise`.
     """
     state = hashlib.blake2b(canonical([message["content"] for message in system]), digest_size=8)
-    state.update(_canonical_tools(tools or (), folders))
+    state.update(_canonical_tools(to_json(list(tools or ())), folders))
     return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
 
 
-def _canonical_tools(tools: Sequence[Mapping[str, Any]], folders: tuple[str, ...]) -> bytes:
+@functools.lru_cache(16)
+def _canonical_tools(tools: str, folders: tuple[str, ...]) -> bytes:
     """Return tools, in one order, as bytes for a digest. They are long, and most requests have those of another."""
-    try:
-        known = marshal.dumps((list(tools), folders), 2)
-    except ValueError:  # it writes plain data alone
-        known = None
-    if (text := _TOOLS.get(known)) is None:
-        text = b"".join(sorted(map(canonical, _marked(list(tools), *folders) if folders else tools)))
-        if known is not None:
-            if len(_TOOLS) >= _MOST_TOOLS:
-                del _TOOLS[next(iter(_TOOLS))]
-            _TOOLS[known] = text
-    return text
+    read = json.loads(tools)
+    return b"".join(sorted(map(canonical, _marked(read, *folders) if folders else read)))
 
 
 def state_key_text(key: Any) -> str:
@@ -196,16 +164,3 @@ def state_key_text(key: Any) -> str:
     if key is None:
         raise G2POError("state_key returned None; return a text or JSON data that is equal for equal states")
     return key if isinstance(key, str) else to_json(key, sort_keys=True)
-
-
-def says_little(text: str) -> bool:
-    """Return whether a text says little about a state by itself, as "", "OK", "null", "[]" and `{"success": true}`."""
-    words = set(_WORD.findall(text.lower()))
-    if not words:
-        return len(text.strip()) <= _LONGEST_SIGN
-    return words <= _FILLERS and words != {"0"}
-
-
-def says_unchanged(text: str) -> bool:
-    """Return whether a text says that nothing has changed, as "Nothing happens."."""
-    return _UNCHANGED.fullmatch(text) is not None

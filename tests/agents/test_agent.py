@@ -50,9 +50,7 @@ def test_a_loop_on_the_openai_client():
     )
     assert [one.text for one in seen] == ["system: Use the tools.\n\nuser: 1+2+3+4?", "tool: 3\n\ntool: 7", "tool: 10"]
     assert seen[0].task == "1+2+3+4?" and seen[1].task is None
-    assert seen[1].state_key.startswith(
-        '[{"content": "3", "role": "tool"}, {"content": "7", "role": "tool"}, {"asked":'
-    )
+    assert '{"content": "3", "role": "tool"}, {"content": "7", "role": "tool"}, {"asked":' in seen[1].state_key
     first, second, third = (one.request for one in seen)
     assert [tool["function"]["name"] for tool in first.tools] == ["add"] and first.stop == ()
     made = second.messages[2]["tool_calls"]

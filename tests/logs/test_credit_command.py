@@ -42,7 +42,7 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
         [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
     )
     key = lines[1]["state_key"]
-    assert key.startswith('[{"content": "kitchen", "role": "tool"}, {"asked": ')
+    assert key.startswith('[{"content": "", "role": "assistant", "tool_calls": ')
     assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
     assert (lines[4]["episode"], lines[4]["advantage"]) == (3, None)
     written = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
@@ -98,11 +98,11 @@ def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch)
 
 def test_similar_states_are_merged(tmp_path, capsys):
     pytest.importorskip("datasketch")
-    results = ["the door is open and you see a mug on the table next to the window in room", "you are lost"]
+    door = "the door is open and you see a mug on the table next to the window in room"
+    lost = "you are lost in a wood, and it is dark, and nobody is near who can help", "the lake before you " * 4
     lines = [
-        {"task_id": "t", "reward": n, "messages": [TASK, call("x"), {**seen(""), "content": f"{text} {n}"}, call("y")]}
-        for text in results
-        for n in (0, 1)
+        {"task_id": "t", "reward": n % 2, "messages": [TASK, call("x"), {**seen(""), "content": text}, call("y")]}
+        for n, text in enumerate((f"{door} 0", f"{door} 1", *lost))
     ]
     text = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines), "--state-key", "similar:0.85")[1]
     assert "75.0% of calls are in a state that another episode of the task visited" in text

@@ -124,7 +124,7 @@ def test_each_form_by_hand(form):
     assert first.observation == "system: You are a robot.\n\nuser: Find the mug."
     assert (second.observation, action_text(second)) == ("tool: kitchen", 'go({"to": "mug"})')
     assert [[m["role"] for m in step.messages] for step in group[0].steps] == [["system", "user"], ["tool"]]
-    news, asked = json.loads(second.state_key)
+    _, news, asked = json.loads(second.state_key)
     assert news == {"content": "kitchen", "role": "tool"} and asked.keys() == {"asked"}
     assert traces.skipped == skipped and not traces.without_calls
     assert set(traces.unread) <= {"request.model", "request.max_tokens"}

@@ -118,35 +118,6 @@ def test_request_key_is_what_came_since_the_last_completion():
     assert as_text(CONVERSATION) == 'user: 1 + 2?\n\nassistant: add({"a": 1, "b": 2})\n\ntool: 3'
 
 
-def test_request_key_of_news_that_say_little():
-    """They stand after what they answer; "Nothing happens" is no state; thoughts beside calls are not compared."""
-
-    def key(*turns, tools=None):
-        said = [CONVERSATION[0]]
-        for content, result in turns:
-            said += [
-                {"role": "assistant", "content": content, "tool_calls": [CALL]},
-                {"role": "tool", "content": result},
-            ]
-        return request_key(normalize_messages(said), tools)
-
-    assert key(("", "3"), ("", "OK")) == key(("", "3"), ("hm", "OK")) == key(("", "4"), ("", "3"), ("", "OK"))
-    keys = [key(), key(("", "")), key(("", "OK")), key(("", ""), ("", "")), key(("", "3")), key(("", "3"), ("", ""))]
-    assert len(set(keys)) == 6
-    assert key(("", "3"), ("", "Nothing happens.")) == key(("", "3")) and key(("", "No effect")) == key()
-    asked = [*CONVERSATION[:1], {"role": "assistant", "content": "Sure?"}, {"role": "user", "content": "yes"}]
-    assert request_key(asked) != request_key([asked[0], {**asked[1], "content": "Pay?"}, asked[2]])
-    silent = "Tool ran without output or errors"
-    assert key(("", silent)) != key(("", "x"), ("", silent))
-    assert key(("", "#.@..#")) == key(("", "x"), ("", "#.@..#")), "a drawing says a lot"
-    assert key(("", "完成 3")) == key(("", "x"), ("", "完成 3"))
-    one, two = {"name": "add"}, {"name": "go"}
-    assert len({key(tools=tools) for tools in (None, [one], [two], [one, two])}) == 4
-    assert key(tools=[one, two]) == key(tools=[two, one]) and not any(
-        map(str.isdigit, key(tools=[one]).split("asked")[1])
-    )
-
-
 def test_prefix_digests_ignore_ids_of_calls_alone():
     digests = prefix_digests(CONVERSATION)
     assert len(set(digests)) == 4

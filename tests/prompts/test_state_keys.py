@@ -1,0 +1,81 @@
+"""State keys of requests: short messages, noise, and who is asked."""
+
+import pytest
+
+from g2po_trl.prompts.state_keys import request_key, without_noise, workspace_key
+
+CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
+LONG = "a.py: " + "x" * 64
+
+
+def talk(*turns):
+    messages = [{"role": "user", "content": "Mend it."}]
+    for content, result in turns:
+        messages += [
+            {"role": "assistant", "content": content, "tool_calls": [CALL]},
+            {"role": "tool", "content": result},
+        ]
+    return messages
+
+
+def files_key(*turns, since=1):
+    return workspace_key("files", talk(*turns), None, "/srv/copy", since=since)
+
+
+@pytest.mark.parametrize("key", [lambda *turns: request_key(talk(*turns)), files_key])
+def test_short_messages_are_keyed_with_what_they_answer(key):
+    """A thought beside a call is not compared, and a long result says enough."""
+    assert key(("", "OK")) == key(("hm", "OK")) == key(("", LONG), ("", "OK"))
+    assert len({key(), key(("", "")), key(("", "OK")), key(("", LONG))}) == 4
+    assert key(("", LONG)) == key(("", "OK"), ("", LONG))
+
+
+def test_short_messages_answer_the_models_text():
+    asked = [*talk(), {"role": "assistant", "content": "Sure?"}, {"role": "user", "content": "yes"}]
+    assert request_key(asked) != request_key([asked[0], {**asked[1], "content": "Pay?"}, asked[2]])
+
+
+def test_short_messages_say_enough_where_files_have_changed():
+    assert files_key(("", "OK"), since=3) == files_key(("", LONG), ("", "OK"), since=5) != files_key(("", "OK"))
+
+
+def test_the_tools_are_part_of_a_key():
+    one, two = {"name": "add"}, {"name": "go"}
+    keys = [request_key(talk(), tools) for tools in (None, [one], [two], [one, two])]
+    assert len(set(keys)) == 4 and request_key(talk(), [two, one]) == keys[3]
+    assert not any(map(str.isdigit, keys[1].split("asked")[1])), "keys may be compared without numbers"
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("Chunk ID: d33d44 · Wall time: 0.0000 seconds", "Chunk ID: <id> · Wall time: <seconds>"),
+        ("Fri Nov 27 11:09:32 UTC 2026", "<date>"),
+        ("2026-11-27T10:00:00.123Z, 2026-11-27", "<date>, <date>"),
+        ("3 passed in 0.12s", "3 passed in <seconds>"),
+        ('duration_ms: 755, "wall_ms": 12, ms: 3', 'duration_ms: <seconds>, "wall_ms": <seconds>, ms: 3'),
+        ("<object at 0x7f3a22>", "<object at <id>>"),
+        ("/tmp/abc/x.py:3: error", "<path>:3: error"),
+        ("in /srv/copy/a.py", "in ./a.py"),
+        ("a.py:12:30: decade, facade 1234567; May 5 apples", "a.py:12:30: decade, facade 1234567; <date> apples"),
+        ("see /srv/home/.x, '/srv/tmp/1'", "see <path>, '<path>'"),
+    ],
+)
+def test_what_never_recurs_is_marked(text, marked):
+    assert without_noise(text, "/srv/copy", "/srv/") == marked
+
+
+def test_who_is_asked_is_part_of_the_state():
+    news = [{"role": "user", "content": "ok"}]
+    quoted = [{"type": "function", "function": {"name": "run", "description": f'`cat "/tmp/{n}"`'}} for n in "ab"]
+    keys = [
+        workspace_key("files", [*system, *news], tools, "/srv/copy")
+        for system, tools in [
+            ([], None),
+            ([], quoted[:1]),
+            ([], quoted[1:]),
+            ([{"role": "system", "content": "Today is 2026-11-27, in /srv/copy"}], None),
+            ([{"role": "system", "content": "Today is 2027-01-01, in ."}], None),
+        ]
+    ]
+    assert len(set(keys)) == 3 and keys[1] == keys[2] and keys[3] == keys[4]
