@@ -59,10 +59,8 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
         heads = text.num_attention_heads
     except (OSError, ValueError, AttributeError) as error:
         first = str(error).strip().splitlines()[0]
-        raise G2POError(
-            f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first} "
-            "Pass a folder that has one as --model"
-        ) from error
+        message = f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first}"
+        raise G2POError(message, "model_name_or_path", model) from error
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     return ModelShape(

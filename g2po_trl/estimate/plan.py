@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .memory import BYTES, ModelShape, Training, read_shape
 
 _ASSUMED_PROMPT, _ASSUMED_COMPLETION, _ASSUMED_FRACTION_OF_TURNS, _ASSUMED_FORWARDED = 700.0, 150.0, 0.66, 0.45
@@ -38,8 +38,7 @@ class Episodes:
             sum(entry[f"rollout/{name}"] for entry in log)
             for name in ("steps", "episodes", "prompt_tokens", "completion_tokens")
         )
-        if not steps:
-            raise G2POError(f"like is {source!r}, whose log.jsonl has no iteration with a step: pass another run")
+        require(steps > 0, "like", source, "pass another run, its log.jsonl has no iteration with a step")
         forwarded = sum(entry.get("update/forwarded_tokens", 0.0) for entry in log)
         return cls(steps / number, prompts / steps, completions / steps, forwarded / (prompts + completions), source)
 
@@ -62,13 +61,10 @@ class Plan:
     def from_settings(cls, settings: Mapping[str, Any], processes: int = 1, sharded: bool = False) -> Plan:
         """Return the plan. Raises `G2POError` if the number of steps is not set, or groups are not whole."""
         plan = cls(settings, processes, sharded)
-        if not (plan["max_steps"] or 0) > 0:
-            raise G2POError(f"max_steps is {plan['max_steps']}: set it, so that the length of the run is known")
-        if plan.episodes % plan["num_generations"]:
-            raise G2POError(
-                f"num_generations is {plan['num_generations']}, which does not divide the {plan.episodes} episodes of "
-                "an iteration: change per_device_train_batch_size, steps_per_generation or the number of processes"
-            )
+        steps, group = plan["max_steps"] or 0, plan["num_generations"]
+        require(steps > 0, "max_steps", steps, "set it, so that the length of the run is known")
+        remedy = f"change the batch size or the number of processes, {plan.episodes} episodes are not whole groups"
+        require(plan.episodes % group == 0, "num_generations", group, remedy)
         return plan
 
     def __getitem__(self, name: str) -> Any:
@@ -112,9 +108,9 @@ class Plan:
     @property
     def model(self) -> str:
         """Folder or Hub id of the model."""
-        if self["model_name_or_path"] is None:
-            raise G2POError("model_name_or_path is None: pass --model, a folder or a Hub id")
-        return str(self["model_name_or_path"])
+        name = self["model_name_or_path"]
+        require(name is not None, "model_name_or_path", name, "pass --model, a folder or a Hub id")
+        return str(name)
 
     def training(self, checkpoint_dtype: str = "float32") -> Training:
         """Return the settings that determine the memory. `checkpoint_dtype`: dtype of weights for "auto"."""
@@ -137,12 +133,12 @@ class Plan:
     def assumed_episodes(self, **given: float) -> Episodes:
         """Return assumed statistics of episodes; given means replace the assumed ones."""
         longest = self["max_prompt_length"]
-        assumed = {
-            "turns": _ASSUMED_FRACTION_OF_TURNS * self["max_turns"],
-            "prompt_tokens": min(_ASSUMED_PROMPT, longest or _ASSUMED_PROMPT),
-            "completion_tokens": min(_ASSUMED_COMPLETION, self["max_completion_length"]),
-        }
-        return Episodes(**{**assumed, **given})
+        assumed = Episodes(
+            _ASSUMED_FRACTION_OF_TURNS * self["max_turns"],
+            min(_ASSUMED_PROMPT, longest or _ASSUMED_PROMPT),
+            min(_ASSUMED_COMPLETION, self["max_completion_length"]),
+        )
+        return replace(assumed, **given)
 
     @property
     def longest_sample(self) -> int:

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl.cli import main
 from g2po_trl.estimate.memory import ModelShape, Training, memory_parts, read_shape, vllm_cache
 from g2po_trl.estimate.plan import Episodes, Plan
 from g2po_trl.runs.iterations import load_log
-from g2po_trl.utils.errors import G2POError
 
 ROOT = Path(__file__).parents[2]
 # 1,000 parameters beside a head of 200, two layers.
@@ -132,7 +132,7 @@ def test_shape_of_a_multimodal_model_has_all_its_parts(tmp_path):
     assert (shape.hidden, shape.layers, shape.kv_width) == (64, 2, 64)
     assert shape.parameters > 2 * shape.head + 2 * 3 * 64 * 96
     MambaConfig(num_hidden_layers=1, hidden_size=8).save_pretrained(tmp_path / "mamba")
-    with pytest.raises(G2POError, match="model_name_or_path"):
+    with refused("model_name_or_path"):
         read_shape(str(tmp_path / "mamba"))
 
 
@@ -152,15 +152,9 @@ def test_iterations_and_episodes_are_counted(batch):
     assert (plan.steps_per_iteration, plan.iterations, plan.episodes) == (6, 2, 48)
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        ({"max_steps": -1}, "max_steps is -1: set it"),
-        ({"num_generations": 5}, "num_generations is 5, which does not divide the 24 episodes"),
-    ],
-)
-def test_runs_that_cannot_be_counted_are_refused(changed, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("changed", [{"max_steps": -1}, {"num_generations": 5}])
+def test_runs_that_cannot_be_counted_are_refused(changed):
+    with refused(*changed):
         Plan.from_settings({**SETTINGS, **changed})
 
 
@@ -171,7 +165,7 @@ def test_episodes_are_those_of_a_run(tmp_path, capsys):
     found = Episodes.of_log(load_log(tmp_path), "a run")
     assert found == Episodes(5, 30, 10, 0.5, "a run")
     assert "5 turns" in run(capsys, "alfworld", "--like", str(tmp_path))
-    with pytest.raises(G2POError, match="like"):
+    with refused("like"):
         Episodes.of_log([dict.fromkeys(tokens, 0.0)], "a run of errors")
 
 
@@ -200,18 +194,18 @@ def test_the_bundled_model_is_found(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    ("words", "option"),
     [
-        (["alfworld", "--gpu-memory", "0"], "gpu_memory is 0"),
-        (["alfworld", "--gpu-memory", "a1000"], "--gpu-memory: invalid float value"),
-        (["alfworld", "--mean-turns", "5000"], "mean_turns is 5000: set it to at most max_turns, 15"),
-        (["alfworld", "--like", "nowhere"], "like is 'nowhere', whose log.jsonl has no iteration"),
-        (["alfworld", "--like", "nowhere", "--mean-turns", "3"], "like and mean_turns are both given"),
-        (["alfworld", "--max_step", "3"], "--max_step is not a flag: did you mean --max-steps?"),
-        (["alfworld", "--num-processes", "-1"], "num_processes is -1"),
+        ("--gpu-memory 0", "gpu_memory"),
+        ("--gpu-memory a1000", "--gpu-memory"),
+        ("--mean-turns 5000", "mean_turns"),
+        ("--like nowhere", "like"),
+        ("--like nowhere --mean-turns 3", "like"),
+        ("--max_step 3", "--max_step"),
+        ("--num-processes -1", "num_processes"),
     ],
 )
-def test_errors_name_the_option_the_value_and_the_remedy(capsys, words, message):
+def test_errors_name_the_option(capsys, words, option):
     with pytest.raises(SystemExit):
-        main(["estimate", *words])
-    assert message in capsys.readouterr().err
+        main(["estimate", "alfworld", *words.split()])
+    assert capsys.readouterr().err.startswith(f"g2po estimate: error: {option}")

@@ -11,8 +11,7 @@ from pathlib import Path
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
 from ...runs.iterations import load_log
-from ...utils.errors import G2POError
-from ...utils.options import Options
+from ...utils.options import Options, require
 from ..parser import Parser, field_defaults, option
 from ..parser import read as read_values
 from ..recipe_files import bundled_model, recipes_folder
@@ -44,16 +43,16 @@ class EstimateOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        numbers = ("mean_turns", "prompt_tokens", "completion_tokens")
-        if self.like is not None and (means := [name for name in numbers if getattr(self, name) is not None]):
-            raise G2POError(f"like and {means[0]} are both given: remove one of them")
+        means = (self.mean_turns, self.prompt_tokens, self.completion_tokens)
+        is_alone = self.like is None or means == (None, None, None)
+        require(is_alone, "like", self.like, "leave it out, or the mean turns and tokens")
 
     def episodes(self, plan: Plan) -> Episodes:
         """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
         if self.like is not None:
             return Episodes.of_log(load_log(self.like), str(self.like))
-        if self.mean_turns is not None and self.mean_turns > plan["max_turns"]:
-            raise G2POError(f"mean_turns is {self.mean_turns:g}: set it to at most max_turns, {plan['max_turns']}")
+        most = plan["max_turns"]
+        require((self.mean_turns or 0) <= most, "mean_turns", self.mean_turns, f"set it to at most max_turns, {most}")
         means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
         means |= {"completion_tokens": self.completion_tokens}
         return plan.assumed_episodes(**{name: value for name, value in means.items() if value is not None})
@@ -71,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     request = read(words, "g2po estimate")
     script, arguments = resolve(request)
-    if script.parent != recipes_folder():
-        raise G2POError(f"{script} is a script, whose settings cannot be read: pass {script}:Class, an environment")
+    is_recipe = script.parent == recipes_folder()
+    require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")
     check_flags(arguments, "g2po estimate")
     settings = recipe_settings(script, arguments)
     settings["model_name_or_path"] = settings["model_name_or_path"] or bundled_model(request.target)
