@@ -211,18 +211,6 @@ def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_p
     assert interrupted["completions"] == interrupted["transformers"], "what it had begun is abandoned, and it goes on"
 
 
-@pytest.mark.skip(reason="needs GPUs: TRL's server mode sends weights by NCCL")
-def test_server_mode(): ...
-
-
-@pytest.mark.skip(reason="needs a GPU: vLLM packs experts' weights on a CPU, and cannot be given new ones")
-def test_mixture_of_experts(): ...
-
-
-@pytest.mark.skip(reason="needs a GPU: vLLM's sleep mode unmaps device memory")
-def test_sleep_mode(): ...
-
-
 def g2po(*arguments, folder=None, processes=True):
     """The command, in a process of its own; vLLM's CPU build on little memory, by default in processes of its own."""
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "OMP_NUM_THREADS": "1"}
@@ -304,16 +292,8 @@ def test_evaluation_by_vllm_is_that_by_transformers(tmp_path):
             g2po(
                 *("evaluate", "--model", model, "--engine", engine, "--engine-options", options),
                 *("--environment", "alfworld", "--panel", tmp_path / "games", "--panel-options", '{"compact": true}'),
-                *(
-                    "--temperature",
-                    "0",
-                    "--max-completion-length",
-                    "24",
-                    "--num-environment-workers",
-                    "1",
-                    "--output",
-                    output,
-                ),
+                *("--temperature", 0, "--max-completion-length", 24, "--num-environment-workers", 1),
+                *("--output", output),
             )
             lines = (output / "trajectories" / "direct-0.jsonl").read_text().splitlines()
             played = sorted((json.loads(line) for line in lines), key=lambda t: t["info"]["panel_index"])

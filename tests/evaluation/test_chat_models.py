@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import vision_models
-from seeded_engine import SeededEngine
+from scripted_actors import SeededEngine
 
 from g2po_trl.evaluation.chat_models import EngineChat, load_vllm
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from imported_files import forget
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import make_config
-from seeded_engine import SeededEngine
+from scripted_actors import SeededEngine
 from shipped_templates import FOLDER
 from tools_by_hand import Safe
 

@@ -1,6 +1,7 @@
 """Small runs of the trainer, with all that their losses saw and what they did by other clocks and counters."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,12 +9,11 @@ import torch
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT
 from letter_trainer import make_config
-from letters_engine import LettersEngine
 from metric_environments import Goals, Ladder
+from scripted_actors import LettersEngine
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
-from g2po_trl.engines.base import Completion
 from g2po_trl.engines.registry import ENGINES
 
 KINDS = ("odd", "even")
@@ -104,17 +104,10 @@ RUNS = {
 class CachedLetters(LettersEngine):
     """Answers as vLLM does, with a prefix cache, and not always to the end."""
 
-    def poll(self, timeout):
-        found = {}
-        for key, completion in super().poll(timeout).items():
-            size = len(completion.ids)
-            found[key] = Completion(
-                completion.ids,
-                completion.logprobs,
-                sum(completion.ids) % 4 > 0,
-                None if size == 1 else 10 * size,
-            )
-        return found
+    def complete(self, *asked):
+        made = super().complete(*asked)
+        size = len(made.ids)
+        return replace(made, complete=sum(made.ids) % 4 > 0, cached_tokens=None if size == 1 else 10 * size)
 
 
 class Norms(TrainerCallback):

@@ -1,7 +1,7 @@
 """Who answers in tests of the rollout: no model."""
 
 import random
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from g2po_trl import PromptTemplate
@@ -13,20 +13,25 @@ TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation
 
 
 class ScriptedEngine(Engine):
-    """`answer(prompts) -> completions`."""
+    """`answer(prompts) -> completions`. With `cuts`, they end where their sampling says."""
+
+    returns_logprobs = True
+    cuts = False
 
     def __init__(self, tokenizer, answer):
         super().__init__(tokenizer, [tokenizer.eos_token_id])
         self.answer = answer
 
     def generate(self, prompts, sampling, seeds=None):
-        return self.answer(prompts)
+        made = self.answer(prompts)
+        return [self.cut(completion, sampling) for completion in made] if self.cuts else made
 
 
 class ScriptedStream(ScriptedEngine):
     """The same one by one, in any order."""
 
     streams = takes_seeds = True
+    idle = 0.3  # of the polls
 
     def __init__(self, tokenizer, answer, order=0):
         super().__init__(tokenizer, answer)
@@ -34,13 +39,63 @@ class ScriptedStream(ScriptedEngine):
 
     def submit(self, key, prompt, sampling, seed=None):
         assert key not in self.asked, "it has not answered the last one"
-        self.asked[key], self.seeds[tuple(prompt)] = prompt, seed
+        self.asked[key], self.seeds[tuple(prompt)] = (prompt, sampling, seed), seed
 
     def poll(self, timeout):
-        if not self.asked or self.random.random() < 0.3:
+        if not self.asked or self.random.random() < self.idle:
             return {}
         key = self.random.choice(list(self.asked))
-        return {key: self.answer([self.asked.pop(key)])[0]}
+        return {key: self.complete(key, *self.asked.pop(key))}
+
+    def complete(self, key, prompt, sampling, seed):
+        return self.generate([prompt], sampling)[0]
+
+
+CALL = '<tool_call>\n{"name": "turn", "arguments": {"digit": 1}}\n</tool_call>'
+WORDS = ("a", "n", "mok", "so it is", CALL, f"I try. {CALL}")
+
+
+class SeededEngine(ScriptedStream):
+    """Its completions follow from prompt and seed alone, as vLLM's do."""
+
+    idle = 0.0
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer, None)
+
+    def complete(self, key, prompt, sampling, seed):
+        words = random.Random(f"{prompt} {sampling.temperature} {seed}").choice(WORDS)
+        ids = self.tokenizer(f"{words}<|im_end|>")["input_ids"]
+        return self.cut(Completion(ids, [-1.0] * len(ids)), sampling)
+
+
+class LettersEngine(ScriptedStream):
+    """Says a letter that follows from the rollout, the episode and the prompt, whatever the number of ranks."""
+
+    idle = 0.0
+
+    def __init__(self, parts):
+        super().__init__(parts.tokenizer, None)
+        self.parts, self.rollouts = parts, 0
+
+    @classmethod
+    def of_trainer(cls, parts):
+        return cls(parts)
+
+    @contextmanager
+    def _open(self):
+        self.rollouts += 1
+        yield
+        self.asked.clear()
+
+    def complete(self, key, prompt, sampling, seed):
+        args = self.parts.args
+        rows = args.per_device_train_batch_size * args.steps_per_generation
+        episode = self.parts.accelerator.process_index * rows + key
+        chosen = random.Random(f"{self.rollouts} {episode} {prompt}")
+        words = chosen.choice("amnopqz") + "go" * chosen.randint(0, 2)
+        ids = self.tokenizer(words)["input_ids"]
+        return Completion(ids, [-5.0 - chosen.random() / 10 for _ in ids])
 
 
 @dataclass

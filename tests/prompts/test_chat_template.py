@@ -244,37 +244,3 @@ def test_a_multimodal_checkpoint_trains_and_is_saved_with_its_processor(tmp_path
     trainer.save_model()
     trainer.close()
     assert isinstance(AutoProcessor.from_pretrained(tmp_path / "out"), Gemma3Processor)
-
-
-def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
-    """One that is no causal language model to `AutoModelForCausalLM`, with a template that takes lists of blocks."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from g2po_trl.engines.sampling import Sampling
-    from g2po_trl.evaluation.chat_models import load_local
-    from g2po_trl.prompts.conversation import ChatRequest
-
-    processor = build_processor(BLOCKS)
-    tokenizer = processor.tokenizer
-    sizes = {"hidden_size": 32, "intermediate_size": 32}
-    config = Qwen2_5_VLConfig(
-        text_config={
-            **sizes,
-            "vocab_size": len(tokenizer),
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 64,
-            "pad_token_id": tokenizer.pad_token_id,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
-        },
-        vision_config={**sizes, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
-    )
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    chat = load_local(str(tmp_path))
-    long = [{"role": "user", "content": "go north " * 100}]
-    requests = [ChatRequest(CONVERSATION[:2]), ChatRequest(long)]
-    short, overflow = chat.generate(requests, Sampling(max_completion_length=3), [0, 1])
-    assert short.error is None and 1 <= short.completion_tokens <= 3 and short.prompt_end.endswith("assistant\n")
-    assert "exceed the model's 64" in overflow.error

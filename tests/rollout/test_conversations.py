@@ -36,19 +36,11 @@ TEMPLATE = PromptTemplate("{task}|{observation}|{actions}", "{history}|{actions}
 
 
 class Turns(ScriptedEngine):
-    """Ends completions as its sampling says."""
-
-    def generate(self, prompts, sampling, seeds=None):
-        return [self.cut(completion, sampling) for completion in self.answer(prompts)]
+    cuts = True
 
 
 class Streams(ScriptedStream):
-    def submit(self, key, prompt, sampling, seed=None):
-        super().submit(key, prompt, sampling, seed)
-        self.samplings = {**getattr(self, "samplings", {}), key: sampling}
-
-    def poll(self, timeout):
-        return {key: self.cut(made, self.samplings[key]) for key, made in super().poll(timeout).items()}
+    cuts = True
 
 
 class CollectiveEngine(Turns):
