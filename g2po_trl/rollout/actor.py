@@ -99,11 +99,11 @@ class PromptActor:
 
     def check_images(self, seen: Observation) -> None:
         """Refuse (`G2POError`) an observation with images if the engine or the model reads text only."""
-        if seen.images and self.engine.reads_text_because is not None:
-            raise G2POError(
-                f"the observation has {len(seen.images)} images, and {self.engine.reads_text_because}; or let the "
-                "environment return only text"
+        if seen.images and (reason := self.engine.reads_text_because) is not None:
+            what = (
+                f"the observation has {len(seen.images)} images, and {reason}; or let the environment return only text"
             )
+            raise G2POError(what, "images", seen.images)
 
     def saved_template(self) -> AbstractContextManager[None]:
         """Return a context in which the tokenizer is saved with the chat template that writes the prompts."""
@@ -118,13 +118,7 @@ class PromptActor:
 
     @classmethod
     def from_engine(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
-        """Return an actor that uses the chat template of the engine's tokenizer.
-
-        Args:
-            engine: generates completions.
-            template: the prompt's wording, and the parser of the completion.
-            **options: further arguments of the class, such as `history_length` and `max_prompt_length`.
-        """
+        """Return an actor that uses the chat template of the engine's tokenizer; `options` are its further fields."""
         return cls(engine, ChatEncoder(engine.processing_class), template, **options)
 
     @property
@@ -231,11 +225,11 @@ class PromptSession:
     def _fits(self, asked: Asked) -> bool:
         """Return whether there is room for a prompt's completion; an episode without room ends."""
         limit, length, most = self.actor.context_length, len(asked.prompt.ids), asked.sampling.max_completion_length
-        if limit is None or length + most <= limit:
-            return True
-        counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"
-        asked.episode.give_up(f"context overflow: {counted}")
-        return False
+        fits = limit is None or length + most <= limit
+        if not fits:
+            counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"
+            asked.episode.give_up(f"context overflow: {counted}")
+        return fits
 
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
         """Yield the prompts of conversations; an episode ends if its prompt cannot be made."""
@@ -275,15 +269,14 @@ class PromptSession:
 
     def _count(self, answered: Sequence[tuple[Asked, Completion]]) -> None:
         stats = self.stats
-        prompts, completions = [asked.prompt for asked, _ in answered], [completion for _, completion in answered]
-        stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
-        stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
-        stats.generated_tokens += sum(len(completion.ids) for completion in completions)
-        stats.truncated_completions += sum(not completion.complete for completion in completions)
-        for prompt, completion in zip(prompts, completions):
-            if completion.cached_tokens is not None:
-                stats.cacheable_tokens += len(prompt.ids)
-                stats.cached_tokens += completion.cached_tokens
+        for asked, completion in answered:
+            tokens, cached = len(asked.prompt.ids), completion.cached_tokens
+            stats.truncated_prompts += asked.prompt.truncated
+            stats.prompt_tokens += tokens
+            stats.generated_tokens += len(completion.ids)
+            stats.truncated_completions += not completion.complete
+            stats.cacheable_tokens += 0 if cached is None else tokens
+            stats.cached_tokens += cached or 0
 
     def _step(self, asked: Asked, completion: Completion) -> Step:
         episode, prompt = asked.episode, asked.prompt

@@ -56,15 +56,7 @@ class RolloutStrategy(Protocol):
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
-        """Refuse settings that the strategy does not support, before tasks are prepared and a model is loaded.
-
-        Args:
-            args: an object with the fields of a `G2POConfig`.
-            **options: the strategy's options.
-
-        Raises:
-            G2POError: for the first such setting.
-        """
+        """Refuse (`G2POError`) settings and options that the strategy does not support, before a model is loaded."""
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
         """Play a rollout of the current policy.
