@@ -166,7 +166,7 @@ class VLLMEngine(RequestEngine):
         if not self.is_collective:
             return super().generate(prompts, sampling, seeds, images)
         if images and any(images):
-            raise G2POError(f"prompts have images, and {_SHARED}")
+            raise G2POError(f"prompts have images, and {_SHARED}", "images")
         return self._generate_together(prompts, sampling, seeds)
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:

@@ -149,7 +149,8 @@ class RequestEngine(Engine):
         if self.image_encoder is not None and list(output.prompt_token_ids) != list(prompt):
             raise G2POError(
                 f"vLLM reads {len(output.prompt_token_ids)} tokens where the prompt has {len(prompt)}: its processor, "
-                "which it loads with the model, makes other tokens of images. Save the trainer's in the model's folder"
+                "which it loads with the model, makes other tokens of images. Save the trainer's in that folder",
+                "processing_class",
             )
         (answer,) = output.outputs
         logprobs = answer.logprobs and [each[token].logprob for token, each in zip(answer.token_ids, answer.logprobs)]

@@ -153,7 +153,8 @@ class ConversationEncoder:
         if len(prompt.ids) > max_length:
             raise PromptTooLongError(
                 f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens, more than "
-                f"max_prompt_length={max_length}: raise max_prompt_length, or let the agent send shorter messages"
+                f"max_prompt_length={max_length}: raise max_prompt_length, or let the agent send shorter messages",
+                "max_prompt_length",
             )
         return prompt
 

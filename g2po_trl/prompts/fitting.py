@@ -70,7 +70,8 @@ def fit_prompt(
     if len(prompt.ids) > max_length:
         raise PromptTooLongError(
             f"the task, {len(admissible_actions or ())} admissible actions and {len(images)} images alone take "
-            f"{len(prompt.ids)} tokens, more than max_prompt_length={max_length}: raise it, or shorten them"
+            f"{len(prompt.ids)} tokens, more than max_prompt_length={max_length}: raise it, or shorten them",
+            "max_prompt_length",
         )
     return prompt
 

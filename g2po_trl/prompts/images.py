@@ -95,7 +95,8 @@ class ImageEncoder:
         if (written := sum(part.count(self.token) for part in parts)) != len(images):
             raise G2POError(
                 f"the chat template writes {self.token!r} {written} times for {len(images)} images: set the template "
-                "of a vision-language model, and {observation} in each text of the prompt template"
+                "of a vision-language model, and {observation} in each text of the prompt template",
+                "chat_template",
             )
         ids, left = [], list(images)
         for part in parts:
@@ -120,7 +121,9 @@ class ImageEncoder:
             others = None if at is None else self._without(left[at + len(written) :], after, of_end=False)
             if text is None or others is None:
                 size = "{} x {}".format(*image.size)
-                raise G2POError(f"the prompt has no tokens of an image of {size} pixels as the processor writes it")
+                raise G2POError(
+                    f"the prompt has no tokens of an image of {size} pixels as the processor writes it", "images"
+                )
             shorter, left = [*shorter, *text, *self._alone], others
         return shorter + left
 
@@ -158,7 +161,8 @@ class ImageEncoder:
         except Exception as error:  # processors raise errors of any class
             sizes = ", ".join("{} x {}".format(*image.size) for image in images)
             raise UnreadableImageError(
-                f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape"
+                f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape",
+                "images",
             ) from error
 
 

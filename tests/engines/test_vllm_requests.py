@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import pytest
 import vision_models
+from refusals import refused
 from vision_models import drawing
 
-from g2po_trl import G2POError
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.vllm_requests import RequestEngine
 from g2po_trl.prompts.images import ImageEncoder
@@ -52,5 +51,5 @@ def test_an_image_is_one_token_and_what_vllm_makes_of_it_is_compared():
     assert engine.poll(0)[3].ids == [5, 1]
     engine.requests = Repeating(ids[1:])
     engine.submit(4, ids, Sampling(), images=SHOWN)
-    with pytest.raises(G2POError, match=f"vLLM reads {len(ids) - 1} tokens where the prompt has {len(ids)}"):
+    with refused("processing_class"):
         engine.poll(0)

@@ -59,7 +59,7 @@ def test_a_prompt_with_one_token_for_each_image_is_its_text_alone(family):
     ids = encoder.ids([before], shown)
     wanted = encoder.processor.tokenizer(before, add_special_tokens=False)["input_ids"]
     assert encoder.unexpanded(ids, shown) == wanted and len(wanted) < len(ids)
-    with pytest.raises(G2POError, match="no tokens of an image of 48 x 16 pixels as"):
+    with refused("images"):
         encoder.unexpanded(ids[:-1], shown)
 
 
@@ -73,7 +73,7 @@ def test_white_space_that_a_tokenizer_joins_with_that_of_an_image_is_parted():
     ids = encoder.ids([text], shown)
     assert encoder.unexpanded(ids, shown) == processor.tokenizer(text)["input_ids"]
     place = ids.index(processor.tokenizer.convert_tokens_to_ids("\n\n\n"))
-    with pytest.raises(G2POError, match="no tokens of an image of"):
+    with refused("images"):
         encoder.unexpanded([*ids[:place], *ids[place + 1 :]], shown)
 
 
@@ -265,7 +265,7 @@ def test_tools_return_images_as_in_trl():
     assert validate_observation(window.reset(), "reset").images == (FIRST,)
     seen = validate_step(window.step('<tool_call>{"name": "look", "arguments": {}}</tool_call>'), "step").observation
     assert (seen.text, seen.images) == ("Speed: 3.", (SECOND,))
-    with pytest.raises(EnvironmentContractError, match="only text and images"):
+    with pytest.raises(EnvironmentContractError):
         chat.step(call("listen"))
 
 
