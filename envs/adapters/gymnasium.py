@@ -13,7 +13,6 @@ A dataset row is `{"seed": 1}`; its other columns go to the environment as the `
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,11 @@ from g2po_trl.environments.contract import Observation, StepResult, TextEnvironm
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import import_extra
 from g2po_trl.utils.json import to_plain
-from g2po_trl.utils.show import show
+from g2po_trl.utils.options import require
 
 from .common import PrivateRandomState, plain_info
 
-_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-_COLOURED = re.compile(r"\x1b\[(\d[\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
+_COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)  # Gymnasium marks the player's position so
 
 
 class GymnasiumEnvironment(TextEnvironment):
@@ -68,13 +66,11 @@ class GymnasiumEnvironment(TextEnvironment):
             with self.randomness.active(0):
                 self.env = self.gymnasium.make(env_id, **(make_options or {}))
         except self.gymnasium.error.UnregisteredEnv as error:
-            raise G2POError(
-                f"env_id is {env_id!r}, which is not registered ({error}): for an environment of your own, name the "
-                f"module that registers it, 'my_module:{env_id.rpartition(':')[2]}'"
-            ) from error
+            remedy = f"for your own, name the module that registers it, 'my_module:{env_id.rpartition(':')[2]}'"
+            raise G2POError(f"env_id is {env_id!r}, which is not registered ({error}): {remedy}", "env_id") from error
         self._check_spaces()
         self.action_names = self._named_actions(action_names)
-        self._last: Observation | None = None  # of the current episode; `None`: no episode is running
+        self._last: Observation | None = None
 
     def reset(self, seed: int | None = 0, **options: Any) -> Observation:
         """Start a task.
@@ -94,8 +90,6 @@ class GymnasiumEnvironment(TextEnvironment):
 
     def step(self, action: str) -> StepResult:
         """Play an action. An invalid action returns an error as observation and does not reach the environment."""
-        if self._last is None:
-            raise RuntimeError("no episode is running: call reset before step")
         try:
             played = self.read_action(action)
         except ValueError as error:
@@ -105,8 +99,6 @@ class GymnasiumEnvironment(TextEnvironment):
         with self.randomness.active():
             observation, reward, terminated, truncated, info = self.env.step(played)
             self._last = seen = self._observed(observation, info)
-        if terminated or truncated:
-            self._last = None
         facts = plain_info(info)
         success = facts.get("success", facts.pop("is_success", None))
         if success is not None:
@@ -124,7 +116,7 @@ class GymnasiumEnvironment(TextEnvironment):
         drawn = self.env.render()
         if not isinstance(drawn, str):
             raise TypeError(f"{self.env_id} renders {type(drawn).__name__}, not text: override read_observation")
-        return Observation(_colours_as_tags(drawn), state_key=_short(json.dumps(to_plain(observation))))
+        return Observation(_COLOURED.sub(r"<\1>", drawn), state_key=json.dumps(to_plain(observation)))
 
     def read_action(self, action: str) -> Any:
         """Return the element of the action space that a text names.
@@ -132,18 +124,17 @@ class GymnasiumEnvironment(TextEnvironment):
         Raises:
             G2POError: if there is none. The agent sees the message as its next observation.
         """
+        space = self.env.action_space
         if self.action_names is not None:
             if action.strip() in self.action_names:
-                return self.action_names.index(action.strip()) + int(self.env.action_space.start)
-            raise G2POError(f"There is no such action. The actions are: {', '.join(self.action_names)}.")
-        space = self.env.action_space
-        if self.any_text or space.contains(action):
+                return self.action_names.index(action.strip()) + int(space.start)
+            known = f"The actions are: {', '.join(self.action_names)}."
+        elif self.any_text or space.contains(action):
             return action
-        alphabet = "".join(sorted(space.character_set))
-        raise G2POError(
-            f"There is no such action. An action has {space.min_length} to {space.max_length} of the characters "
-            f"{alphabet!r}."
-        )
+        else:
+            alphabet = "".join(sorted(space.character_set))
+            known = f"An action has {space.min_length} to {space.max_length} of the characters {alphabet!r}."
+        raise G2POError(f"There is no such action. {known}", "action", action)
 
     def _observed(self, observation: Any, info: Mapping[str, Any]) -> Observation:
         seen = self.read_observation(observation, info)
@@ -164,10 +155,9 @@ class GymnasiumEnvironment(TextEnvironment):
         number = int(space.n) if isinstance(space, self.gymnasium.spaces.Discrete) else 0
         if names is None:
             return [str(int(space.start) + place) for place in range(number)] or None
-        if len(names) != number:
-            raise G2POError(
-                f"action_names is {list(names)}: name all actions of a Discrete space; this one is {space}"
-            )
+        require(
+            len(names) == number, "action_names", list(names), f"name all actions of a Discrete space, not {space}"
+        )
         return list(names)
 
     def _check_spaces(self) -> None:
@@ -179,24 +169,6 @@ class GymnasiumEnvironment(TextEnvironment):
         }
         for name, has_text in fine.items():
             method = f"read_{name}"
-            if not has_text and getattr(type(self), method) is getattr(GymnasiumEnvironment, method):
-                remedy = 'pass make_options={"render_mode": "ansi"}, or ' if name == "observation" else ""
-                raise G2POError(
-                    f"{name}_space of {self.env_id} is {show(getattr(env, f'{name}_space'))}, which has no text form: "
-                    f"{remedy}derive from GymnasiumEnvironment and override {method}"
-                )
-
-
-def _colours_as_tags(drawn: str) -> str:
-    """Return the text with terminal colours as tags: Gymnasium marks the player's position with them."""
-
-    def tagged(match: re.Match) -> str:
-        codes = [int(code) for code in match[1].split(";") if code]
-        names = [_COLOURS[code % 10] for code in codes if code // 10 in (3, 4, 9, 10) and code % 10 < 8]
-        return f"<{names[0]}>{match[2]}</{names[0]}>" if names else match[2]
-
-    return _COLOURED.sub(tagged, drawn)
-
-
-def _short(key: str) -> str:
-    return key if len(key) <= 200 else hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+            own = getattr(type(self), method) is not getattr(GymnasiumEnvironment, method)
+            remedy = f'pass make_options={{"render_mode": "ansi"}}, or override {method}'
+            require(has_text or own, f"{name}_space", getattr(env, f"{name}_space"), f"it has no text form; {remedy}")

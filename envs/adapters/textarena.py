@@ -15,6 +15,7 @@ from typing import Any
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.extras import import_extra
+from g2po_trl.utils.options import require
 
 from .common import PrivateRandomState
 
@@ -48,8 +49,7 @@ class TextArenaEnvironment(TextEnvironment):
         state_key: str = "observation",
         actions: Sequence[str] | None = None,
     ):
-        if state_key not in STATE_KEYS:
-            raise G2POError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
+        require(state_key in STATE_KEYS, "state_key", state_key, f"choose one of {', '.join(STATE_KEYS)}")
         self.textarena = import_extra("textarena")
         for variant in _VARIANTS:
             env_id = env_id.removesuffix(variant)
@@ -61,12 +61,11 @@ class TextArenaEnvironment(TextEnvironment):
             with self.randomness.active(0):
                 self.game = self.textarena.make(f"{env_id}-raw", **(make_options or {}))
         except (LookupError, SyntaxError, ValueError) as error:  # word lists, a newer Python's syntax, no such game
-            why = " ".join(str(error).split())[:300]
+            remedy = "choose another game, or get word lists by python -m nltk.downloader words "
+            remedy += "averaged_perceptron_tagger_eng"
             raise G2POError(
-                f"env_id is {env_id!r}, which TextArena cannot make: {why}; choose another game, or get word lists "
-                "by python -m nltk.downloader words averaged_perceptron_tagger_eng"
+                f"env_id is {env_id!r}, which TextArena cannot make ({error}): {remedy}", "env_id"
             ) from error
-        self._playing = False
 
     def reset(self, seed: int | None = 0, task_id: Any = None, task_type: Any = None) -> Observation:
         """Start the game of a seed; `None` (a row without a seed) is 0.
@@ -81,20 +80,16 @@ class TextArenaEnvironment(TextEnvironment):
                 if not isinstance(self.game.state, self.textarena.SinglePlayerState):
                     raise ValueError("it has several players")
             except (AssertionError, ValueError, AttributeError) as error:
-                raise G2POError(
-                    f"env_id is {self.env_id!r}, which is not a single-player game ({error}): choose another one, or "
-                    "write a TextEnvironment whose step plays the other players"
-                ) from error
+                remedy = "choose another one, or write a TextEnvironment whose step plays the other players"
+                text = f"env_id is {self.env_id!r}, which is not a single-player game ({error}): {remedy}"
+                raise G2POError(text, "env_id") from error
             rules, text, key = self._new_messages()
         text = text or "The game begins."  # some games show only their rules
         self._digest, self._steps = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8), 0
-        self._playing = True
         return Observation(text, self._key(key), self.actions, task=rules)
 
     def step(self, action: str) -> StepResult:
         """Play a move, in square brackets as by TextArena's own wrapper. The game handles illegal moves."""
-        if not self._playing:
-            raise RuntimeError("no episode is running: call reset before step")
         if "[" not in action and "]" not in action:
             action = f"[{action}]"
         with self.randomness.active():
@@ -105,7 +100,6 @@ class TextArenaEnvironment(TextEnvironment):
         key = self._key(key)
         if not done:
             return StepResult(Observation(text, key, self.actions))
-        self._playing = False
         rewards, facts = self.game.close()
         reward, reason = rewards[0], facts[0].get("reason") or ""
         if isinstance(reward, str):  # some games swap reward and reason of an illegal move

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import G2POError
+from ..utils.json import json_values
 from ..utils.options import require
 from ..utils.show import show
 from .several import COLUMN as ENVIRONMENT
@@ -25,22 +27,23 @@ COLUMN, FORMAT = "g2po_task", "g2po_tasks"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """Return the tasks of a file, one JSON object per line. Raises `G2POError`, naming file and line."""
+    """Return the tasks of a file, one JSON object per line or an array. Raises `G2POError`, naming file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}", "tasks", path) from error
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
+    for number, row in json_values(io.BytesIO(text.encode())):
+        place = f"{path}, line {number},"
+        if isinstance(row, bytes):
             try:
-                row = json.loads(line)
-                problem = None if isinstance(row, dict) else "no object"
+                json.loads(row)
             except (ValueError, RecursionError) as error:
-                problem = f"not valid JSON ({error})"
-            place = f"line {number} of tasks {path}"
-            require(problem is None, place, line[:40], f'it is {problem}; write an object a line, like {{"seed": 1}}')
-            rows.append(row)
+                raise G2POError(f'{place} is not valid JSON ({error}): write {{"seed": 1}}', "tasks", row) from error
+        if not isinstance(row, dict):
+            text = f'{place} is {json.dumps(row)[:40]}: write an object, like {{"seed": 1}}'
+            raise G2POError(text, "tasks", row)
+        rows.append(row)
     return rows
 
 

@@ -56,7 +56,11 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
     if unknown := sorted(set(passed) - set(os.environ)):
         names = ", ".join(unknown)
-        raise G2POError(f"environment_variables names {names}, not set here: export it, or remove it")
+        raise G2POError(
+            f"environment_variables names {names}, not set here: export it, or remove it",
+            "environment_variables",
+            names,
+        )
     return sorted(name for name, value in os.environ.items() if is_secret_variable(name, value) and name not in passed)
 
 

@@ -67,17 +67,6 @@ def test_what_json_does_not_give_back_is_refused(row):
         tasks_dataset([{"seed": 1}, row])
 
 
-@pytest.mark.parametrize("text", ['{"seed": 1', "[1]", '{"a": 1} {"b": 2}', "[" * 100_000])
-def test_a_line_that_is_no_object_is_named(tmp_path, text):
-    (tmp_path / "tasks.jsonl").write_text(f'{{"seed": 1}}\n\n{text}\n')
-    with refused(f"line 3 of tasks {tmp_path}/tasks.jsonl"):
-        read_tasks(tmp_path / "tasks.jsonl")
-    with refused("tasks"):
-        read_tasks(tmp_path / "none.jsonl")
-    with refused("tasks"):
-        read_tasks(tmp_path)
-
-
 class Strict(TextEnvironment):
     def reset(self, seed, level=1):
         return "a room"

@@ -36,8 +36,6 @@ def test_texts_pass_through_and_success_is_told():
     last = game.step("b")
     assert (last.observation.text, last.reward, last.terminated, last.truncated) == ("kitchen", 10.0, True, False)
     assert last.info == {"success": True, "turns": 1}, "what is no plain value, and a score that is none, are left out"
-    with pytest.raises(RuntimeError, match="call reset"):
-        game.step("a")
 
 
 def test_columns_of_a_row_are_gymnasiums_options():
@@ -62,7 +60,7 @@ def test_an_impossible_action_is_answered_and_not_played():
 def test_a_game_that_draws_itself():
     game = GymnasiumEnvironment(**LAKE)
     first = game.reset(seed=0)
-    assert first.text.startswith("\n<red>S</red>FFF") and first.state_key == "0"
+    assert first.text.startswith("\n<S>FFF") and first.state_key == "0"
     assert first.admissible_actions == LAKE["action_names"]
     assert "left, down, right, up" in game.step("fly").observation.text
     results = [game.step(action) for action in TO_THE_GOAL]

@@ -16,12 +16,14 @@ import pytest
 
 pytest.importorskip("openenv")
 
+from refusals import refused
 from tools_by_hand import Safe
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 from vision_models import drawing
 
-from g2po_envs.adapters import openenv
-from g2po_envs.adapters.openenv import RemoteEnvironment, make_app, read_observation
+from g2po_envs.adapters import openenv, serving
+from g2po_envs.adapters.openenv import RemoteEnvironment, read_observation
+from g2po_envs.adapters.serving import make_app
 from g2po_trl import (
     EnvironmentPool,
     G2POError,
@@ -193,7 +195,7 @@ class TellsASecret(TextEnvironment):
 
 
 def test_served_environment_gets_the_variables_that_are_named(monkeypatch):
-    with pytest.raises(G2POError, match="environment_variables"):
+    with refused("environment_variables"):
         main(["toy_environments:KeyDoorEnvironment", "--environment_variables", "NOT_SET"])
     monkeypatch.setenv("GAME_TOKEN", "sesame")
     for names, seen in (([], "none"), (["GAME_TOKEN"], "sesame")):
@@ -203,7 +205,7 @@ def test_served_environment_gets_the_variables_that_are_named(monkeypatch):
 
 
 def test_tool_based_class_is_served_as_the_trainer_wraps_it(monkeypatch):
-    with pytest.raises(G2POError, match="max_turns"):
+    with refused("max_turns"):
         main(["tools_by_hand:Safe"])
     session = session_of(monkeypatch, Safe, max_turns=2)
     told = session.reset(code="12", prompt="Open it.")
@@ -220,19 +222,6 @@ def test_info_of_a_server_that_is_a_text_is_ignored():
     remote = RemoteEnvironment(["http://127.0.0.1:1"])
     remote._client = SimpleNamespace(step=lambda action: Answer({"text": "x", "info": "it rains"}, 1.0, True))
     assert remote.step("look") == StepResult(Observation("x"), 1.0, terminated=True)
-
-
-def test_a_task_that_changes_is_shown():
-    from openenv.core.client_types import StepResult as Answer
-
-    def answers(prompt, text):
-        return Answer({"prompt": prompt, "text": text}, 0.0, False)
-
-    remote = RemoteEnvironment(["http://127.0.0.1:1"])
-    script = iter([answers("one", "b"), answers("two", "b"), answers("", "c")])
-    remote._client = SimpleNamespace(reset=lambda: answers("one", "a"), step=lambda action: next(script))
-    assert remote.reset() == Observation("a", task="one")
-    assert [remote.step("go").observation.text for _ in range(3)] == ["b", "two\n\nb", "c"]
 
 
 def test_a_connection_that_ended_between_episodes_is_made_again(monkeypatch):
@@ -268,7 +257,7 @@ def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(se
         other = RemoteEnvironment([full, server])
         other.reset(key_room="hall")
         assert other._url == server
-        with pytest.raises(ConnectionError, match="no server has room"):
+        with pytest.raises(ConnectionError, match="no server"):
             RemoteEnvironment([full]).reset(key_room="hall")
         with pytest.raises(RuntimeError, match="EXECUTION_ERROR"):
             other.reset(key_room="hall", no_such_column=1)
@@ -276,7 +265,7 @@ def test_a_full_server_is_passed_over_and_a_killed_one_fails_its_own_episodes(se
         process.wait()
         with pytest.raises(ConnectionError, match="disconnected during an episode"):
             only.step("take key")
-        with pytest.raises(ConnectionError, match="no server can be reached"):
+        with pytest.raises(ConnectionError, match="no server"):
             only.reset(key_room="hall")
         only.base_urls.append(server)
         assert isinstance(only.reset(key_room="hall"), Observation), "the other server takes it"
@@ -293,39 +282,16 @@ def test_images_travel_with_observations_and_with_messages(tmp_path):
     asked = ChatRequest([{"role": "system", "content": "look"}, {"role": "user", "content": shown}], stop=("x",))
     for seen in (Observation("a", images=[picture]), Observation("a", request=asked)):
         seen = validate_observation(seen, "reset")
-        received = read_observation(json.loads(json.dumps(openenv._as_json(seen))))
+        received = read_observation(json.loads(json.dumps(serving._as_json(seen))))
         assert seen.images == (picture,) and validate_observation(received, "reset") == seen
     (tmp_path / "here.png").write_bytes(picture.png)
     with pytest.raises(G2POError, match="no address or file is read"):
         read_observation({"text": "a", "admissible_actions": None, "images": [str(tmp_path / "here.png")]})
 
 
-def test_read_observation_of_other_servers_finds_their_text():
-    assert read_observation({"message": "hello", "done": False}) == Observation("hello")
-    assert read_observation({"text": "t", "admissible_actions": ["a"], "task": None}) == Observation("t", None, ["a"])
-    with pytest.raises(ValueError, match="fields board, legal"):
-        read_observation({"board": [1], "legal": 2})
-    # Shapes of OpenEnv's own environments, one of each kind: what changes is shown, and what is a task is the task.
-    board = [{"sender_id": -1, "content": "x.\n.o", "category": "GAME_BOARD"}]
-    for fields, seen in (
-        (
-            {"prompt": "Chess", "messages": board, "info": {"score": 1}},
-            ("sender_id: -1\ncontent:\nx.\n.o\ncat", "Chess"),
-        ),
-        ({"x": 0, "y": 3, "message": "", "done": False}, ("x: 0\ny: 3", None)),
-        ({"success": False, "message": "", "output": "M a", "repos": []}, ("success: false\noutput: M a", None)),
-        ({"instruction": "Go.", "output": "", "success": True, "error": ""}, ("success: true", "Go.")),
-        ({"goal": "Click.", "text": "[1] OK", "screenshot": None}, ("[1] OK", "Click.")),
-        ({"question": "1 + 1?", "context": "Sums."}, ("Sums.", "1 + 1?")),
-        ({"question": "1 + 1?", "score": None}, ("1 + 1?", None)),
-        ({"task": "Win."}, ("Win.", "Win.")),
-        ({"fen": "8/8 w", "legal_moves": ["a1", "b2"]}, ('fen: 8/8 w\nlegal_moves: ["a1", "b2"]', None)),
-        ({"board": [[0, 1], [1, 0]], "said": "go"}, ("board:\n[0, 1]\n[1, 0]\nsaid: go", None)),
-        ({"result": {"stdout": "", "stderr": "no", "exit": 0}}, ("stderr: no\nexit: 0", None)),
-        ({"text": "t", "admissible_actions": ["a"], "inventory": "key"}, ("text: t\nadmissible_actions: [", None)),
-        ({"text": ""}, ("", None)),
-    ):
-        read = read_observation({**fields, "metadata": {"turn": 3}, "reward": 1.0})
-        assert read.text.startswith(seen[0]) and read.task == seen[1] and read.state_key is None, (fields, read)
-    with pytest.raises(ValueError, match="base_urls"):
+def test_what_other_servers_say():
+    assert read_observation({"text": "t", "admissible_actions": ["a"], "done": 1}) == Observation("t", None, ["a"])
+    with refused("read_observation"):
+        read_observation({"board": [1], "goal": "Win."})
+    with refused("base_urls"):
         RemoteEnvironment("http://127.0.0.1:8000")

@@ -44,8 +44,6 @@ def test_illegal_moves_end_a_game_that_has_forgiven_one():
     assert "invalid move" in forgiven.observation.text and not forgiven.terminated
     assert ended.terminated and not ended.info["success"]
     assert ended.info["failure_reason"].startswith("invalid_move: Invalid Move")
-    with pytest.raises(RuntimeError, match="call reset"):
-        game.step("A B")
 
 
 @pytest.mark.parametrize("env_id", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0"])

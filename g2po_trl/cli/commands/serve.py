@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from g2po_envs.adapters.openenv import make_app
+from g2po_envs.adapters.serving import make_app
 
 from ...environments.loading import load
 from ...utils.errors import G2POError
