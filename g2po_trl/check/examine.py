@@ -184,7 +184,7 @@ class Examination:
     def _model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
-        from ..evaluation.actors import make_actor  # transformers: for episodes with a model alone
+        from ..evaluation.actors import EvaluationActor  # transformers: for episodes with a model alone
         from ..evaluation.agents import DirectAgent
 
         played, lengths = Played(), []
@@ -201,7 +201,7 @@ class Examination:
         groups = [number // self.episodes for number in range(len(rows))]
         seeds = [derived_seed(0, number) for number in range(len(rows))]
         with EnvironmentPool(factory, self.limits) as pool:
-            player = Player(pool, make_actor(chat, agent, count=count), self.episode_limits)
+            player = Player(pool, EvaluationActor(chat, agent, count=count), self.episode_limits)
             trajectories, _ = player.play(rows, sampling, groups, seeds)
         for start in range(0, len(rows), self.episodes):
             played.groups.append([])

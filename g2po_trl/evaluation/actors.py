@@ -1,4 +1,4 @@
-"""Actors of an evaluation: the actor of training, with a count of tokens, and chat models that read text."""
+"""The actor of an evaluation: training's own with a count of tokens, or one that asks a chat model by text."""
 
 from __future__ import annotations
 
@@ -18,77 +18,81 @@ from ..utils.errors import G2POError
 from .agents import Agent, DirectAgent
 from .chat_models import ChatCompletion, ChatModel, EngineChat
 
-Count = Callable[[Episode, ChatCompletion], None]
-
 
 @dataclass
-class MeteredActor(PromptActor):
-    """The actor of training with a count of tokens, for a model in this process.
-
-    Args:
-        check: called before each request; an error that it raises ends the evaluation.
-        count: called with each episode that gets a completion, and the completion.
-    """
-
-    check: Callable[[], None] = lambda: None
-    count: Count = lambda episode, completion: None
-
-    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> MeteredSession:
-        return MeteredSession(self, sampling, seeds, stats)
-
-
-class MeteredSession(PromptSession):
-    """Session of a `MeteredActor`."""
-
-    def ask(self, episodes: Sequence[Episode]) -> None:
-        self.actor.check()
-        super().ask(episodes)
-
-    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
-        steps = super().receive_steps(timeout)
-        for episode, step in steps:
-            if step.messages is None:  # the folder of an evaluation has no tokenizer for the viewer
-                step.prompt = self.actor.encode.tokenizer.decode(step.prompt_ids)
-            end = step.completion_ids[-1:]
-            written = len(step.completion_ids) - (bool(end) and end[0] in self.actor.engine.stop_token_ids)
-            self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
-        return steps
-
-
-@dataclass
-class ChatActor:
-    """An actor that asks a chat model by text, for all waiting episodes at once.
+class EvaluationActor:
+    """An actor that asks a chat model, as training does where it can: a model in this process, without other prompts.
 
     Args:
         chat: the model.
         agent: the way it is prompted.
         notes: reflections on an episode's earlier trials.
-        check, count: as in `MeteredActor`; `count` is called with failed completions as well.
+        check: called before each request; an error that it raises ends the evaluation.
+        count: called with each episode that gets a completion, also a failed one, and the completion.
     """
 
     chat: ChatModel
     agent: Agent
-    notes: Callable[[Episode], Sequence[str]]
-    check: Callable[[], None]
-    count: Count
+    notes: Callable[[Episode], Sequence[str]] = lambda episode: ()
+    check: Callable[[], None] = lambda: None
+    count: Callable[[Episode, ChatCompletion], None] = lambda episode, completion: None
     is_collective = False
-    streams = False
+
+    def __post_init__(self):
+        self.prompts = None
+        if isinstance(self.chat, EngineChat) and isinstance(self.agent, DirectAgent):
+            settings = self.agent.history_length, self.agent.max_prompt_length, self.agent.history, self.chat.longest
+            self.prompts = PromptActor(self.chat.engine, self.chat.encode, self.agent.template, *settings)
+
+    @property
+    def streams(self) -> bool:
+        return self.prompts is not None and self.prompts.streams
 
     def rollout(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self.prompts.rollout() if self.prompts else nullcontext()
 
-    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> ChatSession:
-        return ChatSession(self, sampling, seeds or ())
+    def session(
+        self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats
+    ) -> TokenSession | TextSession:
+        if self.prompts:
+            return TokenSession(self, self.prompts.session(sampling, seeds, stats))
+        return TextSession(self, sampling, seeds or ())
 
     def close(self) -> None:
         pass
 
 
 @dataclass
-class ChatSession:
-    """Session of a `ChatActor`. `seeds`: one per episode, by its number."""
+class TokenSession:
+    """Session of training's actor, whose tokens are counted."""
 
-    actor: ChatActor
+    actor: EvaluationActor
+    inner: PromptSession
+
+    @property
+    def waiting(self) -> int:
+        return self.inner.waiting
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        self.actor.check()
+        self.inner.ask(episodes)
+
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
+        steps, chat = self.inner.receive_steps(timeout), self.actor.chat
+        for episode, step in steps:
+            if step.messages is None:  # the folder of an evaluation has no tokenizer for the viewer
+                step.prompt = chat.encode.tokenizer.decode(step.prompt_ids)
+            end = step.completion_ids[-1:]
+            written = len(step.completion_ids) - (bool(end) and end[0] in chat.engine.stop_token_ids)
+            self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
+        return steps
+
+
+@dataclass
+class TextSession:
+    """Session of a chat model that is asked for all waiting episodes at once. `seeds`: one per episode's number."""
+
+    actor: EvaluationActor
     sampling: Sampling
     seeds: Sequence[int]
     asked: list[Episode] = field(default_factory=list)
@@ -106,10 +110,10 @@ class ChatSession:
             return []
         actor = self.actor
         actor.check()
-        for one in episodes:
-            if one.observation.images:
+        for episode in episodes:
+            if episode.observation.images:
                 raise G2POError(
-                    f"the observation has {len(one.observation.images)} images, and this model reads text only: "
+                    f"the observation has {len(episode.observation.images)} images, and this model reads text only: "
                     "evaluate a vision-language checkpoint, with --agent direct"
                 )
         requests = [actor.agent.of(one.environment).ask(one, actor.notes(one)) for one in episodes]
@@ -144,7 +148,7 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
     answer = completion.message
     transcript = episode.transcript = episode.transcript or Transcript()
     digests = prefix_digests(request.messages, request.tools)
-    known = [place for place, digest in enumerate(digests) if digest in transcript.ids]
+    known = [index for index, digest in enumerate(digests) if digest in transcript.ids]
     whole = prefix_digests([*request.messages, answer], request.tools)[-1]
     transcript.ids[whole] = [], []  # a server reports no ids
     valid = request.is_valid(answer)
@@ -155,27 +159,4 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
         call=request.call_in(answer, completion.text, valid),
         completion_truncated=truncated,
         messages=request.messages[max(known, default=0) :],
-    )
-
-
-def make_actor(
-    chat: ChatModel,
-    agent: Agent,
-    notes: Callable[[Episode], Sequence[str]] = lambda episode: (),
-    check: Callable[[], None] = lambda: None,
-    count: Count = lambda episode, completion: None,
-) -> MeteredActor | ChatActor:
-    """Return the actor of an evaluation; for a model in this process that is asked as in training, training's own."""
-    if not isinstance(chat, EngineChat) or not isinstance(agent, DirectAgent):
-        return ChatActor(chat, agent, notes, check, count)
-    return MeteredActor(
-        chat.engine,
-        chat.encode,
-        agent.template,
-        agent.history_length,
-        agent.max_prompt_length,
-        agent.history,
-        context_length=chat.longest,
-        check=check,
-        count=count,
     )

@@ -13,9 +13,8 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import beside, bundled_environments, file_of, resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
-from ..utils.errors import G2POError
 from ..utils.masking import masked_names
-from ..utils.options import option
+from ..utils.options import option, require
 
 AGENTS = ("direct", "react", "reflexion")
 ENVIRONMENTS = tuple(bundled_environments())
@@ -80,17 +79,15 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
 
     def __post_init__(self):
         super().__post_init__()
-        if not all(self.stop_sequences or ()):
-            raise G2POError(f"stop_sequences is {self.stop_sequences}: an empty text ends no completion, remove it")
+        stops = self.stop_sequences
+        require(all(stops or ()), "stop_sequences", stops, "an empty text ends no completion, remove it")
         if reserved := reserved_option(self.generation_kwargs or ()):
-            raise G2POError(f"generation_kwargs has {reserved[0]}: another option or the model sets it; remove it")
+            require(False, "generation_kwargs", reserved[0], "another option or the model sets it; remove it")
         self._choose_environment()
-        for one in fields(self):
-            for place in masked_names(getattr(self, one.name), one.name):
-                raise G2POError(
-                    f"{place} was left out of {FILE}, since it looks like a secret: give {one.name} with it, or let "
-                    "the environment read it from a variable, passed by environment_variables"
-                )
+        for field in fields(self):
+            for place in masked_names(getattr(self, field.name), field.name):
+                remedy = f"it looks like a secret, which {FILE} leaves out: give {field.name} with it, or a variable"
+                require(False, place, "…", f"{remedy} that environment_variables passes")
         self._check_combination()
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
@@ -108,34 +105,24 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
             self.environment, own = asked_for(self.agent, self.environment)
         if own is not None:
             described = self.environment_options.get("agent")
-            same = isinstance(described, Mapping) and same_object(own, described.get("import"))
-            self.environment_options = {
-                **self.environment_options,
-                "agent": {**(described if same else {}), "import": own},
-            }
+            is_of_run = isinstance(described, Mapping) and stands_for(own, described.get("import"))
+            described = {**(described if is_of_run else {}), "import": own}
+            self.environment_options = {**self.environment_options, "agent": described}
             self.agent = "direct"
         if self.environment == AGENT_ENVIRONMENT:
             self._choose_agent()
-        elif self.environment is None:
-            where = "is not a folder" if not Path(self.model).is_dir() else f"has no {FILE} that names an environment"
-            raise G2POError(f"model is {self.model!r}, which {where}: pass --environment, or the folder of a run")
-        elif ":" not in self.environment and self.environment not in ENVIRONMENTS:
-            names = ", ".join(ENVIRONMENTS)
-            raise G2POError(f"environment is {self.environment!r}: choose one of {names}, or module:Class of your own")
+        remedy = f"pass {', '.join(ENVIRONMENTS)}, FILE.py:Class, or the folder of a run as --model"
+        is_known = self.environment is not None and (":" in self.environment or self.environment in ENVIRONMENTS)
+        require(is_known, "environment", self.environment, remedy)
         self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
 
     def _choose_agent(self) -> None:
         options = dict(self.environment_options)
         name = name_of_agent(options)
-        if self.agent != "direct":
-            raise G2POError(
-                f"agent is {self.agent!r}: the run's own agent asks the model, and --agent direct plays it"
-            )
-        if name is None:
-            raise G2POError(
-                f"agent has no name in {FILE} (a lambda, a local function, or an AgentCommand that no variable of its "
-                "module holds): pass --agent FILE.py:NAME, the agent that was trained"
-            )
+        remedy = "the run's own agent asks the model, and --agent direct plays it"
+        require(self.agent == "direct", "agent", self.agent, remedy)
+        remedy = f"it has no name in {FILE}; pass --agent FILE.py:NAME, the agent that was trained"
+        require(name is not None, "agent", None, remedy)
         check_is_there(name, "agent")
         described = options["agent"] if isinstance(options["agent"], Mapping) else {}
         turns = options.pop("max_turns", None)
@@ -143,67 +130,41 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         self.environment_options = {**options, "agent": {**described, "import": resolve_agent_name(name)}}
 
     def _check_combination(self) -> None:
-        if self.base_url and not self.base_url.startswith(("http://", "https://")):
-            raise G2POError(f"base_url is {self.base_url!r}: write an address, as http://127.0.0.1:8000/v1")
-        if self.base_url and self.engine_options:
-            raise G2POError(
-                f"engine_options is {self.engine_options}: a server (base_url) does not take them; remove it"
-            )
-        for name in ("history", "prompt") if self.agent != "direct" else ():
-            if (value := getattr(self, name)) is not None:
-                raise G2POError(
-                    f"{name} is {value!r}: --agent {self.agent} has prompts of its own; remove one of them"
-                )
-        if self.environment in ENVIRONMENTS:
-            for name in ("tasks", "environment_options"):
-                if value := getattr(self, name):
-                    raise G2POError(f"{name} is {value}: {self.environment} takes panel and panel_options instead")
-        elif self.panel is not None and (self.tasks is None or self.tasks.stem != self.panel):
-            raise G2POError(
-                f"panel is {self.panel!r}, and {self.played} has no evaluation sets, as bundled environments and "
-                "runs do: pass --tasks FILE instead"
-            )
+        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
+        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
+        useless = {"engine_options": self.base_url and "a server (base_url) does not take them"}
+        useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
+        is_bundled = self.environment in ENVIRONMENTS
+        instead = f"{self.environment} takes panel and panel_options instead"
+        useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
+        for name, why in useless.items():
+            value = getattr(self, name)
+            require(not (why and value), name, value, f"{why}; remove it")
+        has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
+        remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
+        require(has_panel, "panel", self.panel, remedy)
 
 
 def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | None]:
     """Return the full names of the environment and of the user's own agent, if there is one."""
     if agent in AGENTS:
         return environment and resolve_environment_name(environment), None
-    if ":" not in agent and not agent.endswith(".py"):
-        raise G2POError(
-            f"agent is {agent!r}: choose {', '.join(AGENTS)}, or name your own agent, as FILE.py or FILE.py:NAME"
-        )
-    if environment not in (None, AGENT_ENVIRONMENT):
-        raise G2POError(f"agent is {agent!r} and environment is {environment!r}: an agent brings its own; remove one")
+    remedy = f"choose {', '.join(AGENTS)}, or name your own agent, as FILE.py or FILE.py:NAME"
+    require(":" in agent or agent.endswith(".py"), "agent", agent, remedy)
+    is_alone = environment in (None, AGENT_ENVIRONMENT)
+    require(is_alone, "environment", environment, f"the agent {agent} brings its own; remove one of them")
     return AGENT_ENVIRONMENT, resolve_agent_name(agent)
 
 
-def same_object(asked: str, of_run: str | None) -> bool:
-    """Return whether a name means the environment or agent of a run.
-
-    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`. Another file of that name is
-    accepted only if the run's file does not exist any more, since projects may have equal names of files and classes.
-    """
-    if of_run is None:
-        return False
-    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
-    was_moved = is_missing(of_run) and file.name == of_file.name
-    return (file == of_file or was_moved) and (name == of_name or asked.endswith(".py"))
+def stands_for(asked: str, of_run: str | None) -> bool:
+    """Return whether a full name is the environment or agent of a run, or given because the run's file is gone."""
+    return asked == of_run or is_missing(of_run)
 
 
-def _located(name: str) -> tuple[Path, str]:
-    """Return the file of a module, if it is one in the current folder, and the name of an object in it."""
-    module, _, attribute = name.partition(":")
-    return Path(module if module.endswith(".py") else f"{module}.py").resolve(), attribute
-
-
-def check_is_there(name: str, what: str) -> None:
-    """Raise `G2POError` if the file of a run's environment or agent does not exist any more."""
-    if is_missing(name):
-        raise G2POError(
-            f"{what} is {name} in {FILE}, and there is no such file: pass --{what} FILE.py:NAME, its new place; the "
-            "run's settings and tasks are kept"
-        )
+def check_is_there(name: str, field: str) -> None:
+    """Refuse (`G2POError`) the environment or agent of a run whose file does not exist any more."""
+    remedy = f"the run's file is gone; pass --{field} FILE.py:NAME, the run's settings and tasks are kept"
+    require(not is_missing(name), field, name, remedy)
 
 
 def is_missing(name: str | None) -> bool:

@@ -17,7 +17,7 @@ from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..runs.callbacks import RolloutBar
 from ..trajectory import Trajectory, read_jsonl, write_jsonl
-from .actors import make_actor
+from .actors import EvaluationActor
 from .agents import Agent
 from .chat_models import ChatCompletion, ChatModel, TokenBudget
 from .panel import Panel
@@ -47,7 +47,7 @@ class PanelPlayer:
     def play(self) -> list[Trajectory]:
         """Return the last trial of each task, in order; resume where the file ends."""
         self.finished = read_finished(self.path)
-        actor = make_actor(self.chat, self.agent, self._notes, self.budget.check, self._count)
+        actor = EvaluationActor(self.chat, self.agent, self._notes, self.budget.check, self._count)
         self.player = Player(self.pool, actor, self.limits or EpisodeLimits(self.panel.max_turns))
         number_of_tasks = len(self.panel.rows)
         for start in range(0, number_of_tasks, self.batch_size):

@@ -137,10 +137,12 @@ class ServerChat(ChatModel):
                 f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
                 "this the address of its API, up to /v1?"
             )
-        text, reasoning = _text_and_reasoning(message.content)
+        content = message.content or ""
+        if isinstance(content, list):  # parts, of some servers
+            content = "".join(part["text"] for part in content if isinstance(part.get("text"), str))
         # The name of the field depends on the server.
-        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or reasoning
-        text = cut_before(text, request.stop)  # some servers ignore stop texts
+        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+        text = cut_before(content, request.stop)  # some servers ignore stop texts
         ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
         answer = self._message(message, text[: min(ends, default=None)])
         text = message_text(answer)
@@ -165,18 +167,6 @@ class ServerChat(ChatModel):
     def close(self) -> None:
         self.runner.run(self.client.close())
         self.runner.close()
-
-
-def _text_and_reasoning(content: Any) -> tuple[str, str]:
-    """Return the text and the reasoning in a message's content, which is a text, a list of parts, or `None`."""
-    if not isinstance(content, list):
-        return str(content or ""), ""
-    text, reasoning = [], []
-    for part in content:
-        kind, parts = (part.get("type"), part) if isinstance(part, dict) else ("text", {"text": str(part)})
-        inner = parts.get(kind) if isinstance(parts.get(kind), (str, list)) else parts.get("text")
-        (reasoning if kind in ("thinking", "reasoning") else text).append(_text_and_reasoning(inner)[0])
-    return "".join(text), "".join(reasoning)
 
 
 def api_messages(messages: Sequence[Message]) -> list[Message]:

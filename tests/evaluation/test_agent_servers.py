@@ -13,7 +13,6 @@ from g2po_trl.prompts.template import parse_think_action
 from g2po_trl.utils.errors import G2POError
 
 ACTION = "<action>go</action>"
-THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}
 
 
 @pytest.fixture
@@ -77,7 +76,6 @@ def test_which_refusals_are_overflows(ask, told, overflows):
         {"content": ACTION, "reasoning_content": "so"},
         {"content": ACTION, "reasoning": "so"},
         {"content": f"<think>so</think>{ACTION}", "reasoning": "so"},
-        {"content": [THINKING, {"type": "text", "text": ACTION}]},
         {"content": [{"type": "text", "text": "<think>so</think>"}, {"type": "text", "text": ACTION}]},
     ],
 )  # fmt: skip

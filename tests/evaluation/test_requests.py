@@ -10,6 +10,7 @@ from datasets import Dataset
 from imported_files import forget
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import make_config
+from refusals import refused
 from scripted_actors import SeededEngine
 from shipped_templates import FOLDER
 from tools_by_hand import Safe
@@ -18,6 +19,8 @@ from g2po_trl import G2POTrainer, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.chat_models import EngineChat
+from g2po_trl.evaluation.options import EvaluateOptions
+from g2po_trl.evaluation.run_settings import run_settings
 from g2po_trl.evaluation.server_chat import api_messages
 from g2po_trl.utils.errors import G2POError
 
@@ -191,23 +194,6 @@ def test_prompting_agents_refuse_requests(server, agent, tmp_path):
     assert server.asked == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--agent", "reac"], "agent is 'reac': choose direct, react, reflexion"),
-        (["--agent", "nowhere.py"], "there is no file 'nowhere.py'"),
-        (["--agent", "{agent}:other"], "has no other: it contains letters"),
-        (["--agent", "{agent}", "--environment", "alfworld"], "an agent brings its own; remove one"),
-        (["--agent", "react", "--environment", "alfworld", "--history", "window"], "history is 'window'"),
-        (["--run", "{run}", "--agent", "react"], "agent is 'react': the run's own agent asks the model"),
-    ],
-)
-def test_arguments_of_agents_that_do_not_fit_are_refused(flags, message, agent, a_run, capsys):
-    with pytest.raises(SystemExit):
-        read(["--model", "m", *[flag.format(agent=agent, run=a_run) for flag in flags]])
-    assert message in capsys.readouterr().err
-
-
 @pytest.fixture
 def a_run(agent, tmp_path):
     """The folder of a run of the agent."""
@@ -237,13 +223,18 @@ def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
     assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
 
 
-def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run, capsys):
+def test_the_agent_of_a_run_is_not_prompted_in_another_way(a_run):
+    run = {"run": str(a_run), "agent": "react"}
+    with refused("agent"):
+        EvaluateOptions(**{"model": "m", **run_settings(run), **run})
+
+
+def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run):
     run = json.loads((a_run / "run.json").read_text())
     run["environment"]["kwargs"]["agent"] = None
     (a_run / "run.json").write_text(json.dumps(run))
-    with pytest.raises(SystemExit):
-        read(["--model", str(a_run)])
-    assert "agent has no name in run.json" in capsys.readouterr().err
+    with refused("agent"):
+        EvaluateOptions(model=str(a_run), **run_settings({"model": str(a_run)}))
     args = read(["--model", str(a_run), "--agent", str(agent)])[0]
     assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation"), "the run's settings"
     assert args.environment_options == {"agent": {"import": f"{agent}:letters"}}

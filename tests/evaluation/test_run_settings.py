@@ -2,23 +2,24 @@
 
 import functools
 import json
-import re
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from imported_files import forget
+from refusals import refused
 
 from g2po_trl import PromptTemplate
 from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.commands.evaluate import read as options_of
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.evaluate import identity, load_panel, make_agent
-from g2po_trl.evaluation.run_settings import describe_settings
+from g2po_trl.evaluation.options import EvaluateOptions
+from g2po_trl.evaluation.run_settings import describe_settings, run_settings
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_object, describe_prompt
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.json import write_json_lines
 
 PLAY = {
@@ -35,27 +36,31 @@ def without(run, name):
 
 
 @pytest.mark.parametrize(
-    ("run", "message"),
+    ("run", "field"),
     [
-        *((RUN | {"play": without(PLAY, name)}, rf"play\.{name} is missing in .*run\.json")
-          for name in ("temperature", "min_p", "repetition_penalty", "max_turns", "stop_sequences")),
-        (without(RUN, "play"), r"play is missing in .*run\.json"),
-        (without(RUN, "prompt"), r"prompt is missing in"),
-        (RUN | {"play": "none"}, r"play is 'none' in"),
-        (RUN | {"play": PLAY | {"temperature": "hot"}}, "temperature is 'hot'"),
-        (RUN | {"play": PLAY | {"max_turns": True}}, "max_turns is True"),
-        (RUN | {"environment": {}}, r"environment\.import is missing in"),
-        (RUN | {"environment": {"import": "game.py:Game", "args": [3]}}, r"environment\.args is \[3\] in"),
-        ([RUN], r"run\.json holds no description of a run: restore it"),
+        (without(RUN, "play"), "play"),
+        (RUN | {"play": "none"}, "play"),
+        (RUN | {"environment": {}}, "environment"),
+        (RUN | {"environment": {"import": "game.py:Game", "args": [3]}}, "environment"),
+        (RUN | {"play": PLAY | {"temperature": "hot"}}, "temperature"),
+        (RUN | {"play": PLAY | {"max_turns": True}}, "max_turns"),
     ],
-)  # fmt: skip
-def test_a_runs_description_that_lacks_something_is_one_line(tmp_path, capsys, run, message):
+)
+def test_a_runs_description_that_is_wrong_is_refused(tmp_path, run, field):
     (tmp_path / "run.json").write_text(json.dumps(run))
     write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
-    with pytest.raises(SystemExit):
-        options_of(["--model", str(tmp_path)])
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(message, told), told
+    with refused(field):
+        EvaluateOptions(model=str(tmp_path), **run_settings({"model": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("name", ["temperature", "min_p", "repetition_penalty", "max_turns", "stop_sequences"])
+def test_what_a_run_of_an_earlier_version_lacks_has_its_default_and_is_named(tmp_path, name):
+    (tmp_path / "run.json").write_text(json.dumps(RUN | {"play": without(PLAY, name)}))
+    write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
+    args, of_run = options_of(["--model", str(tmp_path)])
+    assert getattr(args, name) == next(field.default for field in fields(EvaluateOptions) if field.name == name)
+    assert name in describe_settings(args, of_run).partition("not in its run.json: ")[2]
+    assert args.max_completion_length == 9
 
 
 def test_what_a_runs_description_lacks_without_harm_is_as_for_any_model(tmp_path):
@@ -77,19 +82,20 @@ def test_what_a_runs_description_lacks_without_harm_is_as_for_any_model(tmp_path
 def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path, capsys):
     (tmp_path / "run.json").write_text(json.dumps(RUN))
 
-    def refused(*more):
-        with pytest.raises(SystemExit):
-            options_of(["--model", str(tmp_path), *more])
-        return capsys.readouterr().err.splitlines()[-1]
+    def of_run(*more):
+        return options_of(["--model", str(tmp_path), *more])[0]
 
-    assert "had no evaluation tasks" in (told := refused()) and "pass --tasks FILE" in told
-    assert options_of(["--model", str(tmp_path), "--tasks", "mine.jsonl"])[0].tasks == Path("mine.jsonl")
+    with pytest.raises(SystemExit):
+        of_run()
+    assert "pass --tasks FILE" in capsys.readouterr().err
+    assert of_run("--tasks", "mine.jsonl").tasks == Path("mine.jsonl")
     write_json_lines(tmp_path / "panels" / "seen.jsonl", [{}])
-    assert options_of(["--model", str(tmp_path)])[0].tasks == tmp_path / "panels" / "seen.jsonl"
+    assert of_run().tasks == tmp_path / "panels" / "seen.jsonl"
     write_json_lines(tmp_path / "panels" / "unseen.jsonl", [{}])
-    assert "has the evaluation sets seen, unseen: choose one with --panel" in refused()
-    assert "panel is 'eval'" in (told := refused("--panel", "eval")) and "has seen, unseen" in told
-    args = options_of(["--model", str(tmp_path), "--panel", "unseen"])[0]
+    for panel in (None, "eval"):
+        with refused("panel"):
+            run_settings({"model": str(tmp_path), "panel": panel})
+    args = of_run("--panel", "unseen")
     assert (args.panel, args.tasks) == ("unseen", tmp_path / "panels" / "unseen.jsonl")
 
 
@@ -125,7 +131,7 @@ def test_options_of_the_environment_that_are_not_given_stay_the_runs(treasure):
     assert "--environment-options" in told.partition("other than the run")[2] and "SECRET" not in told
 
 
-@pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game", "game.py"])
+@pytest.mark.parametrize("name", ["game.py:Game", "./game.py:Game", "game.py"])
 def test_the_runs_environment_has_several_names(treasure, name):
     args, of_run = options_of(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
     assert (args.max_turns, args.max_completion_length, args.environment_options) == (3, 9, {"size": 3})
@@ -181,26 +187,23 @@ def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(moved):
     assert args.environment_options["agent"] == {"import": f"{moved}/game.py:solve"}
 
 
-def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved, capsys):
-    file = moved / "runs" / "x" / "run.json"
+def test_an_environment_that_was_moved_is_asked_for_and_the_runs_settings_stay(moved):
+    file, place = moved / "runs" / "x" / "run.json", f"{moved}/games/game.py"
     (moved / "games").mkdir()
-    (moved / "game.py").rename(moved / "games" / "game.py")
-    with pytest.raises(G2POError, match=r"environment is /.*/game.py:Game in run.json"):
+    (moved / "game.py").rename(place)
+    with refused("environment"):
         load_panel(options_of(["--model", str(file.parent)])[0])
     forget()
-    args = options_of(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])[0]
+    args = options_of(["--model", str(file.parent), "--environment", place])[0]
     assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
-    assert args.environment_options["size"] == 3 and args.environment == f"{moved}/games/game.py:Game"
-    assert args.prompt["parse_completion"] == {"import": f"{moved}/games/game.py:read"}
-    with pytest.raises(SystemExit):
-        options_of(["--model", str(moved / "runs" / "agent")])
-    assert "agent is " in (told := capsys.readouterr().err) and "pass --agent FILE.py:NAME" in told
-    agent = options_of(["--model", str(moved / "runs" / "agent"), "--agent", f"{moved}/games/game.py"])[0]
-    assert agent.environment_options["state_key"] == {"import": f"{moved}/games/game.py:read"}
-    assert (agent.max_turns, agent.max_completion_length) == (
-        3,
-        9,
-    ) and agent.tasks == moved / "runs/agent/panels/eval.jsonl"
+    assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
+    run = {"model": str(moved / "runs" / "agent")}
+    with refused("agent"):
+        EvaluateOptions(**run, **run_settings(run))
+    agent = options_of(["--model", run["model"], "--agent", place])[0]
+    assert agent.environment_options["agent"] == {"import": f"{place}:solve"}
+    assert (agent.max_turns, agent.max_completion_length) == (3, 9)
+    assert agent.tasks == moved / "runs/agent/panels/eval.jsonl"
 
 
 def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
