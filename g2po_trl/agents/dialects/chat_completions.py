@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...utils.show import show
 from .request import (
     MODEL,
     AgentRequest,
@@ -18,6 +17,7 @@ from .request import (
     answer_schema,
     arguments_text,
     chat_request,
+    demand,
     ignored_fields,
     read_object,
     to_body,
@@ -59,8 +59,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
     data = read_object(body)
     for name, (allowed, remedy) in _REFUSED.items():
-        if name in data and data[name] != allowed:
-            raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
+        demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)
     form = data.get("response_format")
     ignored = ignored_fields(data, (*_READ, *_REFUSED), _NEUTRAL)
     if form == {"type": "json_object"}:
@@ -88,12 +87,11 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
 def _tools(tools: Any) -> Any:
     if tools is None:
         return None
-    if not isinstance(tools, list):
-        raise RefusedRequestError(f"tools is {show(tools)}: give a list", "tools")
+    demand(isinstance(tools, list), "tools", tools, "give a list")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a function with a name", "tools")
+        is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        demand(is_named, f"tools[{index}]", tool, "give a function with a name")
     return tools
 
 

@@ -23,6 +23,7 @@ from .request import (
     answer_schema,
     arguments_text,
     chat_request,
+    demand,
     function_tool,
     ignored_fields,
     read_object,
@@ -65,8 +66,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     messages = read_messages(data, ignored)
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
-    if data.get("compaction"):
-        raise RefusedRequestError(f"compaction is {show(data['compaction'])}: shorten the messages", "compaction")
+    demand(not data.get("compaction"), "compaction", data.get("compaction"), "shorten the messages")
     choice, only = data.get("tool_choice", {}), False
     if isinstance(choice, dict):
         choice, only = choice.get("type"), choice.get("disable_parallel_tool_use")
@@ -90,8 +90,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
 def _after(thread: Any) -> Any:
     """Return the id of the response that a request continues, without its messages, system message and tools."""
     kind = "create" if thread is None else thread.get("type") if isinstance(thread, dict) else None
-    if kind not in ("create", "continue"):
-        raise RefusedRequestError(f"thread is {show(thread)}: give the type create or continue", "thread")
+    demand(kind in ("create", "continue"), "thread", thread, "give the type create or continue")
     return thread.get("previous_message_id", "") if kind == "continue" else None
 
 
@@ -101,8 +100,7 @@ def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     if data.get("system"):
         messages.append({"role": "system", "content": _BLOCKS.read(data["system"], "system", ignored)})
     given = data.get("messages")
-    if not isinstance(given, list):
-        raise RefusedRequestError(f"messages is {show(given)}: give a list of messages", "messages")
+    demand(isinstance(given, list), "messages", given, "give a list of messages")
     for index, message in enumerate(given):
         messages += _messages(message, f"messages[{index}]", ignored)
     return messages
@@ -150,8 +148,8 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
         if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:
             ignored.add(f"tools.{tool['type']}")
             continue
-        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a tool with a name", "tools")
+        is_named = isinstance(tool, dict) and isinstance(tool.get("name"), str)
+        demand(is_named, f"tools[{index}]", tool, "give a tool with a name")
         functions.append(function_tool(tool["name"], tool.get("description"), tool.get("input_schema")))
     return functions
 

@@ -35,6 +35,12 @@ class RefusedRequestError(ValueError):
         self.parameter, self.code, self.status = parameter, code, status
 
 
+def demand(condition: bool, where: str, value: Any, remedy: str) -> None:
+    """Refuse a request unless a condition of the value at this place is met. The field is what precedes its index."""
+    if not condition:
+        raise RefusedRequestError(f"{where} is {show(value)}: {remedy}", where.partition("[")[0])
+
+
 class LeftOut(Counter[str]):
     """Parts left out of a request, since a chat template cannot express them: name -> number of times."""
 
@@ -227,9 +233,7 @@ def answer_schema(name: str, form: Any) -> dict[str, Any] | None:
     if form in (None, {"type": "text"}, {"type": "json_object"}):
         return None
     schema = form.get("schema") if isinstance(form, dict) else None
-    if not isinstance(schema, dict):
-        remedy = "give the type text, json_object, or json_schema with a schema"
-        raise RefusedRequestError(f"{name} is {show(form)}: {remedy}", name)
+    demand(isinstance(schema, dict), name, form, "give the type text, json_object, or json_schema with a schema")
     return schema
 
 

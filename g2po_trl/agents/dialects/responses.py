@@ -22,10 +22,10 @@ from .request import (
     Blocks,
     Completion,
     LeftOut,
-    RefusedRequestError,
     answer_schema,
     arguments_text,
     chat_request,
+    demand,
     function_tool,
     ignored_fields,
     read_object,
@@ -67,10 +67,9 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
     data = read_object(body)
     for name, remedy in _REFUSED.items():
-        if data.get(name):
-            raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
-    if isinstance(data.get("include"), list) and _LOGPROBS in data["include"]:
-        raise RefusedRequestError(f"include has {_LOGPROBS}: {_REFUSED['top_logprobs']}", "include")
+        demand(not data.get(name), name, data.get(name), remedy)
+    include = data.get("include")
+    demand(not isinstance(include, list) or _LOGPROBS not in include, "include", include, _REFUSED["top_logprobs"])
     ignored = ignored_fields(data, _READ, _NEUTRAL)
     system = read_instructions(data)
     tools, items = read_tools(data.get("tools", []), ignored)
@@ -105,8 +104,8 @@ def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[
         if kind not in ("function", "custom", "namespace") and isinstance(kind, str):
             ignored.add(f"tools.{kind}")
             continue
-        if kind is None or not isinstance(tool.get("name"), str):
-            raise RefusedRequestError(f"tools[{index}] is {show(tool)}: give a function with a name", "tools")
+        is_named = kind is not None and isinstance(tool.get("name"), str)
+        demand(is_named, f"tools[{index}]", tool, "give a function with a name")
         if kind == "namespace":
             inner, names = read_tools(tool.get("tools", []), ignored, tool["name"])
             functions += inner
@@ -130,8 +129,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
     """Return the messages that items are."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
-    if not isinstance(items, list):
-        raise RefusedRequestError(f"input is {show(items)}: give a text or a list of items", "input")
+    demand(isinstance(items, list), "input", items, "give a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -148,8 +146,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             else:
                 messages.append({"role": item.get("role"), "content": content, **kept})
         elif isinstance(kind, str) and kind in _CALLS:
-            if not isinstance(item.get("name"), str):
-                raise RefusedRequestError(f"{where} is {show(item)}: give the call's name", "input")
+            demand(isinstance(item.get("name"), str), where, item, "give the call's name")
             name = f"{item['namespace']}.{item['name']}" if item.get("namespace") else item["name"]
             arguments = item.get(_CALLS[kind])
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
@@ -172,8 +169,7 @@ def _own(messages: list[Message]) -> Message:
 
 def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
     """Return a text, or parts if there are images among them."""
-    if not isinstance(content, (str, list, type(None))):
-        raise RefusedRequestError(f"{where}: content is {show(content)}: give a text", "input")
+    demand(isinstance(content, (str, list, type(None))), f"{where}: content", content, "give a text")
     return _BLOCKS.read(content, f"{where}: content", ignored, shows_images) or ""
 
 
