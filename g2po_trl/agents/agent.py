@@ -6,17 +6,14 @@
         …
         return float(answer == task["answer"])       # the reward
 
-An agent runs in a thread of its worker, from `reset` to its end. Each of its requests to the endpoint is an
-observation, the model's response the action that answers it, and what the agent returns the reward of the last step.
-Requests that arrive together are answered one after the other, in their order of arrival.
-
-`docs/agents.md` describes how an episode ends. Requests that cannot be read are refused and are not steps; see
-`dialects`. An agent whose episode is over cannot reach the next one: its requests are refused. If it keeps running,
-its worker process is replaced between two jobs: the worker's other episodes are replayed, and none is lost.
+An agent runs in a thread of its worker. Each of its requests is an observation, the model's response the action that
+answers it, and what the agent returns the reward of the last step. Requests that arrive together are answered in their
+order of arrival. An agent whose episode is over cannot reach the next one; if it keeps running, its worker is replaced
+between two jobs, and the worker's other episodes are replayed.
 
 An agent can be replayed after the loss of its worker only if it sends the same requests for the same task and
-responses: no current time, and no random numbers except from its own seeded generator. Several agents run in one
-process and share its working folder and environment variables.
+responses: no current time, and no random numbers except from its own seeded generator. `docs/agents.md` describes how
+an episode ends.
 """
 
 from __future__ import annotations

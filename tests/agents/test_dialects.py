@@ -260,30 +260,29 @@ _URL = "https://a.b/c.png"
 
 
 @pytest.mark.parametrize(
-    ("protocol", "part", "why"),
+    ("protocol", "part"),
     [
-        ("responses", {"type": "input_image", "image_url": _URL}, "no address or file is read"),
-        ("responses", {"type": "input_image", "file_id": "file-1"}, "file_id.* no address or file is read"),
-        ("responses", {"type": "input_image", "image_url": "data:application/pdf;base64,AA"}, "is not an image in"),
-        ("responses", {"type": "input_image", "image_url": "data:image/png;base64,?"}, "is not base64"),
-        ("responses", {"type": "input_file", "file_data": "…"}, "'input_file': only text and images are supported"),
-        ("messages", {"type": "image", "source": {"type": "url", "url": _URL}}, "no address or file is read"),
-        ("messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "no address or file is read"),
-        (
-            "messages",
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png"}},
-            "send the image itself",
+        *(
+            ("responses", {"type": "input_image", **image})
+            for image in (
+                *({"image_url": _URL}, {"file_id": "file-1"}, {"image_url": "data:application/pdf;base64,AA"}),
+                {"image_url": "data:image/png;base64,?"},
+            )
         ),
-        (
-            "messages",
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
-            "cannot be read",
+        ("responses", {"type": "input_file", "file_data": "…"}),
+        *(
+            ("messages", {"type": "image", "source": source})
+            for source in (
+                *({"type": "url", "url": _URL}, {"type": "file", "file_id": "f"}),
+                {"type": "base64", "media_type": "image/png"},
+                {"type": "base64", "media_type": "image/png", "data": "aGk="},
+            )
         ),
-        ("messages", {"type": "document"}, "'document': only text"),
+        ("messages", {"type": "document"}),
     ],
 )
 @pytest.mark.parametrize("in_result", [False, True])
-def test_images_that_are_refused(protocol, part, why, in_result):
+def test_images_that_are_refused(protocol, part, in_result):
     content = [{"type": TEXT[protocol], "text": "a"}, part]
     asked = [{"role": "user", "content": content}]
     if in_result:
@@ -294,7 +293,7 @@ def test_images_that_are_refused(protocol, part, why, in_result):
             asked = [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}]
             asked += [{"type": "function_call_output", "call_id": "1", "output": content}]
     field = "input" if protocol == "responses" else "messages"
-    with pytest.raises(RefusedRequestError, match=rf"{field}\[{int(in_result)}\]: content\[\d\].*{why}"):
+    with pytest.raises(RefusedRequestError, match=rf"{field}\[{int(in_result)}\]: content\[\d\]"):
         request_of(f"/v1/{protocol}", **{field: asked})
     if not in_result:
         asked = [{"role": "assistant", "content": [{"type": TEXT[protocol], "text": "a"}, IMAGE[protocol](FIRST)]}]
@@ -329,6 +328,14 @@ def test_images_that_are_refused(protocol, part, why, in_result):
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "thread": "new"}, "thread"),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "compaction": {"type": "x"}}, "compaction"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages"),
+        *(
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **fields}, next(iter(fields)))
+            for fields in (
+                *({"messages": None}, {"n": 2}, {"logprobs": True}, {"response_format": {"type": "json_schema"}}),
+                *({"modalities": ["text", "audio"]}, {"functions": [{}]}, {"tools": [{"type": "web_search"}]}),
+                *({"tools": {}}, {"max_tokens": "5"}, {"max_tokens": 5, "max_completion_tokens": 1.5}, {"stop": 1}),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused(route, data, parameter):
