@@ -19,9 +19,10 @@ from pathlib import Path
 
 from trl import ModelConfig, SFTConfig
 
-from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
+from g2po_envs.alfworld import AlfworldEnvironment
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_envs.alfworld.games import SIZES
+from g2po_envs.alfworld.games import SIZES, generate_games
+from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
@@ -29,7 +30,6 @@ from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model,
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
-PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 
 @dataclass
@@ -57,8 +57,8 @@ def main() -> None:
         to_show, to_examine = script_args.split(games.rows(), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-        samples = draw_samples(script_args, shown, exam, args.seed)
-        run_teaching(script_args, args, model_args, to_teach, samples, exam)
+        samples = draw_samples(script_args, shown, exam, to_teach, args.seed)
+        run_teaching(args, model_args, to_teach, samples, exam)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import ModelConfig, SFTConfig
 
 from g2po_recipes.smollm2 import smollm2_path
@@ -35,7 +34,6 @@ from g2po_trl.cli.parser import read_config
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.engines.base import Engine
-from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
@@ -48,21 +46,18 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows
-from g2po_trl.teach.exam import SuccessEvaluation
 from g2po_trl.teach.experts import (
     Expert,
-    ExpertEnvironment,
     agent_answer,
     carried_answer,
     find_expert,
     random_answer,
     recorded_answer,
+    with_expert,
 )
-from g2po_trl.teach.images import pictures_in
-from g2po_trl.teach.limits import describe_limits
-from g2po_trl.teach.sft import TeachingArguments, load_base_model, run_teaching
+from g2po_trl.teach.sft import BaseModel, TeachingArguments, load_base_model, run_teaching
 from g2po_trl.utils.errors import G2POError
-from g2po_trl.utils.options import option
+from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
 from g2po_trl.view.words import failure_kind
 
@@ -105,8 +100,8 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     def __post_init__(self):
         super().__post_init__()
         sources = [name for name in ("expert", "demonstrations", "random_episodes") if getattr(self, name)]
-        if len(sources) > 1:
-            raise G2POError(f"{' and '.join(sources)} are both given: demonstrations have one source, leave one out")
+        remedy = f"{' and '.join(sources)} are both given, and demonstrations have one source: leave one out"
+        require(len(sources) < 2, "demonstrations", self.demonstrations, remedy)
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         if self.num_exam_tasks == 0:
@@ -124,39 +119,22 @@ class Game:
         factory: constructs the environment.
         template: wording of prompts.
         prompts: further fields of a `PromptActor`.
-        chat_template_kwargs: variables of the chat template.
-        limits: number and limits of environment workers.
     """
 
     factory: Callable[[], TextEnvironment]
     template: PromptTemplate
     prompts: dict[str, Any]
-    chat_template_kwargs: dict[str, Any] | None
-    limits: PoolLimits
 
 
-def load_game(script_args: ScriptArguments) -> Game:
-    """Return what the arguments describe, as `G2POTrainer` sets it up.
-
-    Raises:
-        G2POError: for a prompt or an environment that is none.
-    """
-    wording = script_args.load_prompt()
-    agent, turns = script_args.agent, script_args.max_turns
-    made = load(script_args.environment) if agent is None else agent_factory(agent, turns)
-    if isinstance(made, Mapping) or environments_of(made):
-        raise G2POError(
-            f"{script_args.environment or agent} has several: teach them one after the other, by their names"
-        )
-    factory, template, history = played_as(made, EpisodeLimits(turns), wording, script_args.history)
-    prompts = {"max_prompt_length": script_args.max_prompt_length, "history": history}
-    return Game(
-        factory,
-        template,
-        prompts,
-        script_args.chat_template_kwargs,
-        PoolLimits.of(script_args),
-    )
+def load_game(options: ScriptArguments) -> Game:
+    """Return what the arguments describe, as `G2POTrainer` sets it up."""
+    agent, turns = options.agent, options.max_turns
+    made = load(options.environment) if agent is None else agent_factory(agent, turns)
+    several = isinstance(made, Mapping) or bool(environments_of(made))
+    name = options.environment or agent
+    require(not several, "environment", name, "it has several: teach them one after the other, by their names")
+    factory, template, history = played_as(made, EpisodeLimits(turns), options.load_prompt(), options.history)
+    return Game(factory, template, {"max_prompt_length": options.max_prompt_length, "history": history})
 
 
 @dataclass
@@ -165,59 +143,46 @@ class Source:
 
     Args:
         kind: "expert", "recorded" or "random", for messages.
-        expert: answers observations.
+        answer: answers observations.
         factory: constructs the environment that is played.
         tasks: arguments of its `reset`, one mapping per episode.
     """
 
     kind: str
-    expert: Expert
+    answer: Expert
     factory: Callable[[], TextEnvironment]
     tasks: list[dict[str, Any]]
 
 
-def choose_source(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game: Game, seed: int) -> Source:
-    """Return the source of demonstrations that the arguments name.
-
-    Raises:
-        G2POError: if there is none.
-    """
-    if script_args.demonstrations:
-        recorded, tasks = recorded_episodes(script_args.demonstrations, rows)
+def choose_source(options: ScriptArguments, rows: Sequence[dict[str, Any]], game: Game, seed: int) -> Source:
+    """Return the source of demonstrations that the arguments name."""
+    if options.demonstrations:
+        recorded, tasks = recorded_episodes(options.demonstrations, rows)
         return Source("recorded", partial(recorded_answer, recorded), game.factory, tasks)
-    if script_args.random_episodes:
-        return Source("random", random_answer, game.factory, list(islice(cycle(rows), script_args.random_episodes)))
-    name = script_args.environment or script_args.agent
-    expert = load(script_args.expert) if script_args.expert else find_expert(name)
-    if expert is None:
-        shown = "environment" if script_args.agent is None else "messages, tools"
-        raise G2POError(
-            f"{name} has no expert: write a function expert({shown}) in the file, which returns the next action; or "
-            "pass --demonstrations FILE (recorded trajectories) or --random-episodes N"
-        )
-    tasks = list(islice(cycle(rows), script_args.num_episodes or len(rows)))
-    if script_args.agent:
+    if options.random_episodes:
+        return Source("random", random_answer, game.factory, list(islice(cycle(rows), options.random_episodes)))
+    expert = load(options.expert) if options.expert else find_expert(options.environment or options.agent)
+    parameters = "environment" if options.agent is None else "messages, tools"
+    remedy = (
+        f"write a function expert({parameters}) in the file, which returns the next action; or pass --demonstrations "
+        "FILE (recorded trajectories) or --random-episodes N"
+    )
+    require(expert is not None, "expert", None, remedy)
+    tasks = list(islice(cycle(rows), options.num_episodes or len(rows)))
+    if options.agent:
         return Source("expert", partial(agent_answer, expert), game.factory, tasks)
-    tasks = [
-        {"task_id": task_id_of(task), "task": task, "seed": derived_seed(seed, number)}
-        for number, task in enumerate(tasks)
-    ]
-    return Source("expert", carried_answer, partial(ExpertEnvironment, game.factory, expert), tasks)
+    return Source("expert", carried_answer, *with_expert(game.factory, expert, tasks, seed))
 
 
 def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-    """Return the successful trajectories of a file whose tasks are among the rows, and these tasks.
-
-    Raises:
-        G2POError: if there is none, or the file cannot be read.
-    """
+    """Return the successful trajectories of a file whose tasks are among the rows, and these tasks."""
     by_id = {task_id_of(row): row for row in rows}
     try:
         recorded = list(read_jsonl(path))
     except OSError as error:
-        raise G2POError(f"demonstrations is {path!r}, which cannot be read: {error}") from error
-    successes = [t for t in recorded if t.success]
-    known = [t for t in successes if t.task_id in by_id]
+        raise G2POError(f"demonstrations is {path!r}, which cannot be read: {error}", "demonstrations") from error
+    successes = [episode for episode in recorded if episode.success]
+    known = [episode for episode in successes if episode.task_id in by_id]
     if len(known) < len(recorded):
         others = len(recorded) - len(successes), len(successes) - len(known)
         print(
@@ -225,20 +190,13 @@ def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[T
             f"{others[1]} of tasks that are not training tasks",
             flush=True,
         )
-    if not known:
-        raise G2POError(
-            f"demonstrations is {path!r}, which has {len(successes)} successful episodes, none of them of a training "
-            "task: pass trajectories of the tasks in `tasks`"
-        )
-    return known, [by_id[t.task_id] for t in known]
+    remedy = f"{len(successes)} of its episodes succeed, none of a training task: pass trajectories of these"
+    require(bool(known), "demonstrations", path, remedy)
+    return known, [by_id[episode.task_id] for episode in known]
 
 
 def demonstrate(
-    script_args: ScriptArguments,
-    source: Source,
-    game: Game,
-    base_model: tuple[str, PreTrainedTokenizerBase | ProcessorMixin],
-    seed: int,
+    options: ScriptArguments, source: Source, game: Game, base_model: BaseModel, seed: int
 ) -> list[Trajectory]:
     """Play the source's episodes as the base model would be asked, and return the successful ones.
 
@@ -248,81 +206,57 @@ def demonstrate(
     name, processing_class = base_model
     tokenizer = get_tokenizer(processing_class)
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
-    if reads_images(processing_class):
-        engine.reads_text_because = None
-    else:
-        engine.reads_text_because = (
-            f"{name} has no processor of images that can be loaded here (a file, or a package such as torchvision, "
-            "may be missing): pass a vision-language model, or add what is missing"
-        )
-    actor = ExpertActor(
-        engine,
-        ChatEncoder(processing_class, game.chat_template_kwargs),
-        game.template,
-        script_args.history_length,
-        expert=source.expert,
-        seed=seed,
-        **game.prompts,
+    engine.reads_text_because = (
+        None
+        if reads_images(processing_class)
+        else f"{name} has no processor of images that can be loaded here (a file, or a package such as torchvision, "
+        "may be missing): pass a vision-language model, or add what is missing"
     )
-    with EnvironmentPool(source.factory, game.limits) as pool:
-        trajectories, _ = Player(pool, actor, EpisodeLimits(script_args.max_turns)).play(source.tasks)
-    successes = [t for t in trajectories if t.success]
-    reasons = Counter(failure_kind(t) for t in trajectories if not t.success)
+    encode = ChatEncoder(processing_class, options.chat_template_kwargs)
+    actor = ExpertActor(
+        engine, encode, game.template, options.history_length, expert=source.answer, seed=seed, **game.prompts
+    )
+    with EnvironmentPool(source.factory, PoolLimits.of(options)) as pool:
+        trajectories, _ = Player(pool, actor, EpisodeLimits(options.max_turns)).play(source.tasks)
+    successes = [episode for episode in trajectories if episode.success]
+    reasons = Counter(failure_kind(episode) for episode in trajectories if not episode.success)
     others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
     if not successes:
         raise G2POError(
             f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}): only successful episodes are "
-            "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
+            "taught. Correct the expert, take easier tasks, or raise demonstration_turns",
+            "expert",
         )
-    lengths = [len(step.completion_ids) for t in successes for step in t.steps]
-    limit = script_args.max_completion_length
+    lengths = [len(step.completion_ids) for episode in successes for step in episode.steps]
+    limit = options.max_completion_length
     too_long = sum(length > limit for length in lengths)
-    if 2 * too_long > len(lengths):
-        raise G2POError(
-            f"max_completion_length is {limit}, and {too_long} of {len(lengths)} answers are longer, up to "
-            f"{max(lengths)} tokens: exams and training would cut each of them off. Set it to {max(lengths)} or more, "
-            "in config.yaml"
-        )
+    remedy = (
+        f"{too_long} of {len(lengths)} answers are longer, up to {max(lengths)} tokens: exams and training would cut "
+        f"each of them off. Set it to {max(lengths)} or more, in config.yaml"
+    )
+    require(2 * too_long <= len(lengths), "max_completion_length", limit, remedy)
     left_out = f"; not taught: {others}" if others else ""
     left_out += f"; {too_long} answers exceed max_completion_length ({limit} tokens)" if too_long else ""
     print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{printable(left_out)}", flush=True)
     return successes
 
 
-def draw_rows(trajectories: Sequence[Trajectory], most: int, seed: int, max_length: int | None) -> Dataset:
-    """Return samples in random order, as many as have at most `most` actions together, and at least one.
-
-    Raises:
-        G2POError: if one is longer than `max_length`.
-    """
+def draw_rows(trajectories: Sequence[Trajectory], most: int, seed: int) -> Dataset:
+    """Return samples in random order, as many as have at most `most` actions together, and at least one."""
     rows = build_rows(trajectories)
     random.Random(seed).shuffle(rows)
     actions = list(accumulate(row.pop("actions") for row in rows))
     whole, rows = len(rows), rows[: max(1, bisect_right(actions, most))]
-    lengths = [len(row["input_ids"]) for row in rows]
-    if max_length is not None and max(lengths) > max_length:
-        raise G2POError(f"max_length is {max_length}, and a sample has {max(lengths)} tokens: set it to null")
+    tokens = sum(len(row["input_ids"]) for row in rows)
     limit = "" if len(rows) == whole else f" (of {whole}: num_demonstrations is {most})"
-    print(f"samples: {len(rows)}{limit}, with {actions[len(rows) - 1]} actions and {sum(lengths)} tokens", flush=True)
+    print(f"samples: {len(rows)}{limit}, with {actions[len(rows) - 1]} actions and {tokens} tokens", flush=True)
     return Dataset.from_list(rows)
-
-
-def make_exam(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game: Game) -> SuccessEvaluation:
-    """Return the evaluation that ends teaching."""
-    exam = script_args.exam(game.factory, list(islice(cycle(rows), script_args.num_exam_episodes)), game.template)
-    return replace(
-        exam,
-        target_valid=script_args.target_valid,
-        prompts=game.prompts,
-        chat_template_kwargs=game.chat_template_kwargs,
-        limits=game.limits,
-    )
 
 
 def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults: those of this recipe, and tasks, model, prompts and output_dir of the training's file."""
     keys = read_config(given["train_config"], "train_config") if given.get("train_config") else keys_beside(given)
-    shared = {one.name for one in fields(ScriptArguments)} | {"model_name_or_path"}
+    shared = {field.name for field in fields(ScriptArguments)} | {"model_name_or_path"}
     return {
         **read_config(DEFAULTS),
         **tasks_beside(given),
@@ -335,39 +269,37 @@ TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
 def main() -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG, training_defaults, configs="teach")
-    rows, _ = split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
-    to_show, to_examine = script_args.split(rows, args.seed)
-    game = load_game(script_args)
-    showing = replace(script_args, max_turns=script_args.demonstration_turns or script_args.max_turns)
+    options, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG, training_defaults, configs="teach")
+    rows, _ = split_tasks(options.tasks, options.eval_tasks, options.num_eval_tasks)
+    to_show, to_examine = options.split(rows, args.seed)
+    game = load_game(options)
+    showing = replace(options, max_turns=options.demonstration_turns or options.max_turns)
     source = choose_source(showing, to_show, load_game(showing), args.seed)
     with held(args.output_dir, "output_dir"):
-        base_model = load_base_model(script_args, args, model_args, smollm2_path)
-        if script_args.chat_template:
-            base_model[1].chat_template = Path(script_args.chat_template).read_text(encoding="utf-8")
+        base_model = load_base_model(options, args, model_args, smollm2_path)
+        if options.chat_template:
+            base_model[1].chat_template = Path(options.chat_template).read_text(encoding="utf-8")
         shown = demonstrate(showing, source, game, base_model, args.seed)
-        samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
-        exam = make_exam(script_args, to_examine, game)
-        expert = None if source.kind != "expert" else source.expert if script_args.agent else source.factory.args[1]
-        limits = partial(
-            describe_limits,
-            exam,
-            shown=shown,
-            expert=expert,
-            needs_worker=script_args.agent is None,
-            model_name=base_model[0],
+        samples = draw_rows(shown, options.num_demonstrations, args.seed)
+        exam = options.exam(
+            game.factory,
+            list(islice(cycle(to_examine), options.num_exam_episodes)),
+            game.template,
+            target_valid=options.target_valid,
+            prompts=game.prompts,
+            chat_template_kwargs=options.chat_template_kwargs,
+            limits=PoolLimits.of(options),
         )
-        last = run_teaching(script_args, args, model_args, base_model, samples, exam, limits, pictures_in(shown))
-    name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
-    target = f"--agent {name}" if script_args.agent else name
+        last = run_teaching(args, model_args, base_model, samples, exam, shown)
+    name = (options.environment or options.agent).removeprefix(f"{Path.cwd()}/")
+    following = f"g2po train {f'--agent {name}' if options.agent else name} --model {args.output_dir}"
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
-    following = f"g2po train {target} --model {args.output_dir}"
     if last["reached"]:
         print(f"Next: {following}")
         return
     more = f"--num-train-epochs {MORE * args.num_train_epochs:g}"
     if source.kind == "expert":
-        episodes, answers = MORE * len(source.tasks), MORE * script_args.num_demonstrations
+        episodes, answers = MORE * len(source.tasks), MORE * options.num_demonstrations
         more = f"--num-episodes {episodes} --num-demonstrations {answers}"
     print(
         f"Next: g2po view {args.output_dir}, its exams\n"

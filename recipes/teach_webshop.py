@@ -21,7 +21,7 @@ from trl import ModelConfig, SFTConfig
 
 from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
-from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
+from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
@@ -30,7 +30,6 @@ from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model,
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
-PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
 
 
 @dataclass
@@ -52,8 +51,8 @@ def main() -> None:
         to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-        samples = draw_samples(script_args, shown, exam, args.seed)
-        run_teaching(script_args, args, model_args, to_teach, samples, exam)
+        samples = draw_samples(script_args, shown, exam, to_teach, args.seed)
+        run_teaching(args, model_args, to_teach, samples, exam)
 
 
 if __name__ == "__main__":

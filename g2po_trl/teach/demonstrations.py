@@ -1,4 +1,4 @@
-"""Demonstrations: an expert's episodes, played by the rollout's own loop and prompts.
+"""Demonstrations: an expert's episodes, played by the rollout's own loop and prompts, and the samples of them.
 
 The expert answers in the place of the engine, and its answer is written as a completion in the format that the prompt
 asks for. What is trained is then a step's own prompt and completion.
@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.prompts.conversation import Message
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.template import PromptTemplate, last_steps
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import Asked, PromptActor, PromptSession
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.teach.experts import Expert, as_message, prose
-from g2po_trl.teach.images import COLUMN
 from g2po_trl.trajectory import Step, Trajectory
 from g2po_trl.utils.errors import G2POError
 
+IMAGES = "shown_images"  # column of hashes; from a column named "images", TRL would render the prompts again
 _PROBE = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}]
 
 
@@ -59,46 +59,53 @@ class ExpertSession(PromptSession):
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
         asked, self.asked = list(self.asked.values()), {}
-        return [(one.episode, self._answer(one)) for one in asked]
+        return [(prompt.episode, self._answer(prompt)) for prompt in asked]
 
-    def _answer(self, one: Asked) -> Step | None:
-        """Return the step that the expert's answer makes, or end the episode if there is none.
-
-        Raises:
-            G2POError: if the answer cannot be written in the format of the prompt.
-        """
-        number = one.episode.number
+    def _answer(self, asked: Asked) -> Step | None:
+        """Return the step that the expert's answer makes, or end the episode if there is none."""
+        number = asked.episode.number
         rng = self.rngs.setdefault(number, random.Random(derived_seed(self.actor.seed, number)))
-        answer = self.actor.expert(one.episode, rng)
+        answer = self.actor.expert(asked.episode, rng)
         if answer is None:
-            one.episode.give_up("no answer: the expert gave up")
+            asked.episode.give_up("no answer: the expert gave up")
             return None
-        message = as_message(answer)
-        if one.episode.observation.request is None:
-            ids = self._text_ids(one, message)
+        message, encoder = as_message(answer), self.actor.conversation_encoder
+        if asked.episode.observation.request is None:
+            listed, encode = asked.episode.observation.admissible_actions, self.actor.encode
+            ids = action_ids(encode, self.actor.template, prose(message), asked.prompt.text, listed, self.end)
         else:
-            ids = message_ids(self.actor.conversation_encoder, one.prompt.messages, one.request.tools, message)
-        step = self._step(one, Completion(ids))
+            ids = message_ids(encoder, asked.prompt.messages, asked.request.tools, message)
+        step = self._step(asked, Completion(ids))
         if not step.valid:
             raise G2POError(
                 f"the expert's answer is {answer!r:.200}, and as a completion it is not well-formed: "
-                f"{step.completion!r:.200}. Return an action, a call of a tool or a whole completion"
+                f"{step.completion!r:.200}. Return an action, a call of a tool or a whole completion",
+                "expert",
+                answer,
             )
         return step
 
-    def _text_ids(self, one: Asked, message: Message) -> list[int]:
-        """Return the ids of an action in the format that the prompt template reads, with the end of the message."""
-        action, listed = prose(message), one.episode.observation.admissible_actions
-        encode, text = self.actor.encode, self.actor.template.write(action, one.prompt.text[-64:], listed)
-        return [*encode.ids([encode.text.as_text(text)])[0], *self.end]
-
     @cached_property
     def end(self) -> list[int]:
-        """The token ids with which the chat template ends an assistant's message."""
-        encode = self.actor.encode
-        text = encode.text(_PROBE, add_generation_prompt=False)
-        tail = text[text.rindex("dummy") + len("dummy") :]
-        return until_stop(encode.ids([tail])[0], self.actor.engine.stop_token_ids, encode.tokenizer)
+        return end_of_message(self.actor.encode, self.actor.engine.stop_token_ids)
+
+
+def action_ids(
+    encode: ChatEncoder,
+    template: PromptTemplate,
+    action: str,
+    prompt: str,
+    listed: Sequence[str] | None,
+    end: Sequence[int],
+) -> list[int]:
+    """Return the ids of an action in the format that the prompt template reads, with the end of the message."""
+    return [*encode.ids([encode.text.as_text(template.write(action, prompt[-64:], listed))])[0], *end]
+
+
+def end_of_message(encode: ChatEncoder, stops: Collection[int]) -> list[int]:
+    """Return the token ids with which the chat template ends an assistant's message."""
+    text = encode.text(_PROBE, add_generation_prompt=False)
+    return _until_stop(encode, text[text.rindex("dummy") + len("dummy") :], stops)
 
 
 def message_ids(
@@ -111,15 +118,14 @@ def message_ids(
     """
     asked = encoder.encode.text(*encoder.tools.render(shown, tools))
 
-    def spoken(*messages: Message) -> list[int]:
-        text = encoder.encode.text(*encoder.tools.render([*shown, *messages], tools), False)
-        return encoder.encode.ids([spoken_after(asked, text)])[0]
+    def spoken(*messages: Message) -> str:
+        return spoken_after(asked, encoder.encode.text(*encoder.tools.render([*shown, *messages], tools), False))
 
-    ids = spoken(message)
-    if encoder.stops.isdisjoint(ids) and (calls := message.get("tool_calls")):
+    text = spoken(message)
+    if encoder.stops.isdisjoint(encoder.encode.ids([text])[0]) and (calls := message.get("tool_calls")):
         # In some templates, the token that ends a call is the one that begins its result.
-        ids = spoken(message, {"role": "tool", "name": calls[0]["function"]["name"], "content": "dummy"})
-    return until_stop(ids, encoder.stops, encoder.encode.tokenizer)
+        text = spoken(message, {"role": "tool", "name": calls[0]["function"]["name"], "content": "dummy"})
+    return _until_stop(encoder.encode, text, encoder.stops)
 
 
 def spoken_after(asked: str, answered: str) -> str:
@@ -140,24 +146,41 @@ def spoken_after(asked: str, answered: str) -> str:
         return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
     raise G2POError(
         "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
-        f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat-template FILE"
+        f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat-template FILE",
+        "chat_template",
     )
 
 
-def until_stop(ids: Sequence[int], stops: Collection[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return ids up to the first token that ends a completion.
-
-    Raises:
-        G2POError: if there is none.
-    """
-    end = next((place for place, token in enumerate(ids) if token in stops), None)
+def _until_stop(encode: ChatEncoder, text: str, stops: Collection[int]) -> list[int]:
+    """Return the ids of a text up to the first token that ends a completion."""
+    ids = encode.ids([text])[0]
+    end = next((index for index, token in enumerate(ids) if token in stops), None)
     if end is None:
+        named = encode.tokenizer.convert_ids_to_tokens(sorted(stops))
         raise G2POError(
-            f"chat_template: no token that ends a completion ({tokenizer.convert_ids_to_tokens(sorted(stops))}) "
-            f"follows the assistant's message, which ends in {tokenizer.decode(ids)[-40:]!r}. Add the template's end "
-            "of turn to eos_token_id of the model's generation_config.json"
+            f"chat_template: no token that ends a completion ({named}) follows the assistant's message, which ends in "
+            f"{text[-40:]!r}. Add the template's end of turn to eos_token_id of the model's generation_config.json",
+            "chat_template",
         )
     return list(ids[: end + 1])
+
+
+def state_rows(
+    shown: Iterable[Any], template: PromptTemplate, history_length: int, encode: ChatEncoder, stops: Collection[int]
+) -> Iterator[dict[str, list[int]]]:
+    """Yield a sample for each state with an expert's action, with the rollout's prompt."""
+    end = end_of_message(encode, stops)
+    for state in shown:
+        messages = template.messages(
+            state.observation,
+            task=state.task,
+            admissible_actions=state.actions,
+            history=last_steps(state.history, history_length),
+            steps_taken=state.steps_taken,
+        )
+        prompt, text = encode(messages)
+        completion = action_ids(encode, template, state.expert, text, state.actions, end)
+        yield {"input_ids": [*prompt, *completion], "labels": [-100] * len(prompt) + completion}
 
 
 def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
@@ -173,15 +196,14 @@ def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
         for step in trajectory.steps:
             prompt, known = list(step.prompt_ids), 0 if row is None else len(row["input_ids"])
             images = list(map(str, step.shown_images))  # of the whole prompt, with those of earlier turns
-            if row is None or prompt[:known] != row["input_ids"] or images[: len(row[COLUMN])] != row[COLUMN]:
-                row, known = {"input_ids": [], "labels": [], "actions": 0, COLUMN: []}, 0
+            if row is None or prompt[:known] != row["input_ids"] or images[: len(row[IMAGES])] != row[IMAGES]:
+                row, known = {"input_ids": [], "labels": [], "actions": 0, IMAGES: []}, 0
                 rows.append(row)
-            added = len(prompt) - known
+            row["labels"] += [*[-100] * (len(prompt) - known), *step.completion_ids]
             row["input_ids"] += [*prompt[known:], *step.completion_ids]
-            row["labels"] += [*[-100] * added, *step.completion_ids]
             row["actions"] += 1
-            row[COLUMN] = images
-    if not any(row[COLUMN] for row in rows):
+            row[IMAGES] = images
+    if not any(row[IMAGES] for row in rows):
         for row in rows:
-            del row[COLUMN]
+            del row[IMAGES]
     return rows

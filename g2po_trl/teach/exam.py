@@ -1,4 +1,4 @@
-"""Exams during fine-tuning: episodes on tasks that were not shown, and the success rate that ends it."""
+"""Exams during fine-tuning: episodes on tasks that were not shown, and what limits a model that misses the target."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
+from g2po_trl.check.measure import spelled_words
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.environments.episode_limits import EpisodeLimits
@@ -28,6 +29,8 @@ from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
 
+FORMAT = 0.5  # of the completions; below it, the format is the limit
+
 
 @dataclass
 class SuccessEvaluation:
@@ -37,14 +40,14 @@ class SuccessEvaluation:
         environment_factory: constructs the environment.
         rows: tasks, each played once.
         template, history_length: of prompts, as in the rollout.
-        prompts: further fields of the rollout's `PromptActor`.
-        chat_template_kwargs: variables of the chat template.
-        limits: number and limits of environment workers.
         max_turns: turns per episode.
         sampling: sampling of completions.
         target: success rate at which fine-tuning ends.
-        target_valid: fraction of well-formed completions that it needs as well.
         every: optimizer steps between evaluations.
+        target_valid: fraction of well-formed completions that it needs as well.
+        prompts: further fields of the rollout's `PromptActor`.
+        chat_template_kwargs: variables of the chat template.
+        limits: number and limits of environment workers.
         batch_tokens: maximum tokens of a generation batch.
     """
 
@@ -72,7 +75,6 @@ class SuccessEvaluation:
         processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         pool: EnvironmentPool,
         seed: int,
-        make_actor: Callable[..., PromptActor] = PromptActor,
     ) -> tuple[dict[str, Any], list[Trajectory]]:
         """Play all tasks in evaluation mode with a separate random state; return the summary and the trajectories."""
         was_training, cache = model.training, model.config.use_cache
@@ -85,7 +87,7 @@ class SuccessEvaluation:
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
                 engine.read_images(ImageInputs.of(processing_class, model))
                 encode = ChatEncoder(processing_class, self.chat_template_kwargs)
-                actor = make_actor(engine, encode, self.template, self.history_length, **self.prompts)
+                actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
                 trajectories, _ = Player(pool, actor, EpisodeLimits(self.max_turns)).play(self.rows, self.sampling)
         finally:
             model.config.use_cache = cache
@@ -94,7 +96,7 @@ class SuccessEvaluation:
 
 
 class SuccessEvalCallback(TrainerCallback):
-    """Evaluates every `evaluation.every` steps and at the end, and stops training at the target success rate.
+    """Evaluates every `exam.every` steps and at the end, and stops training at the target success rate.
 
     The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
 
@@ -130,31 +132,29 @@ class SuccessEvalCallback(TrainerCallback):
         self.processing_class.save_pretrained(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        last = state.global_step >= state.max_steps
-        if state.global_step % self.exam.every and not last:
+        step = state.global_step
+        if step % self.exam.every and step < state.max_steps:
             return
-        started = time.perf_counter()
         summary, trajectories = self.exam.evaluate(model, self.processing_class, self.pool, args.seed)
-        write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
-        duration = time.perf_counter() - started
-        samples = state.global_step * self.samples_per_step
-        samples = samples if self.num_samples is None else min(samples, self.num_samples)
+        folder = Path(args.output_dir, "exams")
+        write_jsonl(folder / f"exam-{step:06d}.jsonl", trajectories)
+        samples = min(step * self.samples_per_step, self.num_samples or step * self.samples_per_step)
         elapsed = time.perf_counter() - self.started
-        self.results.append({"step": state.global_step, "samples": samples, "seconds": round(elapsed, 1), **summary})
-        write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
-        listed = summary.get("admissible_action_ratio")
-        called = summary.get("tool_call_ratio")
+        self.results.append({"step": step, "samples": samples, "seconds": round(elapsed, 1), **summary})
+        write_json(folder / "results.json", self.results, indent=1)
         losses = [f"loss {entry['loss']:.2f}" for entry in state.log_history if "loss" in entry]
+        ratios = {
+            "well-formed": "valid_action_ratio",
+            "calls": "tool_call_ratio",
+            "admissible": "admissible_action_ratio",
+        }
         parts = [
-            f"step {state.global_step:>4}",
+            f"step {step:>4}",
             f"{samples} samples",
             *losses[-1:],
             f"success {summary['success_rate']:.1%} of {summary['episodes']} games",
-            f"well-formed {summary['valid_action_ratio']:.1%}",
-            *([] if called is None else [f"calls {called:.1%}"]),
-            *([] if listed is None else [f"admissible {listed:.1%}"]),
+            *(f"{name} {summary[key]:.1%}" for name, key in ratios.items() if summary.get(key) is not None),
             f"turns {summary['turns']:.1f}",
-            f"exam {duration:.0f} s",
             f"elapsed {elapsed:.0f} s",
         ]
         print(joined(parts), flush=True)
@@ -162,3 +162,35 @@ class SuccessEvalCallback(TrainerCallback):
             print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
         if self.exam.is_passed(summary):
             control.should_training_stop = True
+
+
+def describe_limits(
+    exam: SuccessEvaluation, last: Mapping[str, Any], shown: Sequence[Trajectory], model_name: str
+) -> str:
+    """Return what limits a model that missed its target: the format, calls of tools, or something else.
+
+    Args:
+        exam: the evaluation.
+        last: results of the last exam.
+        shown: the demonstrations.
+        model_name: the base model, a folder or a Hub id.
+    """
+    valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
+    called = sum(bool((step.response or {}).get("tool_calls")) for step in steps) / max(1, len(steps))
+    words = spelled_words(steps, model_name, with_actions=True)
+    spelled = f" Words: {words[0].text}." if words else ""
+    if valid < FORMAT:
+        return (
+            f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
+            f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
+        )
+    if (calls := last.get("tool_call_ratio")) is not None and calls < FORMAT * called:
+        return (
+            f"Tool calls are the limit: {calls:.0%} of the completions call a tool, and {called:.0%} of the "
+            "demonstrated ones. Teach longer, use a larger model, or a chat template with shorter calls, as that of "
+            f"g2po init --coding.{spelled}"
+        )
+    return (
+        f"The format is not the limit: {valid:.0%} of the completions have it. Words that the model does not know or "
+        f"planning are: use simpler actions, a larger model, or more episodes of the expert.{spelled}"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 Answer = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 Expert = Callable[[Episode, random.Random], Answer]
@@ -69,6 +70,17 @@ class ExpertEnvironment(TextEnvironment):
         return replace(seen, state_key=json.dumps([answer, seen.state_key]))
 
 
+def with_expert(
+    factory: Callable[[], TextEnvironment], expert: Callable[..., Answer], rows: Iterable[dict[str, Any]], seed: int
+) -> tuple[Callable[[], ExpertEnvironment], list[dict[str, Any]]]:
+    """Return the factory of an `ExpertEnvironment`, and its tasks."""
+    tasks = [
+        {"task_id": task_id_of(row), "task": row, "seed": derived_seed(seed, number)}
+        for number, row in enumerate(rows)
+    ]
+    return partial(ExpertEnvironment, factory, expert), tasks
+
+
 def carried_answer(episode: Episode, rng: random.Random) -> Answer:
     """Return the answer that an `ExpertEnvironment` has put into the episode's observation, and remove it there."""
     answer, key = json.loads(episode.observation.state_key)
@@ -94,11 +106,7 @@ def expert_play(
     if is_agent(environment_factory):
         choose, rows = partial(agent_answer, expert), [dict(task) for task in tasks]
     else:
-        choose, factory = carried_answer, partial(ExpertEnvironment, factory, expert)
-        rows = [
-            {"task_id": task_id_of(task), "task": dict(task), "seed": derived_seed(0, n)}
-            for n, task in enumerate(tasks)
-        ]
+        choose, (factory, rows) = carried_answer, with_expert(factory, expert, map(dict, tasks), 0)
 
     def answer(episode: Episode) -> str | ChatResponse | None:
         if (chosen := choose(episode, rng)) is None:
@@ -141,8 +149,7 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
     if seen.admissible_actions:
         return rng.choice(seen.admissible_actions)
     raise G2POError(
-        "random_episodes is set, and the environment lists neither admissible_actions nor tools to choose from: write "
-        "an expert, or pass --demonstrations FILE"
+        "random_episodes: the environment lists no actions and no tools, write an expert", "random_episodes"
     )
 
 
@@ -158,11 +165,8 @@ def as_message(answer: Any) -> Message:
         answer = {"tool_calls": [answer]}
     elif isinstance(answer, Sequence):
         answer = {"tool_calls": answer}
-    if not isinstance(answer, Mapping):
-        raise G2POError(
-            f"the expert returned {answer!r:.200}: return an action (a text), a call {{'name': …, 'arguments': "
-            f"{{…}}}}, a list of calls, a message, or None to give up"
-        )
+    remedy = "return an action (a text), a call {'name': …, 'arguments': {…}}, a list of calls, a message, or None"
+    require(isinstance(answer, Mapping), "expert", answer, remedy)
     return normalize_messages([{**answer, "role": "assistant"}])[0]
 
 

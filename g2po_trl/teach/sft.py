@@ -1,4 +1,4 @@
-"""Cold start: supervised fine-tuning on an expert's actions until the model can learn from rewards.
+"""Supervised fine-tuning on an expert's actions until the model can learn from rewards.
 
 Reinforcement learning needs a policy that writes completions in the required format and sometimes succeeds. A small
 pretrained model does neither. A few hundred actions of an expert on training games teach SmolLM2-135M the format, and
@@ -10,41 +10,36 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    ProcessorMixin,
-    ProgressCallback,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
-from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.engines.stop_tokens import get_stop_token_ids
+from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.checkpoint import find_checkpoint
-from g2po_trl.teach.dataset import build_dataset, validate_samples
-from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation
-from g2po_trl.teach.images import COLUMN, ImageCollator
+from g2po_trl.teach.demonstrations import IMAGES, state_rows
+from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation, describe_limits
+from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.adapters import on_language_part
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 from g2po_trl.utils.images import Picture
 from g2po_trl.utils.json import write_json
-from g2po_trl.utils.options import option
+from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import wrapped
 
+BaseModel = tuple[str, PreTrainedTokenizerBase | ProcessorMixin]  # a folder or a Hub id, and what reads its prompts
 _UNSUPPORTED = {
     "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
     "load_in_8bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
@@ -60,6 +55,26 @@ class ProgressBar(ProgressCallback):
         pass
 
 
+@dataclass
+class ImageCollator:
+    """Make batches of samples with another collator, and add the model's inputs for their images.
+
+    Args:
+        collate: the other collator.
+        inputs: of the model.
+        pictures: images by their hashes, which samples have in `IMAGES`.
+    """
+
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    inputs: ImageInputs
+    pictures: Mapping[str, Picture]
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        images = [[self.pictures[name] for name in sample.pop(IMAGES, ())] for sample in samples]
+        batch = self.collate(samples)
+        return {**batch, **self.inputs(batch["input_ids"], images)}
+
+
 def teach(
     model: torch.nn.Module | str,
     args: SFTConfig,
@@ -68,52 +83,49 @@ def teach(
     processing_class: PreTrainedTokenizerBase | ProcessorMixin,
     peft_config: Any = None,
     checkpoint: str | None = None,
-    pictures: Mapping[str, Picture] | None = None,
+    shown: Iterable[Trajectory] = (),
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """Fine-tune until the evaluation reaches its target or the samples are used up.
 
     Args:
         model: a model or its name.
         args: TRL's arguments.
-        samples: prompts and completions, see `build_dataset`, or their token ids, see `build_rows`; the loss is on
-            the completions.
+        samples: token ids and labels, see `build_rows` and `state_rows`.
         exam: the evaluation.
         processing_class: the model's tokenizer, or its processor if it reads images.
         peft_config: configuration of an adapter. `None`: full fine-tuning.
         checkpoint: folder to resume from.
-        pictures: images of the samples by their hashes, see `build_rows`.
+        shown: the demonstrations, if samples have images.
 
     Returns:
         The model with a merged adapter, and the summary of each evaluation with its `step` and `samples`.
 
     Raises:
-        G2POError: if the samples do not match the rollout's prompts, see `validate_samples`, and for images with
-            `padding_free`.
+        G2POError: if a sample is longer than `max_length`, and for images with `padding_free`.
     """
-    tokenizer = get_tokenizer(processing_class)
-    if COLUMN in samples.column_names:
-        if args.padding_free:
-            raise G2POError("padding_free is True, and prompts have images, whose rows are padded: remove it")
+    longest = max(map(len, samples["input_ids"]))
+    remedy = f"a sample has {longest} tokens: set it to null"
+    require(args.max_length is None or longest <= args.max_length, "max_length", args.max_length, remedy)
+    if IMAGES in samples.column_names:
+        require(not args.padding_free, "padding_free", True, "prompts have images, whose rows are padded: remove it")
         args.remove_unused_columns = False  # TRL's collator ignores the column, `ImageCollator` reads it
     trainer = SFTTrainer(
         model=model,
         args=args,
         train_dataset=samples,
-        processing_class=tokenizer,
+        processing_class=get_tokenizer(processing_class),
         peft_config=peft_config,
     )
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if (inputs := ImageInputs.of(processing_class, trained)) is not None:
-        trainer.data_collator = ImageCollator(trainer.data_collator, inputs, pictures or {})
-    if "input_ids" not in samples.column_names:
-        stop_token_ids = get_stop_token_ids(tokenizer, trained)
-        validate_samples(samples, trainer.train_dataset, tokenizer, exam.template, stop_token_ids, args.max_length)
+        pictures = {image: image for episode in shown for step in episode.steps for image in step.shown_images}
+        trainer.data_collator = ImageCollator(trainer.data_collator, inputs, pictures)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
         callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
-        for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
-            trainer.remove_callback(theirs)
+        for default in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+            trainer.remove_callback(default)
         if not args.disable_tqdm:
             trainer.add_callback(ProgressBar())
         trainer.add_callback(callback)
@@ -126,7 +138,7 @@ def teach(
 
 @dataclass
 class TeachingArguments(Sampling):
-    """Arguments of all cold-start recipes; each is a flag and a YAML key."""
+    """Arguments of all recipes of teaching; each is a flag and a YAML key."""
 
     num_demonstrations: int = option("Maximum number of expert actions to train on.", 768, within="[1, inf)")
     target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
@@ -140,21 +152,21 @@ class TeachingArguments(Sampling):
     overwrite: bool = option("Replace a model in output_dir that reached its target.", False)
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the tasks of demonstrations and the tasks of evaluations.
-
-        Raises:
-            G2POError: if there are too few tasks.
-        """
-        if not 0 < self.num_exam_tasks < len(rows):
-            raise G2POError(
-                f"num_exam_tasks is {self.num_exam_tasks}: set it above 0 and below the {len(rows)} training tasks"
-            )
+        """Return the tasks of demonstrations and the tasks of evaluations."""
+        number, remedy = self.num_exam_tasks, f"set it above 0 and below the {len(rows)} training tasks"
+        require(0 < number < len(rows), "num_exam_tasks", number, remedy)
         rows = list(rows)
         random.Random(f"{seed}-exam").shuffle(rows)
-        return rows[self.num_exam_tasks :], rows[: self.num_exam_tasks]
+        return rows[number:], rows[:number]
 
-    def exam(self, environment_factory: Callable[[], Any], rows: Sequence[dict[str, Any]], template: PromptTemplate):
-        """Return the evaluation that these arguments describe."""
+    def exam(
+        self,
+        environment_factory: Callable[[], Any],
+        rows: Sequence[dict[str, Any]],
+        template: PromptTemplate,
+        **more: Any,
+    ) -> SuccessEvaluation:
+        """Return the evaluation that these arguments describe; `more`: its other fields."""
         return SuccessEvaluation(
             environment_factory,
             rows,
@@ -164,13 +176,14 @@ class TeachingArguments(Sampling):
             Sampling.of(self),
             self.target_success,
             self.exam_steps,
+            **more,
         )
 
 
 def load_base_model(
-    script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig, default: Callable[[str], Path]
-) -> tuple[str, PreTrainedTokenizerBase | ProcessorMixin]:
-    """Return the base model, a folder or a Hub id, and its tokenizer, or its processor if it reads images.
+    script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig, default: Callable[[str], str | Path]
+) -> BaseModel:
+    """Return the base model, and its tokenizer, or its processor if it reads images.
 
     Called first, so that invalid options fail before any work. `default` returns the folder of the model without
     `model_name_or_path`, given `cache_dir`.
@@ -180,73 +193,59 @@ def load_base_model(
             missed its target.
         OSError, ImportError: if the model is not available.
     """
-    for name, meaning in _UNSUPPORTED.items():
-        if getattr(model_args if hasattr(model_args, name) else args, name):
-            raise G2POError(f"{name} is set: {meaning}")
-    if args.world_size > 1:
-        raise G2POError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
-    if Path(args.output_dir, "run.json").is_file():
-        raise G2POError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output-dir")
-    taught = Path(args.output_dir, "teaching.json")
-    if taught.is_file() and json.loads(taught.read_text()).get("reached", True) and not script_args.overwrite:
-        raise G2POError(
-            f"output_dir is {args.output_dir!r}, which holds a taught model that reached its target: pass --overwrite "
-            "to replace it, or another --output-dir"
-        )
-    left = find_checkpoint("auto", args.output_dir)
+    for name, remedy in _UNSUPPORTED.items():
+        value = getattr(model_args if hasattr(model_args, name) else args, name)
+        require(not value, name, value, remedy)
+    require(args.world_size == 1, "world_size", args.world_size, "fine-tuning runs in one process, on one device")
+    output = Path(args.output_dir)
+    taught, left = output / "teaching.json", find_checkpoint("auto", args.output_dir)
+    reached = taught.is_file() and json.loads(taught.read_text()).get("reached", True)
     resumes = find_checkpoint(args.resume_from_checkpoint, args.output_dir) is not None
-    if left and not resumes and not script_args.overwrite:
-        raise G2POError(
-            f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
-            "--resume-from-checkpoint auto to go on, --overwrite to begin again, or another --output-dir"
-        )
+    stopped = "of a teaching that was stopped: pass --resume-from-checkpoint auto to go on, --overwrite to begin again"
+    remedies = {
+        "a training run: pass another --output-dir": (output / "run.json").is_file(),
+        "a taught model that reached its target: pass --overwrite or another --output-dir": reached
+        and not script_args.overwrite,
+        f"{Path(left or '').name} {stopped}": left and not resumes and not script_args.overwrite,
+    }
+    for remedy, is_taken in remedies.items():
+        require(not is_taken, "output_dir", args.output_dir, f"it holds {remedy}")
     name = model_args.model_name_or_path or str(default(script_args.cache_dir))
     return name, load_processing_class(name, revision=model_args.model_revision)
 
 
 def draw_samples(
-    script_args: TeachingArguments, shown: Sequence[Demonstration], exam: SuccessEvaluation, seed: int
+    script_args: TeachingArguments, shown: Sequence[Any], exam: SuccessEvaluation, base_model: BaseModel, seed: int
 ) -> Dataset:
-    """Return the samples of `num_demonstrations` demonstrations, drawn at random.
-
-    Raises:
-        G2POError: if there are fewer.
-    """
-    if len(shown) < script_args.num_demonstrations:
-        raise G2POError(
-            f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
-            "set it lower, or take more tasks"
-        )
-    drawn = random.Random(seed).sample(list(shown), script_args.num_demonstrations)
-    print(f"{len(drawn)} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
-    return build_dataset(drawn, exam.template, exam.history_length)
+    """Return the samples of `num_demonstrations` states with an expert's action, drawn at random."""
+    number = script_args.num_demonstrations
+    remedy = f"the training tasks give {len(shown)}: set it lower, or take more tasks"
+    require(number <= len(shown), "num_demonstrations", number, remedy)
+    print(f"{number} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
+    name, processing_class = base_model
+    stops = get_stop_token_ids_of_checkpoint(get_tokenizer(processing_class), name)
+    drawn = random.Random(seed).sample(list(shown), number)
+    rows = state_rows(drawn, exam.template, exam.history_length, ChatEncoder(processing_class), stops)
+    return Dataset.from_list(list(rows))
 
 
 def run_teaching(
-    script_args: TeachingArguments,
     args: SFTConfig,
     model_args: ModelConfig,
-    base_model: tuple[str, PreTrainedTokenizerBase | ProcessorMixin],
+    base_model: BaseModel,
     samples: Dataset,
     exam: SuccessEvaluation,
-    describe_limits: Callable[..., str] | None = None,
-    pictures: Mapping[str, Picture] | None = None,
+    shown: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
     """Fine-tune, save the model and its evaluations, and return the last one, with `reached`: whether the target was.
 
     Args:
-        script_args: the recipe's arguments.
         args: TRL's arguments.
         model_args: the model's arguments.
         base_model: see `load_base_model`.
         samples: of `teach`.
         exam: the evaluation.
-        describe_limits: returns what limits a model that missed the target, from the model, its tokenizer or
-            processor, the seed and the last evaluation.
-        pictures: of `teach`.
-
-    Raises:
-        G2POError: if the chat template does not fit.
+        shown: the demonstrations, which tell what limits a model that misses the target.
     """
     name, processing_class = base_model
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
@@ -258,25 +257,25 @@ def run_teaching(
         print(f"Resuming from {checkpoint}", flush=True)
     if (adapter := get_peft_config(model_args)) is not None:
         adapter = on_language_part(adapter, name, revision=model_args.model_revision)
-    model, results = teach(name, args, samples, exam, processing_class, adapter, checkpoint, pictures)
+    model, results = teach(name, args, samples, exam, processing_class, adapter, checkpoint, shown)
     if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)
     model.save_pretrained(output)
     processing_class.save_pretrained(output)
-    last = results[-1]
-    about = {"model": model_args.model_name_or_path or Path(name).name, "seed": args.seed, "seconds": last["seconds"]}
-    source = Path(name, "source.json")  # written with SmolLM2's weights
-    about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
+    last, source = results[-1], Path(name, "source.json")  # written with SmolLM2's weights
     reached = exam.is_passed(last)
+    about = {"model": model_args.model_name_or_path or Path(name).name, "seed": args.seed, "seconds": last["seconds"]}
+    about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
     write_json(output / "teaching.json", {**about, "reached": reached, "exams": results}, indent=1)
     _delete_checkpoints(output)
-    said = (
-        f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
-        f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
+    print(
+        wrapped(
+            f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
+            f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
+        )
     )
-    print(wrapped(said))
-    if not reached and describe_limits is not None:
-        print(wrapped(describe_limits(model, processing_class, args.seed, last)), flush=True)
+    if not reached and shown:
+        print(wrapped(describe_limits(exam, last, shown, name)), flush=True)
     return {**last, "reached": reached}
 
 

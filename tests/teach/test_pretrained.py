@@ -14,10 +14,11 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_envs.tiny.training import Course
 from g2po_recipes.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.teach.dataset import build_dataset
+from g2po_trl.teach.demonstrations import state_rows
 
 FOLDER = smollm2_in_cache()
 pytestmark = [
@@ -54,26 +55,22 @@ def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
     """1,000 prompts of real games have the ids that the tokenizer makes of the rendered chat template."""
     texts = {}
     for template, history in ((ALFWORLD_COMPACT_PROMPT, 2), (ALFWORLD_PROMPT, 5)):
-        encode = ChatEncoder(tokenizer, None)
-        lessons = build_dataset(shown[:600], template, history)
-        for row in lessons:
-            ids, _ = encode(row["prompt"])
-            text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
-            assert list(ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
-            texts[text] = len(ids)
+        course = Course(template, history, None)
+        rows = state_rows(shown[:600], template, history, ChatEncoder(tokenizer), {tokenizer.eos_token_id})
+        for state, row in zip(shown, rows):
+            text, length = course.prompt(state, tokenizer), row["labels"].count(-100)
+            assert row["input_ids"][:length] == tokenizer(text, add_special_tokens=False)["input_ids"]
+            texts[text] = length
     assert len(texts) >= 1000 and max(texts.values()) > 400, "prompts of two wordings, few of them twice"
 
 
 @pytest.fixture(scope="module")
 def sequences(shown, tokenizer):
     """Prompts and completions of two episodes; the tokens of a completion are scored."""
-    found, scored = [], []
-    for row in build_dataset(shown[:14], ALFWORLD_COMPACT_PROMPT, 2):
-        prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        completion = tokenizer(row["completion"][0]["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"]
-        found.append(np.array(ids + completion, dtype=np.int32))
-        scored.append(len(completion))
+    stops = {tokenizer.eos_token_id}
+    rows = [*state_rows(shown[:14], ALFWORLD_COMPACT_PROMPT, 2, ChatEncoder(tokenizer), stops)]
+    found = [np.array(row["input_ids"], dtype=np.int32) for row in rows]
+    scored = [len(row["labels"]) - row["labels"].count(-100) for row in rows]
     return found, scored
 
 

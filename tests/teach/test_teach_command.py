@@ -5,6 +5,7 @@ import runpy
 import sys
 
 import pytest
+from refusals import refused
 
 from g2po_trl import PoolLimits, read_jsonl
 from g2po_trl.cli.commands.init import write_folder
@@ -12,7 +13,6 @@ from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
 from g2po_trl.cli.commands.view import main as view_main
 from g2po_trl.cli.recipe_files import recipes_folder
-from g2po_trl.utils.errors import G2POError
 
 RECIPE = recipes_folder() / "teach_environment.py"
 GAME = '''
@@ -66,7 +66,7 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
     rooms = {trajectory.steps[0].observation for trajectory in exams}
     assert len(rooms) == 1, "a fifth of eight training tasks is in exams only"
-    with pytest.raises(G2POError, match="runs/game-start', which holds a taught model that reached .* --overwrite"):
+    with refused("output_dir"):
         teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
 
 
@@ -74,7 +74,7 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
     teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
     said = capsys.readouterr().out
     assert "target of 30% not reached" in said and max(map(len, said.splitlines())) <= 120, said
-    assert "\nThe format is the limit: " in said or "\nWhat limits it: success " in said
+    assert "\nThe format is the limit: " in said or "\nThe format is not the limit: " in said
     *_, exams, more, start = said.splitlines()
     assert exams == "Next: g2po view runs/game-start, its exams"
     assert more.startswith("Or the same command with --num-episodes 70 --num-demonstrations 80: at most about ")
@@ -84,48 +84,47 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "field"),
     [
-        (["--expert", "letters_to_teach.py:misled"], "7 x ended without success"),
-        (["--num_exam_tasks", "8"], "num_exam_tasks"),
-        (["--prompt", "letters_to_teach.py:expert"], "prompt"),
-        (["--demonstrations", "none.jsonl"], "demonstrations"),
-        (["--demonstration_turns", "1"], "7 x out of turns"),
-        (["--random_episodes", "4"], "random_episodes"),
-        (
-            ["--max_completion_length", "1"],
-            r"max_completion_length is 1, and (\d+) of \1 answers are longer, up to \d",
-        ),
+        ("--expert letters_to_teach.py:misled", "expert"),
+        ("--demonstration_turns 1", "expert"),
+        ("--num_exam_tasks 8", "num_exam_tasks"),
+        ("--prompt letters_to_teach.py:expert", "prompt"),
+        ("--demonstrations none.jsonl", "demonstrations"),
+        ("--demonstrations recorded.jsonl", "demonstrations"),
+        ("--random_episodes 4", "random_episodes"),
+        ("--max_completion_length 1", "max_completion_length"),
     ],
 )
-def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, name):
-    with pytest.raises(G2POError, match=name):
-        teach(monkeypatch, "--model", str(tiny_model_dir), *words, *SFT)
+def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, field):
+    record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
+    (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
+    with refused(field):
+        teach(monkeypatch, "--model", str(tiny_model_dir), *words.split(), *SFT)
     assert not (game / "runs/game-start").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--num_exam_tasks", "-1"], "num_exam_tasks"),
-        (["--num_episodes", "0"], "num_episodes"),
-        (["--target_valid", "1.5"], "target_valid"),
-        (["--train_config", "none.yaml"], "train_config is 'none.yaml'"),
-        (["--history", "all"], "history"),
-        (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes"),
-        (["--environment_step_timeout", "-1"], "step_timeout"),
-        (["--environment_step_timeout", "-1"], "step_timeout"),
+        ("--num_exam_tasks -1", "num_exam_tasks"),
+        ("--num_episodes 0", "num_episodes"),
+        ("--target_valid 1.5", "target_valid"),
+        ("--history all", "history"),
+        ("--train_config none.yaml", "train_config"),
+        ("--demonstrations a --random_episodes 1", "demonstrations and random_episodes"),
+        ("--environment_step_timeout -1", "step_timeout"),
     ],
 )
 def test_values_that_teaching_refuses(game, monkeypatch, words, name, capsys):
-    with pytest.raises((SystemExit, G2POError)) as stopped:
-        teach(monkeypatch, *words, *SFT)
-    assert name in capsys.readouterr().err + str(stopped.value)
+    with pytest.raises(SystemExit):
+        teach(monkeypatch, *words.split(), *SFT)
+    assert name in capsys.readouterr().err
 
 
 def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkeypatch):
     (game / "letters_to_teach.py").write_text(GAME.partition("def expert")[0])
-    with pytest.raises(G2POError) as stopped:
+    with refused("expert") as stopped:
         teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
     for remedy in ("expert(environment)", "--demonstrations FILE", "--random-episodes N"):
         assert remedy in str(stopped.value)
@@ -142,13 +141,6 @@ def test_exams_have_the_workers_and_turns_of_the_training(game, tiny_model_dir, 
         teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstration_turns", "3", *SFT)
     assert "expert episodes succeed" in capsys.readouterr().out
     assert pools == [PoolLimits(1, environment_step_timeout=7.0, environment_worker_resets=5)]
-
-
-def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):
-    record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
-    (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(G2POError, match="has 1 successful episodes, none of them of a training task"):
-        teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstrations", "recorded.jsonl", *SFT)
 
 
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):

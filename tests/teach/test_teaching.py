@@ -1,42 +1,32 @@
-"""A cold start: lessons are the prompts of the rollout, an exam changes nothing, teaching ends when it is passed."""
+"""Teaching: samples are the prompts of the rollout, an exam changes nothing, teaching ends when it is passed."""
 
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 from conftest import build_tokenizer
+from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment
+from refusals import refused
 from scripted_actors import ScriptedEngine
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig, SFTConfig, SFTTrainer
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig, SFTConfig
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl import (
-    EnvironmentPool,
-    Observation,
-    PoolLimits,
-    PromptTemplate,
-    Step,
-    StepResult,
-    TextEnvironment,
-    Trajectory,
-    read_jsonl,
-)
+from g2po_trl import EnvironmentPool, PoolLimits, Step, Trajectory, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.prompts.conversation import response_action
-from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
+from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
-from g2po_trl.teach.dataset import build_dataset, validate_samples
-from g2po_trl.teach.exam import SuccessEvaluation
+from g2po_trl.teach.demonstrations import state_rows
+from g2po_trl.teach.exam import SuccessEvaluation, describe_limits
 from g2po_trl.teach.experts import as_message
-from g2po_trl.teach.limits import completion_scores, describe_limits
 from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching, teach
 
 HALLS = [f"hall {seed}" for seed in range(8)]
@@ -57,17 +47,13 @@ def arguments(folder, **options):
     return SFTConfig(str(folder), gradient_checkpointing=False, **(shared | learning | options))
 
 
-@pytest.fixture
-def completion_is_a_letter(monkeypatch):
-    monkeypatch.setattr("g2po_trl.teach.dataset.COMPLETION", "{action}")
+def samples_of(shown, template=LETTER_PROMPT, tokenizer=None):
+    tokenizer = tokenizer or build_tokenizer()
+    rows = state_rows(shown, template, 2, ChatEncoder(tokenizer), {tokenizer.eos_token_id})
+    return Dataset.from_list(list(rows))
 
 
-def trained_on(lessons, tokenizer, folder, model, **options):
-    args = arguments(folder, **options)
-    return SFTTrainer(str(model), args, train_dataset=lessons, processing_class=tokenizer).train_dataset
-
-
-def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
+def test_samples_are_the_prompts_of_the_rollout():
     """Of an episode that is played, with its history, and the completions that the agent gave in it."""
     tokenizer, read = build_tokenizer(), []
 
@@ -80,18 +66,16 @@ def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
         Player(pool, actor, EpisodeLimits(3)).play([{"seed": 1}])
     walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
     shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]
-    rows = trained_on(build_dataset(shown, LETTER_PROMPT, 2), tokenizer, tmp_path, tiny_model_dir)
+    rows = samples_of(shown, LETTER_PROMPT, tokenizer)
     assert len(read) == len(rows) == 2
     for ids, row in zip(read, rows):
         assert row["input_ids"][: len(ids)] == list(ids), "what is read in training is what is read in play"
-        assert row["labels"][: len(ids)] == [-100] * len(ids)
-        assert tokenizer.decode(row["labels"][len(ids) :]) == "<think></think><action>b</action><|im_end|>\n"
+        assert row["labels"] == [-100] * len(ids) + row["input_ids"][len(ids) :]
+        assert tokenizer.decode(row["labels"][len(ids) :]) == "b<|im_end|>"
+    (row,) = samples_of(shown[:1], DEFAULT_PROMPT, tokenizer)
+    assert tokenizer.decode(row["input_ids"]).endswith("<think></think><action>b</action><|im_end|>")
 
 
-THOUGHTS = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
 ENDLESS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "{% if m['role'] != 'assistant' %}<|im_end|>\n{% endif %}{% endfor %}"
@@ -99,35 +83,18 @@ ENDLESS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "options", "message"),
-    [
-        (
-            THOUGHTS,
-            {},
-            r"chat_template: a prompt with its completion does not begin with the rollout's prompt, .*<think>",
-        ),
-        (ENDLESS, {}, "chat_template: no token that ends a completion"),
-        (None, {"max_length": 52}, "max_length is 52, and a sample is longer: set it to null"),
-    ],
-)
-def test_lessons_that_teach_something_else(tiny_model_dir, tmp_path, template, options, message):
-    tokenizer, prompt = build_tokenizer(), PromptTemplate("{task} {observation}", "{task} {history} {observation}")
-    tokenizer.chat_template = template or tokenizer.chat_template
-    args = arguments(tmp_path, **({"max_length": None} | options))
-    with pytest.raises(ValueError, match=message):
-        teach(str(tiny_model_dir), args, build_dataset(SHOWN, prompt, 2), exam(template=prompt), tokenizer)
+def test_samples_that_teach_something_else(tiny_model_dir, tmp_path):
+    tokenizer, samples = build_tokenizer(), samples_of(SHOWN)
+    with refused("max_length"):
+        teach(str(tiny_model_dir), arguments(tmp_path, max_length=7), samples, exam(), tokenizer)
+    tokenizer.chat_template = ENDLESS
+    with refused("chat_template"):
+        samples_of(SHOWN, tokenizer=tokenizer)
 
 
-def test_lessons_that_were_left_out():
-    lessons = build_dataset(SHOWN, DEFAULT_PROMPT, 2)
-    with pytest.raises(ValueError, match="max_length"):
-        validate_samples(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
-
-
-def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, completion_is_a_letter, capsys):
+def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, capsys):
     tokenizer = build_tokenizer()
-    lessons = build_dataset(SHOWN * 16, LETTER_PROMPT, 2)
+    lessons = samples_of(SHOWN * 16)
     told = arguments(tmp_path, logging_steps=2, disable_tqdm=False)
     _, results = teach(str(tiny_model_dir), told, lessons, exam(target=0.9, every=6), tokenizer)
     assert results[-1]["success_rate"] >= 0.9 > results[0]["success_rate"]
@@ -139,9 +106,9 @@ def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, complet
     assert re.search(line, out) and "'loss'" not in out and "train_runtime" not in out
 
 
-def test_exams_change_nothing(tiny_model_dir, tmp_path, completion_is_a_letter):
+def test_exams_change_nothing(tiny_model_dir, tmp_path):
     """Weights are the same however often it was examined: their random numbers are their own."""
-    tokenizer, lessons, found = build_tokenizer(), build_dataset(SHOWN, LETTER_PROMPT, 2), []
+    tokenizer, lessons, found = build_tokenizer(), samples_of(SHOWN), []
     for every in (1, 100):
         torch.manual_seed(every)
         model, results = teach(
@@ -156,10 +123,10 @@ def test_exams_change_nothing(tiny_model_dir, tmp_path, completion_is_a_letter):
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
-def test_an_adapter_is_merged(tiny_model_dir, tmp_path, completion_is_a_letter):
+def test_an_adapter_is_merged(tiny_model_dir, tmp_path):
     from peft import LoraConfig
 
-    lessons = build_dataset(SHOWN, LETTER_PROMPT, 2)
+    lessons = samples_of(SHOWN)
     adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
     model, _ = teach(
         str(tiny_model_dir), arguments(tmp_path), lessons, exam(every=100), build_tokenizer(), peft_config=adapter
@@ -172,13 +139,14 @@ def test_an_adapter_is_merged(tiny_model_dir, tmp_path, completion_is_a_letter):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, completion_is_a_letter, bf16):
+def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, bf16):
     """vLLM takes the type of its weights from the folder."""
     args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
     args.bf16 = bf16
     model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
-    samples = draw_samples(told, SHOWN, exam(), 0)
-    run_teaching(told, args, model_args, load_base_model(told, args, model_args, str), samples, exam())
+    base_model = load_base_model(told, args, model_args, str)
+    samples = draw_samples(told, SHOWN, exam(), base_model, 0)
+    run_teaching(args, model_args, base_model, samples, exam())
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
@@ -190,7 +158,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_letter, monkeypatch):
+def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, monkeypatch):
     """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     told, model_args = TeachingArguments(num_demonstrations=40), ModelConfig(str(tiny_model_dir), dtype="float32")
@@ -199,7 +167,7 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
         args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
         once = exam(rows=[{"seed": 0}])
         base_model = load_base_model(told, args, model_args, str)
-        run_teaching(told, args, model_args, base_model, draw_samples(told, SHOWN, once, 0), once)
+        run_teaching(args, model_args, base_model, draw_samples(told, SHOWN, once, base_model, 0), once)
 
     evaluate = SuccessEvaluation.evaluate
 
@@ -214,7 +182,7 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
         run(parts)
     monkeypatch.setattr(SuccessEvaluation, "evaluate", evaluate)
     assert not (parts / "teaching.json").exists()
-    with pytest.raises(ValueError, match="holds checkpoint-2 of a teaching that was stopped"):
+    with refused("output_dir"):
         run(parts)
     shutil.copytree(parts, again := tmp_path / "again")
     run(parts, resume_from_checkpoint="auto")
@@ -231,8 +199,8 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
     assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
 
 
-def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path, completion_is_a_letter):
-    lessons = build_dataset(SHOWN[:8], LETTER_PROMPT, 2)
+def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path):
+    lessons = samples_of(SHOWN[:8])
     once = exam(every=100, rows=[{"seed": 0}])
     _, results = teach(str(tiny_model_dir), arguments(tmp_path, max_steps=3), lessons, once, build_tokenizer())
     assert results[-1]["samples"] == 24
@@ -243,7 +211,7 @@ def test_tasks_of_the_exam_are_not_shown():
     to_show, to_examine = TeachingArguments(num_exam_tasks=5).split(rows, 0)
     assert len(to_examine) == 5 and sorted(r["seed"] for r in to_show + to_examine) == list(range(20))
     assert TeachingArguments(num_exam_tasks=5).split(rows, 0)[1] == to_examine
-    with pytest.raises(ValueError, match="num_exam_tasks"):
+    with refused("num_exam_tasks"):
         TeachingArguments(num_exam_tasks=20).split(rows, 0)
 
 
@@ -255,7 +223,7 @@ def test_tasks_of_the_exam_are_not_shown():
     ],
 )
 def test_arguments_of_teaching(name, value):
-    with pytest.raises(ValueError, match=name):
+    with refused(name):
         TeachingArguments(**{name: value})
 
 
@@ -263,79 +231,22 @@ def test_arguments_of_teaching(name, value):
 def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, option):
     args, model_args = arguments(tmp_path), ModelConfig("nothing")
     setattr(model_args if hasattr(model_args, option) else args, option, True)
-    with pytest.raises(ValueError, match=f"{option} is set: "):
+    with refused(option):
         load_base_model(TeachingArguments(), args, model_args, str)
 
 
-def bare_or_tagged(completion, prompt_end=""):
-    return parse_plain(completion.partition("<action>")[2].removesuffix("</action>") or completion)
-
-
-def test_what_limits_a_model(tiny_model_dir):
-    """An untrained model copies badly and plans badly: each alone is made perfect, and its gain is named."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    prompt = tokenizer("hall")["input_ids"]
-    completions = [tokenizer(text)["input_ids"] for text in ("a", "a b c", "b")]
-    scores = completion_scores(model, prompt, completions)
-    for score, completion in zip(scores, completions):
-        with torch.no_grad():
-            logs = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        by_hand = sum(logs[i, token] for i, token in enumerate(completion))
-        assert score == pytest.approx(float(by_hand), abs=1e-4)
-
-    class Door(TextEnvironment):
-        def reset(self, **task):
-            self.is_stuck = False
-            return Observation("hall", None, ["a", "z"], "go")
-
-        def step(self, action):
-            self.is_stuck |= action != "a"
-            return StepResult(Observation("end", None, []), 10.0 * (not self.is_stuck), not self.is_stuck)
-
-    rows = [{"seed": seed} for seed in range(16)]
-    template = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
-    sampling = Sampling(temperature=1.0, max_completion_length=2)
-    one = SuccessEvaluation(Door, rows, template, 0, 2, sampling, 0.9, 1, limits=PoolLimits(1))
-    shown = [Trajectory("t", [Step("hall", "a", admissible_actions=["a", "z"])], 10.0, "success")]
-    last = {"valid_action_ratio": 1.0, "success_rate": 0.0}
-    about = {"shown": shown, "expert": lambda door: "a", "needs_worker": True, "model_name": "none"}
-    said = describe_limits(one, model, tokenizer, 0, last, **about)
-    assert (
-        said.startswith("What limits it: success 0% as it is, with 100% of the completions in the required format, ")
-        and "if each action is one of the listed" in said
-    )
-    copied = float(re.search(r"(\d+)% if each action", said)[1]) / 100
-    assert 0 < copied < 1, "drawn by the model's probabilities of two letters"
-    assert re.search(r"\d% if the expert's action replaces each that has an effect. Copying is the limit: ", said)
-
-    class Unlisted(Door):
-        def reset(self, **task):
-            return replace(super().reset(**task), admissible_actions=None)
-
-    unlisted = replace(one, environment_factory=Unlisted)
-    about_it = {**about, "shown": [Trajectory("t", [Step("hall", "a")], 10.0, "success")]}
-    said = describe_limits(unlisted, model, tokenizer, 0, last, **about_it)
-    assert "Writing actions that exist, or planning, is the limit: list the actions" in said and "Copying" not in said
-
-    thinking = Step("hall", "a", completion="<think>it opens</think><action>a</action>", admissible_actions=["a", "z"])
-    about_it = {**about, "shown": [Trajectory("t", [thinking], 10.0, "success")]}
-    about_it["expert"] = lambda door: thinking.completion
-    template = replace(template, parse_completion=bare_or_tagged)
-    said = describe_limits(replace(unlisted, template=template), model, tokenizer, 0, last, **about_it)
-    assert "one of the listed" not in said, "no empty thought was taught"
-    planned = re.search(r"(\d+)% if the expert's action", said)[1]
-    assert int(planned) > 50, "of a whole completion, the action is played"
-
+@pytest.mark.parametrize(
+    ("ratios", "limit"),
+    [
+        ({"valid_action_ratio": 0.4}, "The format is the limit: 40% "),
+        ({"tool_call_ratio": 0.05}, "Tool calls are the limit: 5% of the completions call a tool, and 20% "),
+        ({"tool_call_ratio": 0.15}, "The format is not the limit: 100% "),
+    ],
+)
+def test_what_limits_a_model(ratios, limit):
+    """The expert itself calls a tool in one step of five, and half as often is enough."""
     call = response_action(as_message({"name": "go", "arguments": {}}))
-    about_it["shown"] = [Trajectory("t", [Step("hall", call, messages=[])], 10.0, "success")]
-    said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
-    assert said.startswith(
-        "Tool calls are the limit: 10% of the completions call a tool, and 100% of the demonstrated"
-    )
-    about_it["shown"][0].steps += [Step("hall", "a", messages=[])] * 4
-    said = describe_limits(unlisted, model, tokenizer, 0, {**last, "tool_call_ratio": 0.1}, **about_it)
-    assert said.startswith("What limits it: "), "the expert itself calls a tool in one step of five"
-    few = {**last, "valid_action_ratio": 0.4}
-    low = describe_limits(replace(one, target_valid=0.9), model, tokenizer, 0, few, **about)
-    assert low.startswith("The format is the limit: 40% of the completions have it, and the target is 90%.")
+    steps = [Step("hall", call, messages=[]), *(Step("hall", "a", messages=[]) for _ in range(4))]
+    last = {"valid_action_ratio": 1.0, "success_rate": 0.0, **ratios}
+    limit_said = describe_limits(exam(target_valid=0.9), last, [Trajectory("t", steps, 10.0, "success")], "none")
+    assert limit_said.startswith(limit)
