@@ -92,7 +92,6 @@ from .update.policy.reference import AdapterReference, ReferenceState
 from .update.policy.start_check import StartCheck, sample_conversation
 from .update.update import MiniBatches, Update, set_optimizer_mode
 from .utils.adapters import find_adapter, load_adapter_to_train, only_active_adapter
-from .utils.errors import G2POError
 from .utils.forward_pass import keep_outputs_exact, precision_of
 from .utils.json import atomic_write
 from .utils.options import require
@@ -668,10 +667,8 @@ class G2POTrainer(GRPOTrainer):
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise G2POError(
-                f"{checkpoint!r} is the end of its run (step {state.global_step}, max_steps={self.args.max_steps}): "
-                "there is nothing left to train. Use its model, or raise max_steps."
-            )
+            remedy = f"{checkpoint!r} is the end of its run (step {state.global_step}). Use its model, or raise it"
+            require(False, "max_steps", self.args.max_steps, remedy)
         self._load_from_checkpoint(checkpoint)
         self.state = state
         return TrainOutput(state.global_step, 0.0, {})

@@ -56,25 +56,22 @@ def check_arguments(
     for name, remedy in _REFUSED_ARGUMENTS.items():
         if options.get(name) is not None:
             raise TypeError(f"G2POTrainer does not accept {name}: {remedy}")
-    if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
-        raise G2POError(
-            f"environment_factory is {environment_factory!r}: pass a TextEnvironment class or a tool-based class, or "
-            "functools.partial(CLASS, …) for its arguments; or tools and reward_funcs; or an agent"
-        )
+    makes_environments = callable(environment_factory) and not isinstance(environment_factory, TextEnvironment)
+    remedy = (
+        "pass a TextEnvironment class or a tool-based class, or functools.partial(CLASS, …) for its arguments; or "
+        "tools and reward_funcs; or an agent"
+    )
+    require(makes_environments, "environment_factory", environment_factory, remedy)
     if state_key is not None:
-        if not callable(state_key):
-            raise TypeError(f"state_key is {state_key!r} in G2POTrainer: pass a function, or set it in G2POConfig")
+        require(callable(state_key), "state_key", state_key, "pass a function, or set it in G2POConfig")
         require(args.state_key is None, "state_key", args.state_key, "G2POTrainer has a function, too: choose one")
     for name in args.fields_with("of_estimator") if advantage_fn is not None else ():
         value, default = getattr(args, name), getattr(type(args), name)
         remedy = f"advantage_fn replaces the estimator: apply it inside, or leave it at {default!r}"
         require(value == default, name, value, remedy)
     has_adapter = options.get("peft_config") is not None or (not isinstance(model, str) and is_peft_model(model))
-    if args.sync_ref_model and has_adapter:
-        raise G2POError(
-            "sync_ref_model is True and the model has an adapter, whose reference is the adapter at the start: set "
-            "sync_ref_model=False, or train all weights"
-        )
+    remedy = "the reference of an adapter is the adapter at the start: set it to False, or train all weights"
+    require(not (args.sync_ref_model and has_adapter), "sync_ref_model", True, remedy)
     if hasattr(options.get("peft_config"), "peft_type"):  # else TRL says what it is
         check_adapter_config(options["peft_config"])
     if isinstance(model, torch.nn.Module):
@@ -87,46 +84,50 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     check_adapter(model)
     groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
     shards = trainer.is_fsdp_enabled
-    refused = (
+    reference_is_lost = args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer)
+    for fits, name, value, remedy in (  # what is refused is named by the argument or option that mends it
         (
-            get_chat_template(trainer.processing_class) is None,
-            f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has no chat template: use an "
-            "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
-            "(`g2po train environment.py`: --chat-template FILE)",
+            get_chat_template(trainer.processing_class) is not None,
+            "chat_template",
+            None,
+            f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has none. Use an instruction-tuned "
+            "model, or set `tokenizer.chat_template` and pass it as `processing_class` (`g2po train`: --chat-template FILE)",
         ),
         (
-            not any(parameter.requires_grad for parameter in model.parameters()),
-            "no parameter of the model trains (requires_grad is False for all): load an adapter with "
-            "PeftModel.from_pretrained(…, is_trainable=True), or call model.requires_grad_(True)",
+            any(parameter.requires_grad for parameter in model.parameters()),
+            "requires_grad",
+            False,
+            "no parameter of the model trains. Load an adapter with PeftModel.from_pretrained(…, is_trainable=True), "
+            "or call model.requires_grad_(True)",
         ),
         (
-            trainer.aux_loss_enabled,
-            f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
-            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0",
+            not trainer.aux_loss_enabled,
+            "router_aux_loss_coef",
+            trainer.router_aux_loss_coef,
+            "the auxiliary loss of mixture-of-experts models would depend on micro-batches. Set it to 0",
         ),
         (
-            shards and hasattr(model.get_output_embeddings(), "modules_to_save"),
-            "modules_to_save has the LM head, and the model is sharded by FSDP, which would not average its gradient "
-            "over ranks: leave it out, or train with DDP",
+            not (shards and hasattr(model.get_output_embeddings(), "modules_to_save")),
+            "modules_to_save",
+            "the LM head",
+            "FSDP would not average its gradient over ranks. Leave it out, or train with DDP",
+        ),
+        (not shards or accelerator.is_fsdp2, "fsdp_version", 1, "generation needs FSDP2. Set it to 2"),
+        (
+            not reference_is_lost,
+            "sync_ref_model",
+            True,
+            "no checkpoint of a sharded model would have the reference. Set save_strategy='no', or train with DDP",
         ),
         (
-            shards and not accelerator.is_fsdp2,
-            "fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate",
+            tasks >= groups,
+            "train_dataset",
+            f"{tasks} row(s)",
+            f"a rollout plays {groups} groups (generation_batch_size / num_generations) of different tasks. Add "
+            "tasks, or set a smaller per_device_train_batch_size",
         ),
-        (
-            args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer),
-            "sync_ref_model is True and the model is sharded (FSDP, ZeRO-3): no checkpoint would have the reference. "
-            "Set save_strategy='no', or train with DDP",
-        ),
-        (
-            tasks < groups,
-            f"train_dataset has {tasks} row(s), and a rollout plays {groups} groups (generation_batch_size / "
-            "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size",
-        ),
-    )
-    for applies, message in refused:
-        if applies:
-            raise G2POError(message)
+    ):
+        require(fits, name, value, remedy)
     _check_comparisons(trainer)
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     check_schedule(args, plugin.deepspeed_config if plugin else {})
@@ -136,12 +137,9 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
     """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts."""
     of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
     constant = option_text(args.lr_scheduler_type) == "constant" and "scheduler" not in of_engine
-    if args.mini_batch_size is not None and of_engine and not constant:
-        raise G2POError(
-            f"mini_batch_size is {args.mini_batch_size}, and the schedule of DeepSpeed's {' and '.join(of_engine)} "
-            f"would count mini-batches instead of rollouts: remove {' and '.join(of_engine)} from its configuration, "
-            "or set mini_batch_size=None"
-        )
+    remedy = f"DeepSpeed's {' and '.join(of_engine)} would count mini-batches. Remove it, or set mini_batch_size=None"
+    fits = args.mini_batch_size is None or not of_engine or constant
+    require(fits, "mini_batch_size", args.mini_batch_size, remedy)
 
 
 def _check_comparisons(trainer: GRPOTrainer) -> None:
@@ -156,18 +154,14 @@ def _check_comparisons(trainer: GRPOTrainer) -> None:
 def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max_error_rate: float) -> None:
     """Stop a run, on all ranks, in which more than `max_error_rate` of the trajectories have no result."""
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
-    if len(not_begun) / len(records) > max_error_rate:
-        raise RuntimeError(
-            f"{len(not_begun) / len(records):.0%} of the trajectories ended before their first step, more than "
-            f"max_error_rate={max_error_rate:.0%}. Nothing can be learned from them. The first: {not_begun[0]}"
-        )
-    rate = sum(r.outcome == "error" for r in records) / len(records)
-    if rate > max_error_rate:
-        reasons = gather_object(own_errors[:1])
-        raise RuntimeError(
-            f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
-            f"{max_error_rate:.0%}. Fix the environment (or raise max_error_rate). The first:\n{reasons[0]}"
-        )
+    failed = [r for r in records if r.outcome == "error"]
+    for what, ended in (("before their first step", not_begun), ("in an environment error", failed)):
+        if (rate := len(ended) / len(records)) > max_error_rate:
+            reasons = gather_object(own_errors[:1]) if ended is failed else not_begun
+            raise RuntimeError(
+                f"{rate:.0%} of the trajectories ended {what}, more than max_error_rate={max_error_rate:.0%}. Nothing "
+                f"can be learned from them: fix the cause, or raise max_error_rate. The first:\n{reasons[0]}"
+            )
 
 
 def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) -> None:

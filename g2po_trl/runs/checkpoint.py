@@ -27,6 +27,7 @@ from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 from ..utils.errors import G2POError
 from ..utils.images import read_png
 from ..utils.json import write_json
+from ..utils.options import require
 from .ownership import STAGING, note_written, remove
 
 logger = logging.getLogger(__name__)
@@ -52,17 +53,12 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
         return None
     if wanted in (*_LATEST, "auto"):
         latest = get_last_checkpoint(str(output_dir)) if Path(output_dir).is_dir() else None
-        if latest is None and wanted != "auto":
-            raise G2POError(
-                f"resume_from_checkpoint is {resume_from_checkpoint!r}, but {str(output_dir)!r} holds no checkpoint: "
-                "use 'auto' to resume if there is one and start from scratch if not"
-            )
+        remedy = f"{str(output_dir)!r} holds no checkpoint; use 'auto' to resume if there is one"
+        require(latest is not None or wanted == "auto", "resume_from_checkpoint", resume_from_checkpoint, remedy)
         return latest
-    if not Path(resume_from_checkpoint, "trainer_state.json").is_file():
-        raise G2POError(
-            f"resume_from_checkpoint is {str(resume_from_checkpoint)!r}, which holds no trainer_state.json: pass a "
-            "checkpoint folder, 'latest' or 'auto'"
-        )
+    remedy = "it holds no trainer_state.json; pass a checkpoint folder, 'latest' or 'auto'"
+    is_checkpoint = Path(resume_from_checkpoint, "trainer_state.json").is_file()
+    require(is_checkpoint, "resume_from_checkpoint", str(resume_from_checkpoint), remedy)
     return str(resume_from_checkpoint)
 
 
@@ -117,26 +113,24 @@ def check_complete(folder: str | Path) -> None:
 
     transformers would silently resume with a new optimizer and the learning rate of the first step.
     """
-    if not any(Path(folder).glob("rng_state*.pth")):
-        raise G2POError(
-            f"{str(folder)!r} cannot be continued: it was saved with save_only_model=True and has no optimizer state. "
-            "Start a new run from its weights (model_name_or_path), or save with save_only_model=False."
-        )
+    _continues(any(Path(folder).glob("rng_state*.pth")), folder, "has no optimizer state (save_only_model=True)")
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
     """Refuse to continue a run with other settings, see `identity_of`. Only fields of both versions are compared.
 
     Raises:
-        G2POError: naming every setting that differs, with the old and the new value.
+        G2POError: with every setting that differs, its old and its new value.
     """
     both = [name for name in saved if name in now]
     changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in both if saved[name] != now[name]]
-    if changed:
-        raise G2POError(
-            f"{str(folder)!r} cannot be continued with other settings: {'; '.join(changed)}. Use the old ones, or "
-            "start a new run from its weights (model_name_or_path)."
-        )
+    _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
+
+
+def _continues(condition: bool, folder: str | Path, reason: str) -> None:
+    """Refuse a checkpoint that cannot be continued."""
+    remedy = f"it cannot be continued, since it {reason}, or start a new run from its weights (model_name_or_path)"
+    require(condition, "resume_from_checkpoint", str(folder), remedy)
 
 
 class RunState:
@@ -181,26 +175,20 @@ class RunState:
             G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
-        if not (folder / _STATE).is_file():
-            raise G2POError(f"{str(folder)!r} has no {_STATE}: it is not a checkpoint of a G2POTrainer")
+        _continues((folder / _STATE).is_file(), folder, f"has no {_STATE} of a G2POTrainer: pass another")
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         check_same_run(state["run"], identity, folder)
-        if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
-            raise G2POError(
-                f"{str(folder)!r} was saved in the middle of an iteration with {then} processes; this run has "
-                f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
-            )
+        then = state["num_processes"]
+        reason = f"was saved in the middle of an iteration with {then} processes. Use as many"
+        _continues(not state["buffered"] or then == self.num_ranks, folder, reason)
         for name, part in self.parts.items():
             if name not in state:  # a reference has a state unless it is sharded
                 continue
             try:
                 part.load_state_dict(state[name])
             except (KeyError, TypeError) as error:  # of a version with other names
-                raise G2POError(
-                    f"{str(folder)!r} was saved by another version of g2po-trl, whose {name} this one does not read "
-                    f"({error!r}): continue with that version, or start a new run from its weights "
-                    "(model_name_or_path)"
-                ) from error
+                reason = f"was saved by another version of g2po-trl, whose {name} has {error!r}. Use that version"
+                _continues(False, folder, reason)
         for part in self.kept_in_files:
             part.load(str(folder))
         return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..trajectory import Trajectory, read_unfinished
-from ..utils.errors import G2POError
 from ..utils.iteration_log import IterationLog
 from ..utils.json import read_json_lines
+from ..utils.options import require
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,7 @@ def load_iterations(run: str | Path) -> list[Iteration]:
     if not files:
         others = any(Path(run, "trajectories").glob("*.jsonl")) or any(Path(run, "exams").glob("*.jsonl"))
         more = ". `g2po view` shows its evaluations" if others else ""
-        raise G2POError(
-            f"{str(run)!r} holds no trajectories/train-*.jsonl: pass the output_dir of a run with save_trajectories"
-            f"{more}"
-        )
+        require(False, "run", str(run), f"it holds no trajectories; pass the output_dir of a run with them{more}")
     return [_read_iteration(number, paths) for number, paths in sorted(files.items())]
 
 

@@ -129,11 +129,9 @@ class RunFolder:
         run_id = read_description(self.path).get("run_id")
         if run_id in (None, run_id_of(checkpoint)):
             return
-        if checkpoint.resolve().parent == self.path.resolve():
-            raise G2POError(
-                f"{str(checkpoint)!r} is a checkpoint of another run than {self.path / FILE} describes: delete the "
-                "one you do not want, or pass another --output-dir"
-            )
+        is_foreign = checkpoint.resolve().parent == self.path.resolve()
+        remedy = f"{self.path / FILE} describes another run: delete one of them, or pass another --output-dir"
+        require(not is_foreign, "resume_from_checkpoint", str(checkpoint), remedy)
         if not self.is_ours:
             check_free(self.path, None, overwrite=False)
 
@@ -145,16 +143,11 @@ class RunFolder:
             return
         before, now = (identity_of(run, resumable) for run in (read_run(self.path), description))
         starts_again = not weights_in(self.path) and before == now
-        if not overwrite and not starts_again:
-            raise G2POError(
-                f"output_dir is {str(self.path)!r}, which holds no checkpoint to continue, but another run "
-                f"({named(kept)}): pass --overwrite to delete it, or another --output-dir"
-            )
-        if model and Path(model).exists() and Path(model).resolve().is_relative_to(self.path.resolve()):
-            raise G2POError(
-                f"model_name_or_path is {model!r}, in the output_dir {str(self.path)!r} that overwrite would delete: "
-                "pass another --output-dir"
-            )
+        remedy = f"it holds a run without a checkpoint ({named(kept)}); pass --overwrite, or another --output-dir"
+        require(overwrite or starts_again, "output_dir", str(self.path), remedy)
+        is_inside = bool(model) and Path(model).exists() and Path(model).resolve().is_relative_to(self.path.resolve())
+        remedy = f"overwrite would delete it with output_dir={str(self.path)!r}; pass another --output-dir"
+        require(not is_inside, "model_name_or_path", model, remedy)
         delete_run(self.path)
         why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"
         print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)

@@ -15,8 +15,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..utils.adapters import adapters_below
-from ..utils.errors import G2POError
 from ..utils.json import write_json
+from ..utils.options import require
 
 FILE = "run.json"
 LOCK = ".lock"
@@ -40,12 +40,9 @@ def lock_folder(folder: str | Path, option: str) -> FileLock:
         Path(folder).mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout:
-        raise G2POError(
-            f"{option} is {str(folder)!r}, where another process is writing: wait for it, end it, or choose another"
-        ) from None
+        require(False, option, str(folder), "another process is writing there: wait for it, end it, or choose another")
     except OSError as error:
-        if error.errno not in _UNLOCKABLE:
-            raise G2POError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
+        require(error.errno in _UNLOCKABLE, option, str(folder), f"it cannot be written ({error}): choose another")
         remedy = "make sure that no other process writes there"
         warnings.warn(f"{option} is {str(folder)!r}, which cannot be locked ({error}): {remedy}", stacklevel=2)
     return lock
@@ -89,10 +86,9 @@ def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
     path = Path(folder, name)
     try:
         run = json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
-        raise G2POError(f"{path} is not valid JSON ({error}): restore it, or delete it") from error
-    if not isinstance(run, dict):
-        raise G2POError(f"{path} holds no description of a run: restore it, or delete it")
+    except ValueError:
+        run = None
+    require(isinstance(run, dict), name, str(path), "it is no description of a run; restore it, or delete it")
     return run
 
 
@@ -118,21 +114,17 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
         G2POError: the message names the content of the folder, and the flags to pass.
     """
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
-    if resumes and overwrite:
-        raise G2POError(
-            f"overwrite is True and resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run in "
-            "output_dir, the other continues it; choose one"
-        )
+    remedy = f"resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run, the other continues it"
+    require(not (resumes and overwrite), "overwrite", overwrite, f"{remedy}; choose one")
     kept = kept_in(folder)
     others = [what for name, what in _OTHERS.items() if Path(folder, name) in kept]
-    if others and not resumes:
-        raise G2POError(f"output_dir is {str(folder)!r}, which holds {others[0]}: pass another --output-dir")
-    if kept and not resumes and not overwrite:
-        raise G2POError(
-            f"output_dir is {str(folder)!r}, which holds another run ({named(kept)}): pass --resume-from-checkpoint "
-            "auto to continue it, --overwrite to delete it, or another --output-dir (in a script: "
-            "train(resume_from_checkpoint='auto'), G2POConfig(overwrite=True), output_dir)"
-        )
+    for what in () if resumes else others:
+        require(False, "output_dir", str(folder), f"it holds {what}; pass another --output-dir")
+    remedy = (
+        f"it holds another run ({named(kept)}): pass --resume-from-checkpoint auto to continue it, --overwrite to "
+        "delete it, or another --output-dir (in a script: train(resume_from_checkpoint='auto'), overwrite=True)"
+    )
+    require(not kept or resumes or overwrite, "output_dir", str(folder), remedy)
 
 
 def note_written(folder: str | Path, *names: str) -> None:
@@ -154,11 +146,9 @@ def delete_run(folder: str | Path) -> None:
     folder = Path(folder)
     written = read_description(folder).get("written", [])
     written = [name for name in written if name not in ("", "..") and Path(name).name == name]
-    if foreign := [path for path in kept_in(folder) if path.name not in written]:
-        raise G2POError(
-            f"output_dir is {str(folder)!r}, where {named(foreign)} is not in the list of what the run wrote "
-            f"({FILE}), and is not deleted: pass another --output-dir"
-        )
+    foreign = [path for path in kept_in(folder) if path.name not in written]
+    remedy = f"{named(foreign)} is not in {FILE} and is not deleted: pass another --output-dir"
+    require(not foreign, "output_dir", str(folder), remedy)
     for name in [*sorted(written), FILE]:
         if (folder / name).exists():
             remove(folder / name)
