@@ -91,7 +91,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             "chat_template",
             None,
             f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has none. Use an instruction-tuned "
-            "model, or set `tokenizer.chat_template` and pass it as `processing_class` (`g2po train`: --chat-template FILE)",
+            "model, or set `tokenizer.chat_template` and pass it as `processing_class` (--chat-template FILE)",
         ),
         (
             any(parameter.requires_grad for parameter in model.parameters()),

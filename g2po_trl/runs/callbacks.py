@@ -17,11 +17,11 @@ from ..rollout.failing_tasks import TaskErrors
 from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
 from ..utils.show import WIDTH, printable
+from .metrics import METRICS
 from .verdict import Tally, cut_off, verdict
 
 EARLY_VERDICT = 5  # iterations
 PATIENCE = 5  # log lines without the format
-_RATES = ("success_rate", "score", "valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
 
 
 class IterationProgressCallback(TrainerCallback):
@@ -54,7 +54,7 @@ class IterationProgressCallback(TrainerCallback):
         seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
         parts = [
             f"iteration {iteration:>3}/{total}",
-            *_episodes(entry, "episode/", reward=True),
+            *_episodes(entry, "episode/"),
             *([f"kl {entry['kl']:.4f}"] if entry.get("kl") is not None else []),
             ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
             f"elapsed {duration(self.clock() - self.started)}{self._left(state)}",
@@ -241,20 +241,15 @@ def duration(seconds: float, rough: bool = False) -> str:
     return f"{max(1, round(seconds / 60))} min" if rough else f"{minutes} min {rest} s"
 
 
-def _episodes(metrics: Mapping[str, Any], prefix: str, reward: bool = False) -> Iterator[str]:
-    """Yield success and other means of episodes, as far as they were measured, for a line."""
-    value = {name: metrics.get(f"{prefix}{name}") for name in (*_RATES, "reward", "turns")}
-    yield f"success {_percent(value['success_rate'])}"
-    if value["score"] is not None:
-        yield f"score {_percent(value['score']).strip()}"
-    for name in ["reward"] * reward + ["turns"]:
-        yield f"{name} {'n/a' if value[name] is None or math.isnan(value[name]) else f'{value[name]:.2f}'}"
-    yield f"valid {_percent(value['valid_action_ratio'])}"
-    if value["tool_call_ratio"] is not None:
-        yield f"calls {_percent(value['tool_call_ratio']).strip()}"
-    if value["admissible_action_ratio"] is not None:
-        yield f"admissible {_percent(value['admissible_action_ratio']).strip()}"
+def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the means of episodes, as far as they were measured, for a line."""
+    for metric in (metric for metric in METRICS if metric.short):
+        value = metrics.get(f"{prefix}{metric.name}")
+        if value is not None or not metric.optional:
+            number = math.nan if value is None else value
+            text = _percent(number) if metric.scale == 100 else f"{number:.2f}"
+            yield f"{metric.short} {'n/a' if math.isnan(number) else text}"
 
 
-def _percent(value: float | None) -> str:
-    return "  n/a" if value is None or math.isnan(value) else f"{100 * value:4.1f}%"
+def _percent(value: float) -> str:
+    return f"{100 * value:4.1f}%"

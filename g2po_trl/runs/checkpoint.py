@@ -113,7 +113,9 @@ def check_complete(folder: str | Path) -> None:
 
     transformers would silently resume with a new optimizer and the learning rate of the first step.
     """
-    _continues(any(Path(folder).glob("rng_state*.pth")), folder, "has no optimizer state (save_only_model=True)")
+    _continues(
+        any(Path(folder).glob("rng_state*.pth")), folder, "has no optimizer state. Save with save_only_model=False"
+    )
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
@@ -287,7 +289,9 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
             raise
         raise G2POError(
             f"output_dir is {str(folder.parent.parent)!r}, where {folder.name} cannot be written ({error}): free "
-            "space, or pass another --output-dir. Complete checkpoints are kept (--resume-from-checkpoint auto)"
+            "space, or pass another --output-dir. Complete checkpoints are kept (--resume-from-checkpoint auto)",
+            "output_dir",
+            str(folder.parent.parent),
         ) from error
 
 

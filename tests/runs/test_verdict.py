@@ -116,7 +116,7 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     said = capsys.readouterr().out
     assert said.count("all 2 groups failed in every episode") == 1
     (line,) = (line for line in said.splitlines() if line.startswith("iteration"))
-    assert "| admissible 0.0% |" in line and len(line) < 150
+    assert "| admissible  0.0% |" in line and len(line) < 150
     trainer = make_trainer(Hopeless, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
     assert capsys.readouterr().out.count("all 4 groups failed in every episode") == 1

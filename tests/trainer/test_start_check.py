@@ -8,6 +8,7 @@ import pytest
 import torch
 from letter_trainer import make_letter_trainer
 from peft import LoraConfig, PeftModel, get_peft_model
+from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.optimization import Adafactor
 
@@ -120,7 +121,7 @@ def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
     get_peft_model(base(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match="is_trainable=True"):
         make(PeftModel.from_pretrained(base(), tmp_path / "adapter"), beta=0.0)
-    with pytest.raises(ValueError, match="no parameter of the model trains"):
+    with refused("requires_grad"):
         make(base().requires_grad_(False), beta=0.0)
 
 

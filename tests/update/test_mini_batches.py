@@ -10,6 +10,7 @@ import torch
 from letter_environment import LongLetterEnvironment
 from letter_trainer import flat_weights, make_config
 from peft import LoraConfig
+from refusals import refused
 
 from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.trainer_validation import check_schedule
@@ -141,7 +142,7 @@ def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
         make_config(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant")
     )
     for args, config in ((linear, {"optimizer": {}}), (linear, {"scheduler": {}}), (constant, {"scheduler": {}})):
-        with pytest.raises(ValueError, match=f"mini_batch_size is 64.*remove {next(iter(config))} "):
+        with refused("mini_batch_size"):
             check_schedule(args, config)
     for args, config in ((constant, {"optimizer": {}}), (linear, {}), (make_config(tmp_path), {"scheduler": {}})):
         check_schedule(args, config)
