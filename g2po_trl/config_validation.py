@@ -225,7 +225,6 @@ _REMEDIES = {
     "number of completions": "a prompt gets one completion; remove it",
 }
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that compare evaluations
-_NO_WARM_UP = ("constant", *_BY_METRIC)
 
 
 def _are_panels(args: GRPOConfig) -> bool:
@@ -234,11 +233,37 @@ def _are_panels(args: GRPOConfig) -> bool:
     return min(args.other_eval_temperatures, default=0) >= 0 and len(names) == len(args.other_eval_temperatures) + 1
 
 
+def _is_above_0(value: Any) -> bool:
+    return is_of_kind(value, float) and value > 0
+
+
+def _has_tables(args: GRPOConfig) -> bool:
+    return args.log_trajectories_every == 0 or logs_tables(args)
+
+
+def _is_one(name: str) -> Callable[[GRPOConfig], bool]:
+    return lambda args: args.mini_batch_size is None or getattr(args, name) == 1
+
+
+def _can_warm_up(args: GRPOConfig) -> bool:
+    return not args.warmup_steps or option_text(args.lr_scheduler_type) not in ("constant", *_BY_METRIC)
+
+
+def _is_compared(args: GRPOConfig) -> bool:
+    return args.save_strategy != "best" or args.eval_strategy != "no"
+
+
 def _are_between(args: GRPOConfig) -> bool:
     """Return whether the learning rate is between the bounds of the schedule `greedy`, which would move it there."""
     kwargs = args.lr_scheduler_kwargs or {}
     low, high = kwargs.get("min_lr", 1e-3), kwargs.get("max_lr", 1.0)
-    return isinstance(low, list) or isinstance(high, list) or low <= args.learning_rate <= high
+    is_free = option_text(args.lr_scheduler_type) != "greedy" or isinstance(low, list) or isinstance(high, list)
+    return is_free or low <= args.learning_rate <= high
+
+
+def _is_best_saved(args: GRPOConfig) -> bool:
+    same = _strategies(args) in ({"steps"}, {"epoch"})
+    return not args.load_best_model_at_end or args.save_strategy == "best" or same
 
 
 def _strategies(args: GRPOConfig) -> set[str]:
@@ -258,42 +283,15 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ("output_dir", lambda a: bool(a.output_dir), "name a folder"),
     ("temperature", lambda a: a.temperature > 0, "set it above 0: greedy episodes of a group are all equal"),
     ("max_steps", lambda a: a.max_steps != 0, "set it to 1 or more, or to -1 for num_train_epochs"),
-    (
-        "num_train_epochs",
-        lambda a: a.max_steps > 0 or (is_of_kind(a.num_train_epochs, float) and a.num_train_epochs > 0),
-        "set it to a number above 0",
-    ),
+    ("num_train_epochs", lambda a: a.max_steps > 0 or _is_above_0(a.num_train_epochs), "set it to a number above 0"),
     ("max_grad_norm", lambda a: isinstance(a.max_grad_norm, (int, float)), "set it to a number; 0 does not clip"),
     ("stop_sequences", lambda a: "" not in (a.stop_sequences or ()), "remove the empty text"),
     ("other_eval_temperatures", _are_panels, "set each to 0 or more, and none twice or to eval_temperature"),
-    (
-        "log_trajectories_every",
-        lambda a: a.log_trajectories_every == 0 or logs_tables(a),
-        f"add one of {', '.join(BACKENDS)} to report_to, or set it to 0",
-    ),
-    *(
-        (
-            name,
-            lambda a, name=name: a.mini_batch_size is None or getattr(a, name) == 1,
-            "mini_batch_size sets the mini-batches of a rollout; set it to 1",
-        )
-        for name in ("steps_per_generation", "gradient_accumulation_steps")
-    ),
-    (
-        "scale_rewards",
-        lambda a: a.scale_rewards in ("group", "none"),
-        "advantages are scaled in each group: set it to 'group' (by their standard deviation) or 'none'",
-    ),
-    (
-        "warmup_steps",
-        lambda a: not (a.warmup_steps and option_text(a.lr_scheduler_type) in _NO_WARM_UP),
-        "lr_scheduler_type has no warm-up; set that to 'constant_with_warmup', or warmup_steps to 0",
-    ),
-    (
-        "eval_strategy",
-        lambda a: a.eval_strategy != "no" or option_text(a.lr_scheduler_type) not in _BY_METRIC,
-        "lr_scheduler_type compares evaluations: set it to 'steps'",
-    ),
+    ("log_trajectories_every", _has_tables, f"add one of {', '.join(BACKENDS)} to report_to, or set it to 0"),
+    ("steps_per_generation", _is_one("steps_per_generation"), "mini_batch_size sets mini-batches; set it to 1"),
+    ("gradient_accumulation_steps", _is_one("gradient_accumulation_steps"), "mini_batch_size is set; set it to 1"),
+    ("scale_rewards", lambda a: a.scale_rewards in ("group", "none"), "set it to 'group' or 'none'"),
+    ("warmup_steps", _can_warm_up, "lr_scheduler_type has no warm-up; set that to 'constant_with_warmup'"),
     (
         "optim",
         lambda a: not option_text(a.optim).endswith(("lomo", "layerwise")),
@@ -301,7 +299,7 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ),
     (
         "learning_rate",
-        lambda a: option_text(a.lr_scheduler_type) != "greedy" or _are_between(a),
+        _are_between,
         "lr_scheduler_type='greedy' would move it between min_lr (0.001) and max_lr (1.0); set both in "
         'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
     ),
@@ -320,17 +318,7 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
         lambda a: not a.vllm_structured_outputs_regex or "structured_outputs" not in (a.generation_kwargs or ()),
         "generation_kwargs has structured_outputs as well; choose one of them",
     ),
-    (
-        "save_strategy",
-        lambda a: a.save_strategy != "best" or a.eval_strategy != "no",
-        "it needs evaluations; set eval_strategy to 'steps'",
-    ),
-    (
-        "load_best_model_at_end",
-        lambda a: (
-            not a.load_best_model_at_end or a.save_strategy == "best" or _strategies(a) in ({"steps"}, {"epoch"})
-        ),
-        "the best model is a checkpoint made when it was evaluated; set eval_strategy and save_strategy to 'steps'",
-    ),
+    ("save_strategy", _is_compared, "it needs evaluations; set eval_strategy to 'steps'"),
+    ("load_best_model_at_end", _is_best_saved, "set eval_strategy and save_strategy to 'steps'"),
     ("save_steps", _divides, "every evaluation needs a checkpoint; set it to a divisor of eval_steps"),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
@@ -102,9 +101,10 @@ def check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -
         fits &= (
             is_of_kind(part, kind) and (choices is None or part in choices) and (not within or _is_in(part, within))
         )
-    what = "a list of " if is_list else "" if choices else "a "
-    what += ("" if is_list else "one of ") + ", ".join(map(str, choices)) if choices else KINDS[kind] + "s" * is_list
-    require(fits, name, value, f"set it to {what}{_words(within, value)}{', or to None' if may_be_none else ''}")
+    within = f" in {within}" if within else ""
+    what = f"a {KINDS[kind]}{within}" if choices is None else f"one of {', '.join(map(str, choices))}"
+    what = f"a list, each {what}" if is_list else what
+    require(fits, name, value, f"set it to {what}{', or to None' if may_be_none else ''}")
 
 
 def _is_in(value: float, within: str) -> bool:
@@ -112,15 +112,6 @@ def _is_in(value: float, within: str) -> bool:
     return (low <= value if within[0] == "[" else low < value) and (
         value <= high if within[-1] == "]" else value < high
     )
-
-
-def _words(within: str | None, value: Any) -> str:
-    if within is None:
-        return ""
-    low, high = within[1:-1].split(", ")
-    high = "infinity" if value == math.inf else high
-    upper = "" if high == "inf" else f" and {'at most' if within[-1] == ']' else 'below'} {high}"
-    return f" {'of at least' if within[0] == '[' else 'above'} {low}{upper}"
 
 
 def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Mapping[str, str]) -> Iterator[str]:

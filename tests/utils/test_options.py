@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from refusals import refused
 
-from g2po_trl import G2POError
 from g2po_trl.utils.options import Options, as_mapping, option, without_effect
 
 
@@ -31,16 +31,8 @@ class Game(Options):
     ],
 )
 def test_a_value_that_its_field_excludes_is_refused(name, value):
-    with pytest.raises(G2POError, match=f"^{name} is "):
+    with refused(name):
         Game(**{name: value})
-
-
-def test_an_infinite_number_is_told_that_it_must_be_finite():
-    class Wait(Options):
-        seconds: float = option("Seconds.", 1.0, within="(0, inf)")
-
-    with pytest.raises(G2POError, match="above 0 and below infinity"):
-        dataclass(Wait)(seconds=float("inf"))
 
 
 def test_other_values_are_taken():
