@@ -15,10 +15,10 @@ from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.setup import played_as
 from ..environments.several import COLUMN, environments_of, player_of
 from ..environments.tasks import check_task_columns
+from ..evaluation.agents import DirectAgent
 from ..prompts.conversation import message_text, pictures_of
 from ..prompts.template import PromptTemplate
-from ..rollout.actor import PromptActor, prompt_contents
-from ..rollout.conversations import request_of
+from ..rollout.actor import PromptActor
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..utils.errors import G2POError
@@ -43,12 +43,8 @@ class FirstPrompt:
 
     def __post_init__(self):
         """Make chat messages and tools, before a model's chat template."""
-        first, self.tools = self.episode.observation, None
-        if self.history == "conversation" or first.request is not None:
-            request = request_of(self.episode, self.template)
-            self.messages, self.tools = request.messages, request.tools
-        else:
-            self.messages = self.template.messages(**prompt_contents(self.episode, 0))
+        request = DirectAgent(self.template, history=self.history).ask(self.episode, ())
+        self.messages, self.tools = request.messages, request.tools
 
     @classmethod
     def of(

@@ -34,7 +34,7 @@ from ..trajectory import Trajectory
 from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
-from ..utils.options import check_options
+from ..utils.options import check_options, require
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat_models import ChatModel, TokenBudget
 from .checkpoints import files_hash, weights_hash
@@ -48,8 +48,8 @@ def load_panel(options: EvaluateOptions) -> Panel:
     """Return the evaluation set that the options name: a bundled environment's, or `module:Class` with its tasks."""
     environment = options.environment
     if ":" in environment:
-        if options.tasks is None:
-            raise G2POError(f"tasks is None: pass --tasks, a file with one row of {options.played} per line")
+        remedy = f"pass --tasks, a file with one row of {options.played} per line"
+        require(options.tasks is not None, "tasks", None, remedy)
         check_is_there(environment, "environment")
         factory = mixed(load_object({"import": environment, "kwargs": options.environment_options}))
         name = options.panel or options.played
@@ -92,11 +92,9 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
     more = {"chat_template_kwargs": options.chat_template_kwargs, "generation_kwargs": options.generation_kwargs}
     if options.base_url:
         return ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
-    if options.engine == "transformers" and "structured_outputs" in (options.generation_kwargs or ()):
-        raise G2POError(
-            "generation_kwargs has structured_outputs (in a run: vllm_structured_outputs_regex), which only vLLM "
-            "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
-        )
+    is_regex = options.engine == "transformers" and "structured_outputs" in (options.generation_kwargs or ())
+    remedy = "only vLLM takes structured_outputs; pass --engine vllm, or --generation-kwargs '{}'"
+    require(not is_regex, "generation_kwargs", options.generation_kwargs, remedy)
     more |= {**_precision(options), **options.engine_options}
     return ENGINES[options.engine].load_offline(options.model, **more)
 
@@ -249,14 +247,12 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
     """Refuse a folder with other files, or with episodes of other settings, which must not be mixed."""
     settings = output / "settings.json"
-    if (output / "run.json").is_file():
-        raise G2POError(f"output is {str(output)!r}, which holds a training run: pass another --output")
+    is_run = (output / "run.json").is_file()
+    require(not is_run, "output", str(output), "it holds a training run; pass another --output")
     if not any(output.glob("trajectories/*.jsonl")):
         return
-    if not settings.is_file():
-        raise G2POError(
-            f"output is {str(output)!r}, which holds trajectories that no evaluation wrote: pass another --output"
-        )
+    remedy = "it holds trajectories that no evaluation wrote; pass another --output"
+    require(settings.is_file(), "output", str(output), remedy)
     before = json.loads(settings.read_text(encoding="utf-8"))
     changed = [
         f"{name} {before.get(name)!r} -> {about.get(name)!r}"
@@ -266,7 +262,9 @@ def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> No
     if changed and not overwrite:
         raise G2POError(
             f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
-            "delete it"
+            "delete it",
+            "output",
+            str(output),
         )
 
 
