@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
-
 from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
 from .causes import in_words
@@ -120,6 +118,8 @@ def import_file(path: str | Path) -> ModuleType:
 
 def _import_under_another_name(path: Path) -> ModuleType:
     """Return the module of a file that is called like an installed package, which `import` means in workers."""
+    import cloudpickle
+
     name = f"{path.stem} of {path.parent.name}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)

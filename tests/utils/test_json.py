@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import refused
 
 from g2po_trl import read_jsonl, write_jsonl
 from g2po_trl.cli.commands.check import main as check
@@ -33,7 +34,7 @@ def test_line_separators_of_unicode_are_no_ends_of_lines(tmp_path, capsys):
     check([f"{tmp_path / 'game.py'}:Game", "--tasks", str(path), "--episodes", "2"])
     assert "not valid JSON" not in capsys.readouterr().out
     path.write_text('{"seed": 1}\n\n{"seed": \n')
-    with pytest.raises(ValueError, match="line 3, is not valid JSON"):
+    with refused("tasks"):
         read_tasks(path)
 
 
@@ -56,20 +57,16 @@ def test_rows_are_read_in_any_form(form, mark, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"seed": 1},\n {"seed": 2}', "line 1, is not valid JSON .*line 2 column"),
-        ('{"seed": 1}\n{\n"seed": \n}', "line 2, is not valid JSON"),
-        ('{"seed": 1}\n[1, 2]\n', r"line 2, is \[1, 2\]: write an object"),
-        ("3", "line 1, is 3: write an object"),
-        ("[" * 100_000, "line 1, is not valid JSON"),
-    ],
+    ("text", "line"),
+    [('[{"seed": 1},\n {"seed": 2}', 1), ('{"seed": 1}\n{\n"seed": \n}', 2), ('{"seed": 1}\n[1, 2]\n', 2)]
+    + [("3", 1), ("[" * 100_000, 1)],
 )
-def test_what_is_no_row_is_named(text, message, tmp_path):
+def test_what_is_no_row_is_named(text, line, tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with refused("tasks") as error:
         read_tasks(path)
+    assert f"line {line}," in str(error.value)
 
 
 def test_a_hash_of_tasks_is_of_their_rows():
