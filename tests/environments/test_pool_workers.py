@@ -9,7 +9,7 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
-from g2po_trl.environments.pool.placement import place_groups
+from g2po_trl.environments.pool.pool import place_groups
 from g2po_trl.utils.masking import withheld_variables
 
 SCRIPT = """

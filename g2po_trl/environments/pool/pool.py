@@ -33,7 +33,6 @@ from .episode_log import EnvironmentFailure, PooledEpisode
 from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, is_old, too_big, why_give_up
 from .limits import PoolLimits
 from .listener import Listener
-from .placement import least_busy, place_groups
 from .worker_process import Job, WorkerProcess, end_all, pickled
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
@@ -225,7 +224,7 @@ class EnvironmentPool:
                 episode.worker.ended_episodes.append(episode.number)
                 workers.add(episode.worker)
         for worker in workers & {*self._in_service}:
-            worker.send_ended()
+            worker.send([])  # the next jobs may come after an update only
             self._listener.sent(worker)
         self._end_drained_workers()
 
@@ -428,6 +427,28 @@ class EnvironmentPool:
         self._listener.remove(worker)
         self._in_service = [other for other in self._in_service if other is not worker]
         self._workers = [None if other is worker else other for other in self._workers]
+
+
+def least_busy(load: Sequence[int], number: int) -> list[int]:
+    """Return workers for `number` episodes, each the least busy at its turn. `load`: running episodes of each."""
+    load, homes = list(load), []
+    for _ in range(number):
+        homes.append(load.index(min(load)))
+        load[homes[-1]] += 1
+    return homes
+
+
+def place_groups(groups: Sequence[Hashable], load: Sequence[int]) -> list[int]:
+    """Return the worker of each episode: groups in order, cut into parts.
+
+    Idle workers cut at most `len(load) - 1` groups.
+    """
+    appeared = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    order = sorted(range(len(groups)), key=lambda place: appeared[groups[place]])
+    homes = [0] * len(groups)
+    for place, home in zip(order, sorted(least_busy(load, len(groups)))):
+        homes[place] = home
+    return homes
 
 
 def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:

@@ -115,21 +115,18 @@ class WorkerProcess:
             ) from error
 
     def send(self, jobs: Sequence[Job]) -> None:
+        """Send jobs, and the numbers of ended episodes."""
         jobs_sent = [(job.number, job.episode, job.command, job.argument, job.expected) for job in jobs]
         message = pickled((self.ended_episodes, jobs_sent))
         self.ended_episodes = []
         idle = not self.pending_jobs
         self.pending_jobs += jobs
-        self._unstarted_lists.append(len(jobs))
+        if jobs:
+            self._unstarted_lists.append(len(jobs))
         self.resets += sum(job.command == "reset" for job in jobs)
         if idle and self.loaded:
             self._restart_deadline()
         self.channel.send(message)
-
-    def send_ended(self) -> None:
-        """Send the numbers of ended episodes without jobs: the next ones may come after an update only."""
-        self.channel.send(pickled((self.ended_episodes, [])))
-        self.ended_episodes = []
 
     def flush(self) -> None:
         """Send unsent bytes; progress resets the deadline of a worker without a running job."""
