@@ -52,14 +52,8 @@ def test_where_a_completion_ends(text, kept, complete):
     completion = engine._completion(sampling, ids, [-float(i) for i in range(len(ids))])
     assert tokenizer.decode(completion.ids) == kept and completion.complete is complete
     assert completion.logprobs == [-float(i) for i in range(len(completion.ids))]
-
-
-def test_without_stop_sequences_only_the_end_of_turn_ends():
-    tokenizer, engine = engine_with_tokenizer()
-    assert (
-        tokenizer.decode(engine._completion(Sampling(), tokenizer("</a> go<|im_end|>x")["input_ids"]).ids)
-        == "</a> go<|im_end|>"
-    )
+    ids = tokenizer("</a> go<|im_end|>x")["input_ids"]
+    assert tokenizer.decode(engine._completion(Sampling(), ids).ids) == "</a> go<|im_end|>", "no stop sequences"
 
 
 @pytest.mark.parametrize(
