@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from logged_walks import LINE, TASK, call, conversations, seen, write
+from logged_walks import LINE, conversations, write
 from run_g2po import outcome
 
 from g2po_trl import read_jsonl
@@ -94,19 +94,6 @@ def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["traces"]["state_key"] == "keys_of_rooms.py:indoors"
     code, text, _ = outcome(capsys, "credit", file, "--estimator", "grpo", "--output", "out")
     assert code == 0 and "first call 0.0%" in text and "--state-key" not in text, "keys make no difference to it"
-
-
-def test_similar_states_are_merged(tmp_path, capsys):
-    pytest.importorskip("datasketch")
-    door = "the door is open and you see a mug on the table next to the window in room"
-    lost = "you are lost in a wood, and it is dark, and nobody is near who can help", "the lake before you " * 4
-    lines = [
-        {"task_id": "t", "reward": n % 2, "messages": [TASK, call("x"), {**seen(""), "content": text}, call("y")]}
-        for n, text in enumerate((f"{door} 0", f"{door} 1", *lost))
-    ]
-    text = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines), "--state-key", "similar:0.85")[1]
-    assert "75.0% of calls are in a state that another episode of the task visited" in text
-    assert "after an episode's first call 50.0%" in text
 
 
 @pytest.mark.parametrize(

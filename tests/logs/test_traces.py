@@ -25,9 +25,9 @@ from logged_walks import (
 from refusals import refused
 from run_g2po import outcome
 
-from g2po_trl import StateGraph, g2po
+from g2po_trl import g2po
 from g2po_trl.credit.state_keys import merge_similar_keys
-from g2po_trl.logs.credit import credit_traces, is_shared, rows, states
+from g2po_trl.logs.credit import credit_traces, rows, states
 from g2po_trl.logs.traces import trajectories_of_file, trajectories_of_traces
 from g2po_trl.utils.images import as_picture
 from g2po_trl.view.words import action_text
@@ -168,37 +168,12 @@ def test_what_is_no_call_and_has_no_result_is_counted():
     assert states(credit).startswith("No task has two episodes with a result")
 
 
-def test_states_of_other_episodes_alone_are_shared():
-    """x is visited twice by one episode, y by two, z by one without a result and another."""
-    paths = [(1, "xyxz"), (0, "y"), (None, "z")]
-    calls = [
-        {"task": "t", "reward": reward, "calls": [{"messages": [seen(c)], "response": "go"} for c in path]}
-        for reward, path in paths
-    ]
-    graph = StateGraph.from_groups(trajectories_of_traces(calls).groups)
-    assert is_shared(graph).tolist() == [False, True, False, False, True, False]
-
-
 def test_a_state_key_takes_the_messages_of_the_request():
     def place(messages):
         return f"{len(messages)} {messages[-1]['content'][:1]}"
 
     traces = trajectories_of_traces(conversations(), place)
     assert [step.key for step in traces.trajectories[1].steps] == ["2 F", "4 c"]
-
-
-@pytest.mark.parametrize(
-    "empty", ["", "null", "OK.", "[]", '{"success": true}', "Observation: None", "exit code: 0\n"]
-)
-def test_a_call_without_a_result_is_part_of_the_state(empty):
-    """Whatever was known before: the calls after it are in the state of one situation."""
-    visits = {}
-    for reward, *results in ((1, empty, "order 7", empty, "paid"), (0, empty, "order 7", "closed", empty)):
-        messages = [TASK, *(m for n, text in enumerate(results) for m in (call(f"{text} {n}", n), seen(text, n)))]
-        line = {"task_id": "t", "reward": reward, "messages": [*messages, call("end")]}
-        for place, step in enumerate(trajectories_of_traces([line]).trajectories[0].steps):
-            visits.setdefault(step.key, []).append(place)
-    assert sorted(visits.values()) == [[0, 0], [1, 1], [2, 2], [3], [3], [4], [4]]
 
 
 def test_who_is_asked_is_part_of_the_state():
@@ -359,22 +334,6 @@ def test_calls_beside_blocks_stay(beside):
     assert one == two and "kitchen" in one[0][0] and "tools.function" not in traces.skipped
 
 
-def test_tools_are_read_by_their_own_form():
-    schema = {"type": "object", "properties": {}}
-    own = {"name": "go", "description": "Go."}
-    forms = [
-        {"type": "function", "function": {**own, "parameters": schema}},
-        {**own, "input_schema": schema},
-        {"type": "function", **own, "parameters": schema},
-    ]
-    walk = {"task_id": "mug", "reward": 8, "messages": conversation("kitchen", "mug")}
-    keys = [
-        [s.key for t in trajectories_of_traces([{**walk, "tools": [one]}]).trajectories for s in t.steps]
-        for one in forms
-    ]
-    assert keys[0] == keys[1] == keys[2]
-
-
 def test_fields_that_are_null_are_missing():
     """As writers of records leave them, in each form."""
     nulls = dict.fromkeys(
@@ -401,12 +360,6 @@ def test_a_log_in_each_of_unicodes_encodings(tmp_path, encoding):
     assert [t.task_id for t in trajectories_of_file(tmp_path / "log.jsonl").trajectories] == ["ü", "ü"]
 
 
-def test_an_earlier_response_that_is_not_in_the_log():
-    lines = list(pairs_of_items())
-    traces = trajectories_of_traces([{**lines[1], "reward": 0}, *lines[2:]])
-    assert traces.skipped["an earlier response, which is not in the log"] == 1
-
-
 def test_a_result_on_a_line_of_its_own():
     lines = [{name: value for name, value in line.items() if name != "reward"} for line in single_calls()]
     results = [{"task_id": "mug", "episode_id": name, "reward": reward} for name, (reward, _) in PATHS.items()]
@@ -420,40 +373,8 @@ def test_the_published_log_of_tau_bench_is_read_as_it_is():
     assert len(traces.trajectories[0].steps) == 1 and traces.unread == {"info": 1, "trial": 1}
 
 
-def test_arguments_without_an_end_are_text():
-    """Small models repeat themselves."""
-    message = call("x")
-    message["tool_calls"][0]["function"]["arguments"] = endless = "[" * 100_000
-    (trajectory,) = trajectories_of_traces([{**LINE, "messages": [TASK, message]}]).trajectories
-    assert endless in trajectory.steps[0].action
-
-
 def test_errors_of_a_state_key_name_the_line():
     with pytest.raises(ValueError, match="^line 1: state_key returned None; return a text or JSON data"):
         trajectories_of_traces([LINE], lambda messages: None)
     with pytest.raises(ValueError, match="^line 1: state_key raised KeyError: 'page'"):
         trajectories_of_traces([LINE], lambda messages: messages[0]["page"])
-
-
-def test_actions_are_equal_if_their_calls_are(tmp_path):
-    """Whatever was said beside the calls, and whatever their ids are."""
-    said = [{**call("x", n), "content": f"I think {n}"} for n in (1, 2)]
-    lines = [{"task_id": "t", "reward": n, "messages": [TASK, one]} for n, one in enumerate(said)]
-    traces = trajectories_of_traces([*lines, {"task_id": "t", "reward": 0, "messages": [TASK, call("y")]}])
-    one, two, other = (trajectory.steps[0] for trajectory in traces.trajectories)
-    assert one.action != two.action and one.compared_action == two.compared_action != other.compared_action
-    graph = StateGraph.from_groups(traces.groups, with_actions=True)
-    assert graph.action[0] == graph.action[1] != graph.action[2]
-
-
-def test_episodes_without_ids_may_be_on_one_line(tmp_path):
-    """As `json.dump` writes a list."""
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    episodes = [{"task_id": "t", "reward": reward, "messages": messages} for reward in (1, 0, 1)]
-    (tmp_path / "log.json").write_text(json.dumps(episodes))
-    found = trajectories_of_file(tmp_path / "log.json").trajectories
-    assert [(one.reward, one.info["episode"], one.info["line"]) for one in found] == [
-        (1, 1, 1),
-        (0, 2, 2),
-        (1, 3, 3),
-    ]

@@ -54,12 +54,6 @@ def test_by_hand():
     np.testing.assert_allclose(errors.by_group(least_visits=2), [[0, 0]])
 
 
-def test_a_group_of_one_predicts_nothing():
-    errors = left_out_errors(StateGraph.from_groups([[episode("aba", 8.0)], [episode("a", 1.0, "u", "error")]]))
-    assert errors.errors.shape == (0, len(LAMBDAS)) and errors.by_group().shape == (0, len(LAMBDAS))
-    assert best_lambda(errors.by_group(), np.zeros((1, 2))) == 1.0
-
-
 def spread_of(graph: StateGraph) -> np.ndarray:
     return same_action_spread(graph, np.zeros(len(graph.rewards), bool))
 

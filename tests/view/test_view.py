@@ -13,7 +13,6 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.utils.json import to_json
 from g2po_trl.view import Run, Sources
-from g2po_trl.view.groups import disagreements
 from g2po_trl.view.labels import state_labels
 from g2po_trl.view.server import Server
 
@@ -131,14 +130,6 @@ def test_the_overview(run):
     )
     (run / "run.json").write_text(json.dumps({"trainer": {"max_steps": 7}, "optimizer_steps_per_iteration": 2}))
     assert Run(run).overview()["planned"] == 4
-
-
-def test_the_largest_disagreement_comes_first():
-    def group(*steps):
-        return {"trajectories": [{"steps": [{"node": n, "next": m, "adv": [0, nc, ec]} for n, m, nc, ec in steps]}]}
-
-    found = disagreements([group((0, 1, -1, 1), (1, 2, 1, 2)), group((0, 1, -0.5, 3), (1, 1, -2, -1))])
-    assert [(one["group"], one["step"], one["by"]) for one in found] == [(1, 0, 3.5), (0, 0, 2)]
 
 
 def test_prompts_are_decoded_or_told(run):

@@ -10,10 +10,9 @@ from viewing import opened, press, trajectory, until
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.prompts.conversation import response_action
-from g2po_trl.runs.metrics import success_error, wins
 from g2po_trl.utils.json import write_json
-from g2po_trl.view import Run, open_folder, page
 from g2po_trl.view import index as index_module
+from g2po_trl.view import open_folder, page
 from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
 
@@ -72,13 +71,6 @@ def test_a_group_that_taught_nothing_says_why():
     assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "failed"
 
 
-def test_the_error_of_success_takes_groups_for_the_sample():
-    groups = [[trajectory("t", "h", reward) for reward in rewards] for rewards in ([1, 1, 0], [0, 1], [])]
-    groups[2] = [Trajectory("t", [], 0.0, "error", error="boom")]
-    assert success_error(map(wins, groups)) == pytest.approx((2 * (0.2**2 + 0.2**2)) ** 0.5 / 5)
-    assert success_error(map(wins, groups[:1])) is None
-
-
 def call(name, kind, given=None):
     answer = {"role": "assistant", "content": "" if name else "hm"}
     if name:
@@ -132,19 +124,6 @@ def test_a_large_run_is_a_page_and_files_that_it_loads(tmp_path, browser, monkey
     monkeypatch.undo()
     main([str(tmp_path), "--no-open"])
     assert {path.name for path in data.iterdir()} == {"mine.js"}, "now the page has all"
-
-
-def test_ten_thousand_episodes_are_small_pieces(tmp_path):
-    """By sizes: the page without its pieces, the index, and each piece. 157 iterations of 8 groups of 8 episodes."""
-    group = [trajectory("t", "habcd", 10.0 * (i % 2)) for i in range(8)]
-    for number in range(1, 158):
-        played = [replace(one, task_id=f"task {g}", group=g) for g in range(8) for one in group]
-        write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", played)
-    run = Run(tmp_path)
-    data = run.index.data()
-    assert sum(len(g["episodes"]) for one in data["iterations"] for g in one["groups"]) == 10_048
-    assert len(page._packed(data)) < 100_000 and len(data["states"]) == 5
-    assert len(page._packed(run.iteration(157))) < 20_000
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
@@ -307,12 +286,3 @@ def test_exams_of_a_taught_model_open(tmp_path, browser):
     opened(browser, (tmp_path / "view.html").as_uri())
     assert [one.text for one in browser.find_elements("css selector", "#tasks .what")] == ["Task one", "seed 7"]
     assert browser.find_elements("css selector", "#runs circle"), "success by step"
-
-
-def test_episodes_without_a_step_have_a_result(tmp_path, browser):
-    lost = Trajectory("t", [], 0.0, "failure", failure_reason="prompt too long: 9 tokens")
-    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost, lost])
-    main([str(tmp_path), "--no-open"])
-    opened(browser, (tmp_path / "view.html").as_uri())
-    said = text_of(browser, "#panel")
-    assert "taught nothing: all episodes failed" in said and "No episode took a step: there is no graph" in said

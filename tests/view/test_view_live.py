@@ -8,7 +8,6 @@ from viewing import opened, trajectory, until
 from g2po_trl import write_jsonl
 from g2po_trl.view import Run, Sources, open_folder
 from g2po_trl.view.server import Server
-from g2po_trl.view.sources import version_of
 
 
 @pytest.fixture
@@ -59,17 +58,6 @@ def test_a_run_without_trajectories_is_for_the_server_alone(run):
     with pytest.raises(ValueError, match="holds no trajectories"):
         open_folder(run)
     assert Sources(open_folder(run, live=True)).overview()["training"] is False
-
-
-def test_the_version_changes_with_every_file(run):
-    versions = [version_of([run])]
-    path = play(run, 1)
-    versions.append(version_of([run]))
-    path.write_bytes(path.read_bytes()[:-50])
-    versions.append(version_of([run]))
-    (run / "evaluations.jsonl").write_text("{}\n")
-    versions.append(version_of([run]))
-    assert len(set(versions)) == 4 and version_of([run]) == versions[-1]
 
 
 def test_the_page_follows_the_run_until_its_reader_chooses(run, address, browser):
