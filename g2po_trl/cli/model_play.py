@@ -61,11 +61,10 @@ class _Shown:
 
 def play_with_model(options: Any) -> str:
     """Play the task that the options of `g2po play` name with a run's model, and return a line on how it ended."""
-    given = [] if options.environment is None else ["--environment", options.environment]
-    given += ["--environment-options", to_json(options.environment_options)] if options.environment_options else []
-    given += ["--tasks", str(options.tasks)] if options.tasks else []
-    given += ["--max-turns", str(options.max_turns)] if options.max_turns else []
-    settings, _ = evaluate.read(["--model", options.model, *given])
+    given = {"--environment": options.environment, "--tasks": options.tasks, "--max-turns": options.max_turns}
+    given["--environment-options"] = to_json(options.environment_options) if options.environment_options else None
+    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+    settings, _ = evaluate.read(["--model", options.model, *words])
     panel = load_panel(settings)
     row = task_at(tasks_of("", options.task) if options.task else panel.rows, options.line)
     limits = EpisodeLimits.of(settings, max_turns=panel.max_turns)

@@ -10,6 +10,7 @@ from viewing import opened, press, trajectory, until
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.prompts.conversation import response_action
+from g2po_trl.runs.metrics import success_error, wins
 from g2po_trl.utils.json import write_json
 from g2po_trl.view import index as index_module
 from g2po_trl.view import open_folder, page
@@ -69,6 +70,13 @@ def test_a_group_that_taught_nothing_says_why():
     assert taught_nothing(group(10.0, 10.0, advantage=0.1)) is None, "wins of different length teach"
     unstored = [trajectory("t", "h", 0.0)] * 2
     assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "failed"
+
+
+def test_the_error_of_success_takes_groups_for_the_sample():
+    groups = [[trajectory("t", "h", reward) for reward in rewards] for rewards in ([1, 1, 0], [0, 1], [])]
+    groups[2] = [Trajectory("t", [], 0.0, "error", error="boom")]
+    assert success_error(map(wins, groups)) == pytest.approx((2 * (0.2**2 + 0.2**2)) ** 0.5 / 5)
+    assert success_error(map(wins, groups[:1])) is None
 
 
 def call(name, kind, given=None):
