@@ -25,6 +25,7 @@ import cloudpickle
 
 from ...utils.errors import G2POError
 from ...utils.masking import withheld_variables
+from ...utils.options import require
 from ..contract import Observation, StepResult, TextEnvironment
 from ..several import environments_of
 from ..validation import factory_name
@@ -77,7 +78,9 @@ class EnvironmentPool:
         except Exception as error:
             raise G2POError(
                 f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
-                "function or a functools.partial with plain data"
+                "function or a functools.partial with plain data",
+                "environment_factory",
+                environment_factory,
             ) from error
         self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
         self.pending: set[int] = set()  # slots with a pending answer
@@ -147,8 +150,7 @@ class EnvironmentPool:
         """
         self._check_open()
         groups = [object() for _ in tasks] if groups is None else list(groups)
-        if len(groups) != len(tasks):
-            raise G2POError(f"{len(tasks)} tasks and {len(groups)} groups: give one group for each task")
+        require(len(groups) == len(tasks), "groups", groups, f"give one group for each of {len(tasks)} tasks")
         sent = [(dict(task), pickled(dict(task))) for task in tasks]
         with self._ending_all_on_error():
             if not self.episodes:
@@ -174,10 +176,9 @@ class EnvironmentPool:
         """
         self._check_open()
         for slot in actions:
-            if slot in self.pending or slot in self._answers:
-                raise G2POError(f"slot {slot} has a pending answer: receive it before the next action")
-            if slot not in self.episodes:
-                raise G2POError(f"slot {slot} has no running episode: it ended, failed, or was never reset")
+            require(not self._awaits(slot), f"slot {slot}", "pending answer", "receive it before the next action")
+            remedy = "it ended, failed, or was never reset"
+            require(slot in self.episodes, f"slot {slot}", "no running episode", remedy)
         with self._ending_all_on_error():
             for slot, action in actions.items():
                 self.episodes[slot].action = action
@@ -203,8 +204,7 @@ class EnvironmentPool:
         """
         self._check_open()
         for slot in slots:
-            if slot not in self.pending and slot not in self._answers:
-                raise G2POError(f"slot {slot} has no pending answer: send an action first")
+            require(self._awaits(slot), f"slot {slot}", "no pending answer", "send an action first")
         self._wait(None, slots)
         return {slot: self._answers.pop(slot) for slot in slots}
 
@@ -239,8 +239,10 @@ class EnvironmentPool:
         self.close()
 
     def _check_open(self) -> None:
-        if not self._close.alive:
-            raise G2POError("this EnvironmentPool is closed")
+        require(self._close.alive, "EnvironmentPool", "closed", "make another one")
+
+    def _awaits(self, slot: int) -> bool:
+        return slot in self.pending or slot in self._answers
 
     def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:
         """Send pending jobs of episodes. One without a worker gets `homes[slot]`, by default the least busy worker."""

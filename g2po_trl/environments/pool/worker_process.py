@@ -55,7 +55,7 @@ def pickled(value: Any) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise G2POError(
-            f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset"
+            f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset", "tasks"
         ) from error
 
 
