@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..utils.errors import G2POError
 from ..utils.images import Picture
 from ..utils.json import to_json
+from ..utils.options import require
 from .conversation import Message, as_text, canonical, since_last_completion, without_ids
 
 MAX_SHORT = 64  # characters of new messages that are the same in many states, such as "OK" and "Nothing happens."
@@ -161,6 +161,5 @@ def _canonical_tools(tools: str, folders: tuple[str, ...]) -> bytes:
 
 def state_key_text(key: Any) -> str:
     """Return a function's key as text. `None` is refused: it would merge all states that the function ignores."""
-    if key is None:
-        raise G2POError("state_key returned None; return a text or JSON data that is equal for equal states")
+    require(key is not None, "state_key", None, "the function returned it: return a text or JSON data of the state")
     return key if isinstance(key, str) else to_json(key, sort_keys=True)

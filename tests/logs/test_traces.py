@@ -374,7 +374,7 @@ def test_the_published_log_of_tau_bench_is_read_as_it_is():
 
 
 def test_errors_of_a_state_key_name_the_line():
-    with pytest.raises(ValueError, match="^line 1: state_key returned None; return a text or JSON data"):
+    with pytest.raises(ValueError, match="^line 1: state_key is None"):
         trajectories_of_traces([LINE], lambda messages: None)
     with pytest.raises(ValueError, match="^line 1: state_key raised KeyError: 'page'"):
         trajectories_of_traces([LINE], lambda messages: messages[0]["page"])
