@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import exam_of
+from transformers import AutoTokenizer
 
 from g2po_envs.sokoban import (
     SIZES,
@@ -28,7 +29,6 @@ from g2po_envs.sokoban.tiny import (
     tiny_environment,
     tiny_model_path,
 )
-from g2po_envs.tiny.evaluation import play, summarize
 from g2po_trl import StateGraph, Step, Trajectory
 from g2po_trl.prompts.images import load_processor
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -48,15 +48,11 @@ def test_files_are_small_and_the_tokenizer_is_the_one_that_is_made():
 
 def test_it_solves_some_levels_at_both_temperatures():
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
-    rows = level_rows("small", 64, held_out=True)
+    rows, template = level_rows("small", 64, held_out=True), SOKOBAN_COMPACT_PROMPT
     for temperature in (0.4, 1.0):
-        options = {"temperature": temperature, "max_turns": MAX_TURNS, "max_completion_length": 8, "batch_size": 64}
-        template = SOKOBAN_COMPACT_PROMPT
-        played = play(model, tokenizer, tiny_environment, template, HISTORY_LENGTH, rows, **options)
-        summary = summarize(played, rows)
-        assert summary["well_formed"] > 0.97 and 0.05 < summary["success"] < 0.7, summary
+        about = (tiny_environment, rows, template, HISTORY_LENGTH, MAX_TURNS, temperature)
+        summary = exam_of(tiny_model_path(), *about, length=8)
+        assert summary["valid_action_ratio"] > 0.97 and 0.05 < summary["success_rate"] < 0.7, summary
 
 
 def test_levels_of_the_recipe_were_not_demonstrated():
