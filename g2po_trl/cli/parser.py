@@ -121,7 +121,8 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action="store_true", help="print this help")
         self.types, self.kinds, self.arguments = types, {}, {}
         fields = list(_fields(types))
-        titles = sorted({title for *_, title in fields if title}, key=lambda title: title.startswith("of "))
+        titles = dict.fromkeys(title for *_, title in fields if title)  # in the fields' order
+        titles = sorted(titles, key=lambda title: title.startswith("of "))
         groups = {title: self.add_argument_group(title) for title in titles}
         help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
         for field, hint, title in fields:
