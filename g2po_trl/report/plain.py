@@ -15,6 +15,7 @@ from ..credit.estimators.registry import row_of
 from ..runs.iterations import Iteration
 from ..runs.metrics import FEWEST, careful_error, error_of_share, wins
 from ..runs.summary import before_and_after
+from ..runs.verdict import Finding
 from ..trajectory import Trajectory
 from . import key_quality as keys
 from . import losses
@@ -68,7 +69,7 @@ def five_lines(
     numbers: dict[str, Any],
     run: dict[str, Any],
     evaluations: Sequence[dict[str, Any]] = (),
-    nothing_learned: str | None = None,
+    nothing_learned: Finding | None = None,
     folder: str | None = None,
 ) -> str:
     """Return the five lines, from the contents of analysis.json (`numbers`) and run.json.
@@ -79,29 +80,30 @@ def five_lines(
     last = iterations[-window:]
     start, end = success_of(iterations[:window]), success_of(last)
     is_log = "traces" in run
+    pair = before_and_after(evaluations) if evaluations else ()
+    evaluated = [one for one in pair if one.get("success_rate") is not None]
     row = row_of(run.get("estimator", {}).get("estimator_name", "g2po"))
     has_lambda = not is_log and row is not None and row.uses_value_lambda
     used = run.get("trainer", {}).get("value_lambda", 1.0) if has_lambda else None
     finding, advice = keys.in_short(numbers["prediction"], used)
     if nothing_learned:
-        verdict, _, to_do = nothing_learned.partition(". ")
-        verdict += "."
+        verdict, to_do = f"{nothing_learned.seen}.", nothing_learned.remedy
     elif is_log:
         verdict, to_do = f"These runs were not trained on. {finding}", advice
     else:
-        change = None if len(iterations) == 1 else _change(start, end, evaluations)
+        change = None if len(iterations) == 1 else _change(start, end, evaluated)
         verdict = f"{_learned(change)} {finding}"
         to_do = f"{_next_step(last, end, change)} {advice}".strip()
     failures = _failures(last, "" if is_log else f" in {end.where}")
-    if "losses" in numbers:
-        failures += f" {losses.in_short(numbers['losses'], None if is_log else folder)}"
     lines = {
-        "Success": _success(start, end, len(iterations), evaluations, is_log),
-        "Failures": failures,
+        "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(iterations), evaluated),
+        "Failures": f"{failures} {losses.in_short(numbers['losses'], None if is_log else folder)}",
         "Recurrence": _recurrence(numbers["iterations"], last),
         "Verdict": verdict,
         "What to do": to_do or "Nothing stands out.",
     }
+    if np.isnan(end.rate):
+        lines["Success"] = "No episode has a result."
     return "\n".join(_wrapped(name, text) for name, text in lines.items())
 
 
@@ -119,17 +121,13 @@ def _counted(iterations: Sequence[Iteration]) -> list[list[Trajectory]]:
     return [group for group in groups if group]
 
 
-def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]], is_log: bool) -> str:
-    if np.isnan(end.rate):
-        return "No episode has a result."
-    if is_log:
-        return f"{100 * end.rate:.1f} %."
+def _success(start: Success, end: Success, number: int, evaluated: Sequence[dict[str, Any]]) -> str:
     text = str(end) if number == 1 or np.isnan(start.rate) else f"{start}, {end}"
-    before, after = before_and_after(evaluations) if evaluations else ({}, {})
-    rates = [f"{100 * one['success_rate']:.1f} %" for one in (before, after) if one.get("success_rate") is not None]
-    if len(rates) == 2:
-        text += f". Evaluation: {rates[-1] if before is after else ', then '.join(rates)}"
-        text += f" of {after['episodes']} episodes" if "episodes" in after else ""
+    if len(evaluated) == 2:
+        shown = evaluated[1:] if evaluated[0] is evaluated[1] else evaluated
+        rates = [f"{100 * one['success_rate']:.1f} %" for one in shown]
+        text += f". Evaluation: {', then '.join(rates)}"
+        text += f" of {shown[-1]['episodes']} episodes" if "episodes" in shown[-1] else ""
     return f"{text}."
 
 
@@ -164,22 +162,20 @@ def _recurrence(rows: Sequence[dict[str, Any]], last: Sequence[Iteration]) -> st
     return text if counted is None else f"{text} {counted}. If it is a counter or a clock, leave it out of the keys."
 
 
-def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]]) -> Change | None:
+def _change(start: Success, end: Success, evaluated: Sequence[dict[str, Any]]) -> Change | None:
     """Return the change of success with the smaller standard error: in training or in evaluations; `None`: unknown."""
     error = float(np.hypot(start.error, end.error))
     changes = [Change(end.rate - start.rate, error, "in training, one standard error over groups")]
-    before, after = before_and_after(evaluations) if evaluations else ({}, {})
-    rates = [one.get("success_rate") for one in (before, after)]
-    numbers = [one.get("episodes", 0) for one in (before, after)]
-    if before is not after and None not in rates and min(numbers) >= FEWEST:
-        error = float(np.hypot(*(error_of_share(rate * number, number) for rate, number in zip(rates, numbers))))
-        changes.append(Change(rates[1] - rates[0], error, "in evaluations, one standard error"))
+    of_evaluations = [(one["success_rate"], one.get("episodes", 0)) for one in evaluated]
+    if len(evaluated) == 2 and evaluated[0] is not evaluated[1] and min(n for _, n in of_evaluations) >= FEWEST:
+        error = float(np.hypot(*(error_of_share(rate * number, number) for rate, number in of_evaluations)))
+        points = of_evaluations[1][0] - of_evaluations[0][0]
+        changes.append(Change(points, error, "in evaluations, one standard error"))
     known = [change for change in changes if not np.isnan(change.points + change.error)]
     return min(known, key=lambda change: change.error, default=None)
 
 
 def _learned(change: Change | None) -> str:
-    """Return whether success changed by more than its error."""
     if change is None:
         return "Too little to tell whether it learns."
     if not change.is_clear:

@@ -176,14 +176,16 @@ class ClosingVerdict(TrainerCallback):
     @property
     def text(self) -> str | None:
         """The verdict on what was played so far."""
-        return verdict(self.tally, self.estimator_name, self.penalty)
+        finding = verdict(self.tally, self.estimator_name, self.penalty)
+        return None if finding is None else str(finding)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration
         if self._warned_of_cut or state.global_step >= state.max_steps:
             return
-        if text := cut_off(self.tally):
-            self._warned_of_cut = True
+        text = None
+        if finding := cut_off(self.tally):
+            self._warned_of_cut, text = True, str(finding)
         elif played >= EARLY_VERDICT and not self._warned_early:
             self._warned_early, text = True, self.text and f"After {played} iterations: {self.text}"
         if text and state.is_world_process_zero:

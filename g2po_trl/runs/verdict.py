@@ -164,58 +164,72 @@ class Tally:
         self.__init__(**state)
 
 
-def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> str | None:
-    """Return why a run had nothing to learn from and what to do next, in a paragraph, or `None`.
+@dataclass(frozen=True)
+class Finding:
+    """What was seen, without a full stop, and what to do; as text, a paragraph."""
+
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.seen}. {self.remedy}"
+
+
+def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> Finding | None:
+    """Return why a run had nothing to learn from and what to do next, or `None`.
 
     `penalty`: `invalid_action_penalty`, by which completions of equal rewards differ.
     """
     if not tally.episodes:
         return None
     if tally.errors == tally.episodes:
-        return (
-            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. The field "
-            "`error` in trajectories/ has the reasons; `g2po check` plays the environment without a model."
+        return Finding(
+            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error",
+            "The field `error` in trajectories/ has the reasons; `g2po check` plays the environment without a model.",
         )
-    if (text := cut_off(tally)) is not None:
-        return text
+    if (finding := cut_off(tally)) is not None:
+        return finding
     faults = tally.faults()
     if faults and faults[0] is not Fault.NO_REWARD:
-        return "{}. {}".format(*tally.describe(faults[0]))
+        return Finding(*tally.describe(faults[0]))
     row = row_of(estimator)
     compares = row.compares if row else None  # an own estimator, or a critic
     if tally.unequal_groups:
         is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)
         if not is_compared or not tally.later_steps or tally.shared_steps:
             return None
-        return (
-            f"No action was compared with another in the same state: after an episode's first step, "
-            f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group. Use coarser state "
-            "keys (state_key, state_key_ignores); `g2po view` shows how states differ."
+        return Finding(
+            "No action was compared with another in the same state: after an episode's first step, "
+            f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group",
+            "Use coarser state keys (state_key, state_key_ignores); `g2po view` shows how states differ.",
         )
     groups = _all(tally.groups, "group")
     if not tally.successes:
         has_format = penalty and 0 < tally.valid < tally.completions
         what = "Nothing but the format (invalid_action_penalty)" if has_format else "Nothing"
-        return f"{what} to learn from: {groups} failed in every episode, with equal rewards. {_remedy(tally)}"
+        seen = f"{what} to learn from: {groups} failed in every episode, with equal rewards"
+        return Finding(seen, _remedy(tally))
     if tally.successes == tally.episodes - tally.errors:
-        return f"Success could not rise: {groups} succeeded in every episode, with equal rewards. Use harder tasks."
+        seen = f"Success could not rise: {groups} succeeded in every episode, with equal rewards"
+        return Finding(seen, "Use harder tasks.")
     if compares is None:  # it may learn from equal rewards of a group
         return None
-    return (
+    return Finding(
         f"Nothing to compare: in {groups} rewards were equal ({tally.successes:,} of {tally.episodes:,} episodes "
-        "succeeded). Use tasks that the model solves sometimes, or larger groups (num_generations)."
+        "succeeded)",
+        "Use tasks that the model solves sometimes, or larger groups (num_generations).",
     )
 
 
-def cut_off(tally: Tally) -> str | None:
-    """Return a sentence and a remedy if nearly all completions were cut off."""
+def cut_off(tally: Tally) -> Finding | None:
+    """Return a finding if nearly all completions were cut off."""
     if tally.cut <= NEARLY_ALL * tally.completions:
         return None
-    return (
+    return Finding(
         f"Completions do not end: {tally.cut:,} of {tally.completions:,} reached max_completion_length, so what "
-        "follows an answer is trained like the answer. Raise max_completion_length, or let completions end earlier "
-        "(stop_sequences, the tokenizer's eos_token)."
-        + (f" {_none(tally.called, tally.offered, 'completion')} called a tool." if _calls_none(tally) else "")
+        "follows an answer is trained like the answer",
+        "Raise max_completion_length, or let completions end earlier (stop_sequences, the tokenizer's eos_token)."
+        + (f" {_none(tally.called, tally.offered, 'completion')} called a tool." if _calls_none(tally) else ""),
     )
 
 

@@ -78,13 +78,6 @@ def test_intervals_are_paired_deterministic_and_as_wide_as_the_spread_of_groups(
     assert found[0].tolist() == [0, 0] and found[1, 1] < 0
 
 
-def test_a_row_without_errors_has_no_interval():
-    none = keys.row(np.zeros((9, len(LAMBDAS))), 9)
-    assert none["relative"] is None and none["interval"] is None and none["steps"] == 9
-    seven = keys.row(np.repeat([[1.0], [0.0]], [7, 9], axis=0).repeat(len(LAMBDAS), 1), 16)
-    assert seven["groups"] == 7 and seven["interval"] is None, "groups without errors make no interval"
-
-
 def test_right_keys_of_episodes_that_run_out_of_turns_look_right():
     """Sokoban's observation is the whole state, and the policy random: most episodes end by the turn limit."""
     rng, environment, groups = random.Random(0), SokobanEnvironment(), []
@@ -119,6 +112,7 @@ def test_actions_tell_that_keys_hide_something():
 @pytest.mark.parametrize(
     ("columns", "hidden", "visits", "value_lambda", "finding"),
     [
+        ({0.8: [9, 3, 0] * 3, 0.0: [10, 10, 9] * 3}, 0.0, 1, 0.8, "look right"),
         ({0.5: [8] * 9, 0.0: [9] * 9}, 0.0, 8, 0.5, "look right"),
         ({0.5: [8] * 9, 0.0: [7] * 9}, 0.0, 1, 0.0, "look right"),
         ({0.5: [8] * 9}, 0.3, 1, 1, "environment is random"),

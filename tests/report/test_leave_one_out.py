@@ -45,44 +45,12 @@ def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
     assert errors.num_steps == sum(len(t.steps) for group in groups for t in group if t.outcome != "error")
 
 
-def test_by_hand():
-    """Two episodes a b -> 8 and a b -> 0, gamma 0.5: each is predicted by the other, at both of its states."""
-    errors = left_out_errors(StateGraph.from_groups([[episode("ab", 8.0), episode("ab", 0.0)]], 0.5), (1.0, 0.0))
-    np.testing.assert_allclose(errors.errors, [[4, 4], [16, 16], [4, 4], [16, 16]])
-    assert errors.visits.tolist() == [1, 1, 1, 1] and errors.num_steps == 4
-    np.testing.assert_allclose(errors.by_group(), [[40, 40]])
-    np.testing.assert_allclose(errors.by_group(least_visits=2), [[0, 0]])
-
-
 def spread_of(graph: StateGraph) -> np.ndarray:
     return same_action_spread(graph, np.zeros(len(graph.rewards), bool))
 
 
 def recommended(graph: StateGraph) -> float:
     return best_lambda(left_out_errors(graph).by_group(), spread_of(graph))
-
-
-TRUSTED = np.array([[0.0, 1.0]])
-
-
-def chosen(columns: dict[float, list[float]], spread: np.ndarray = TRUSTED) -> float:
-    """What is not given is as at λ = 1; one prediction a group."""
-    errors = np.column_stack([columns.get(of, columns[1.0]) for of in LAMBDAS]).astype(float)
-    return best_lambda(errors, spread)
-
-
-def test_the_least_error_is_chosen_if_it_is_told_apart_from_that_of_zero():
-    assert chosen({1.0: [5, 5, 5], 0.8: [3, 3, 3.5], 0.0: [4, 4, 4]}) == 0.8
-    assert chosen({1.0: [5, 5, 5], 0.8: [9, 3, 0], 0.0: [5, 5, 4]}) == 0.0
-    assert chosen({1.0: [5, 5, 5], 0.0: [1, 1, 1]}) == 0.0
-    assert chosen({1.0: [3, 3, 3], 0.5: [4, 4, 4], 0.0: [5, 5, 5]}) == 1.0
-
-
-def test_keys_that_are_not_trusted_mean_lambda_one():
-    better = {1.0: [5, 5, 5], 0.5: [4, 4, 4], 0.0: [1, 1, 1]}
-    assert chosen(better, np.array([[0.1, 8.0], [0.05, 2.0]])) == 0.0
-    assert chosen(better, np.array([[0.5, 5.0], [0.4, 5.0]])) == 1.0
-    assert chosen(better, np.zeros((2, 2))) == 1.0, "nothing tells anything about the keys"
 
 
 def with_actions(keys: str, actions: str, reward: float, outcome: str = "failure") -> Trajectory:

@@ -51,7 +51,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
     ],
 )
 def test_what_is_said(groups, words):
-    text = verdict(tally_of(*groups))
+    text = str(verdict(tally_of(*groups)))
     assert all(word in text for word in words), text
 
 
@@ -77,15 +77,15 @@ def test_estimators_learn_from_different_things():
     assert verdict(tally_of(ALONE), "grpo") is None and verdict(tally_of(ALONE), "my_advantages") is None
     assert verdict(tally_of(WON, LOST), "rloo") and verdict(tally_of(WON, LOST), "ppo") is None
     assert verdict(tally_of(LOST, LOST), "ppo")
-    only_format = verdict(tally_of(LOST, MUTE), "g2po", penalty=0.1)
+    only_format = str(verdict(tally_of(LOST, MUTE), "g2po", penalty=0.1))
     assert only_format.startswith("Nothing but the format (invalid_action_penalty) to learn from: all 2 groups failed")
-    assert verdict(tally_of(MUTE), "g2po", penalty=0.1).startswith("Nothing to learn from")
+    assert verdict(tally_of(MUTE), "g2po", penalty=0.1).seen.startswith("Nothing to learn from")
 
 
 def test_groups_that_were_replaced_are_not_forgotten():
-    assert "all 2 groups failed" in verdict(tally_of(LOST, LOST, replaced=LOST))
-    assert "rewards were equal" in verdict(tally_of(LOST, LOST, replaced=WON))
-    assert "rewards were equal" in verdict(tally_of(WON, WON, replaced=LOST))
+    assert "all 2 groups failed" in verdict(tally_of(LOST, LOST, replaced=LOST)).seen
+    assert "rewards were equal" in verdict(tally_of(LOST, LOST, replaced=WON)).seen
+    assert "rewards were equal" in verdict(tally_of(WON, WON, replaced=LOST)).seen
 
 
 @pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
