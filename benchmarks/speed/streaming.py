@@ -74,20 +74,14 @@ class LongCompletions(OfflineVLLMEngine):
         self.asked.append((prompt, sampling, seed))
         super().submit(key, prompt, sampling, seed)
 
-    def all_at_once(self) -> int:
-        """Answer everything noted in one call. How many requests."""
-        parameters = [self._parameters(sampling, seed) for _, sampling, seed in self.asked]
-        return len(self.requests.answer([prompt for prompt, _, _ in self.asked], parameters))
-
     def all_noted(self, at_a_time: int) -> int:
         """Everything noted, without environments: when one is answered the next is asked. How many requests."""
-        left = [(prompt, self._parameters(sampling, seed)) for prompt, sampling, seed in self.asked]
-        left, number, open_requests = left[::-1], len(left), 0
+        left, number, open_requests = self.asked[::-1], len(self.asked), 0
         while left or open_requests:
             while left and open_requests < at_a_time:
-                self.requests.submit(len(left), *left.pop())
+                super().submit(len(left), *left.pop())
                 open_requests += 1
-            open_requests -= len(self.requests.step())
+            open_requests -= len(self.poll(0.0))
         return number
 
 
@@ -128,7 +122,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
                 runs["as many at a time"] = {"seconds": time.perf_counter() - clock, "steps": number}
                 engine.llm.reset_prefix_cache()
                 clock = time.perf_counter()
-                number = engine.all_at_once()
+                number = engine.all_noted(at_a_time=len(engine.asked))
                 runs["all at once"] = {"seconds": time.perf_counter() - clock, "steps": number}
                 for name, run in runs.items():
                     if repetition:

@@ -94,28 +94,29 @@ class Engine:
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         is_the_model: it uses the trainer's model, not a copy in another precision.
         returns_logprobs: completions have log-probabilities, so the loss can correct for the copy's precision.
+        images: the encoder of images in prompts (`read_images`).
         reads_text_because: why it accepts no images, and what to do. `None`: `generate` and `submit` have an argument
             `images`.
     """
 
     is_the_model = returns_logprobs = is_collective = takes_seeds = streams = False
+    images: Any = None
     reads_text_because: str | None = "this engine gets only token ids: set engine='transformers'"
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_token_ids: Iterable[int],
-        options: dict[str, Any] | None = None,
+        self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Iterable[int], options: dict[str, Any] | None = None
     ):
-        self.tokenizer = tokenizer
-        self.stop_token_ids = set(stop_token_ids)
-        self.options = options or {}
+        self.tokenizer, self.stop_token_ids, self.options = tokenizer, set(stop_token_ids), options or {}
         self._is_open = False
 
     @property
     def processing_class(self) -> Any:
         """The encoder of prompts: the tokenizer, or a processor of images and text."""
-        return self.tokenizer
+        return self.tokenizer if self.images is None else self.images.processor
+
+    def read_images(self, images: Any) -> None:
+        """Take prompts with images, by an encoder of `prompts.images`; `None`: refuse them."""
+        self.images, self.reads_text_because = images, TEXT_ONLY if images is None else None
 
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> Engine:

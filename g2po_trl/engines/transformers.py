@@ -24,53 +24,13 @@ from .stop_tokens import get_stop_token_ids
 
 if TYPE_CHECKING:
     from ..utils.images import Picture
-    from .base import GenerationModel, ImageInputs
+    from .base import GenerationModel
 
 _SHARDED = (
     "the model is sharded (FSDP, DeepSpeed): a rank without images would not take part in others' forward passes. "
     "Train with DDP"
 )
 _MASK_PLACES = 2**28  # of the mask that a generate call may make: rows x prompt tokens x prompt tokens
-
-
-def generate_batch(
-    model: torch.nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    config: GenerationConfig,
-    synced_gpus: bool = False,
-    device: torch.device | None = None,
-    record: SampledLogProbs | None = None,
-    image_inputs: ImageInputs | None = None,
-    images: Sequence[Sequence[Picture]] = (),
-) -> list[list[int]]:
-    """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
-
-    Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …)
-    is not used, because the trained probabilities do not include it. Without prompts, a dummy is generated, since with
-    sharded weights every rank must make the call; `synced_gpus` continues until all ranks are done. `record` records
-    the log-probabilities of the new tokens. With `image_inputs`, tokens that stand for images are not sampled.
-    """
-    rows, device = list(prompts) or [[config.pad_token_id]], device or model.device
-    width = max(map(len, rows))
-    input_ids = torch.tensor([[config.pad_token_id] * (width - len(ids)) + [*ids] for ids in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=device)
-    processors = [] if record is None else [record]  # before others: it records the model's own distribution
-    if image_inputs is not None:
-        processors.append(SuppressTokensLogitsProcessor(image_inputs.token_ids, device))
-    with _no_defaults(model):
-        output = model.generate(
-            input_ids=input_ids,
-            attention_mask=mask,
-            generation_config=config,
-            synced_gpus=synced_gpus,
-            tokenizer=tokenizer if config.stop_strings else None,
-            logits_processor=LogitsProcessorList(processors) if processors else None,
-            **(image_inputs(input_ids, images) if any(images) else {}),
-        )
-    if record is not None:
-        record.sampled(output[:, -1])
-    return output[: len(prompts), width:].tolist()
 
 
 class SampledLogProbs(LogitsProcessor):
@@ -128,13 +88,13 @@ class TransformersEngine(Engine):
         device: device of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
         logprobs: return log-probabilities of completions, at the sampling's temperature.
-        image_inputs: for a model that reads images, see `EngineParts`.
 
     Attributes:
         watched: a list to which prompts, completions and log-probabilities are appended. `None`: not recorded.
     """
 
     is_the_model = returns_logprobs = True
+    reads_text_because = TEXT_ONLY
 
     def __init__(
         self,
@@ -146,7 +106,6 @@ class TransformersEngine(Engine):
         device: torch.device | None = None,
         options: dict[str, Any] | None = None,
         logprobs: bool = False,
-        image_inputs: ImageInputs | None = None,
     ):
         super().__init__(tokenizer, stop_token_ids, options)
         unknown = [name for name in self.options if not hasattr(GenerationConfig(), name)]
@@ -154,13 +113,12 @@ class TransformersEngine(Engine):
         require(not unknown, "generation_kwargs", unknown, remedy)
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
-        self.read_images(image_inputs)
         self.watched: list[tuple[Sequence[int], list[int], list[float], Sequence[Picture]]] | None = None
 
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> TransformersEngine:
         args = parts.args
-        return cls(
+        engine = cls(
             parts.tokenizer,
             parts.stop_token_ids,
             parts.generation_model,
@@ -170,33 +128,21 @@ class TransformersEngine(Engine):
             device=parts.accelerator.device,
             options={"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})},
             logprobs=args.old_log_probs == "auto",
-            image_inputs=parts.image_inputs,
         )
+        engine.read_images(parts.image_inputs)
+        if parts.is_sharded:
+            engine.reads_text_because = _SHARDED
+        return engine
 
     @classmethod
     def from_model(
-        cls,
-        model: torch.nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        autocast: torch.dtype | None = None,
-        **options: Any,
+        cls, model: Any, tokenizer: PreTrainedTokenizerBase, autocast: torch.dtype | None = None, **options: Any
     ) -> TransformersEngine:
         """Return an engine for a model that is not being trained; `options` are further arguments of the class.
 
         `autocast`: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
         """
         return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
-
-    @property
-    def processing_class(self) -> Any:
-        return self.tokenizer if self.image_inputs is None else self.image_inputs.processor
-
-    def read_images(self, image_inputs: ImageInputs | None) -> None:
-        """Take prompts with images, see `EngineParts.image_inputs`; `None`: refuse them."""
-        self.image_inputs = image_inputs
-        self.reads_text_because = TEXT_ONLY if image_inputs is None else None
-        if self.is_collective:
-            self.reads_text_because = _SHARDED
 
     def to_engine(self, sampling: Sampling) -> GenerationConfig:
         """Return the `GenerationConfig` of a sampling."""
@@ -238,17 +184,8 @@ class TransformersEngine(Engine):
         with self.generation_model(config) as model:
             for rows in batches:
                 record = SampledLogProbs(sampling.temperature) if records else None
-                new = generate_batch(
-                    model,
-                    self.tokenizer,
-                    [prompts[row] for row in rows],
-                    config,
-                    synced_gpus=self.is_collective,
-                    device=self.device,
-                    record=record,
-                    image_inputs=self.image_inputs,
-                    images=[images[row] for row in rows],
-                )
+                asked, shown = [prompts[row] for row in rows], [images[row] for row in rows]
+                new = self._generate(model, config, asked, shown, record)
                 logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
                 for row, ids, of_ids in zip(rows, new, logprobs):
                     completions[row] = completion = self._completion(sampling, ids, of_ids)
@@ -256,6 +193,41 @@ class TransformersEngine(Engine):
                         self.watched.append((prompts[row], completion.ids, completion.logprobs, images[row]))
                     completion.logprobs = completion.logprobs if self.logprobs else None
         return completions
+
+    def _generate(
+        self,
+        model: torch.nn.Module,
+        config: GenerationConfig,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[Sequence[Picture]] = (),
+        record: SampledLogProbs | None = None,
+    ) -> list[list[int]]:
+        """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
+
+        Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …)
+        is not used, because the trained probabilities do not include it. Without prompts, a dummy is generated, since
+        with sharded weights every rank must make the call. Tokens that stand for images are not sampled.
+        """
+        rows, device, pad = list(prompts) or [[config.pad_token_id]], self.device or model.device, config.pad_token_id
+        width = max(map(len, rows))
+        input_ids = torch.tensor([[pad] * (width - len(ids)) + [*ids] for ids in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=device)
+        processors = [] if record is None else [record]  # before others: it records the model's own distribution
+        if self.images is not None:
+            processors.append(SuppressTokensLogitsProcessor(self.images.token_ids, device))
+        with _no_defaults(model):
+            output = model.generate(
+                input_ids=input_ids,
+                attention_mask=mask,
+                generation_config=config,
+                synced_gpus=self.is_collective,
+                tokenizer=self.tokenizer if config.stop_strings else None,
+                logits_processor=LogitsProcessorList(processors) if processors else None,
+                **(self.images(input_ids, images) if any(images) else {}),
+            )
+        if record is not None:
+            record.sampled(output[:, -1])
+        return output[: len(prompts), width:].tolist()
 
     def _batches(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Return the row numbers of each generate call: sorted by length, bounded in padded tokens.

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,10 @@ from ..utils.options import require
 from ..utils.trl_compat import gather_params_of, replaced
 from .base import Completion, EngineParts
 from .sampling import Sampling, derived_seed
-from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_params
+from .vllm_requests import RequestEngine, caches_prefixes, sampling_params
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
 
     from ..utils.images import Picture
     from .vllm_adapter import ServedAdapter
@@ -61,13 +60,13 @@ class VLLMEngine(RequestEngine):
         # A server's answers do not say what its cache held.
         self.reports_cached_tokens = is_colocated and caches_prefixes(vllm.llm)
         if self.streams:
-            self.requests = Requests(vllm.llm)
+            self.core = vllm.llm.llm_engine
             self.read_images(parts.image_inputs and parts.image_inputs.encoder)
         else:
             self.reads_text_because = _SHARED
-        if self.image_encoder is not None:
+        if self.images is not None:
             place = vllm.llm.llm_engine.model_config.model
-            if others := different_image_settings(self.image_encoder.processor, place):
+            if others := different_image_settings(self.images.processor, place):
                 self.reads_text_because = (
                     f"vLLM prepares images by the processor of {place!r}, whose {', '.join(others)} are not those of "
                     "the trainer's: save the trainer's there"
@@ -76,7 +75,6 @@ class VLLMEngine(RequestEngine):
         if is_colocated:
             set_seed(args.seed + self.accelerator.process_index // self.parallel)
         self.adapter: ServedAdapter | None = None
-        self.lora: LoRARequest | None = None
         if is_peft_model(model):
             from .adapter_weights import check_mergeable, merged_parameters
             from .vllm_adapter import ServedAdapter
@@ -133,11 +131,9 @@ class VLLMEngine(RequestEngine):
                 "vLLM still holds requests of an interrupted generation, so its prefix cache of the previous weights "
                 "cannot be reset: start again with a new trainer, in a new process"
             )
-        if self.image_encoder is not None:  # features that the previous weights made
+        if self.images is not None:  # features that the previous weights made
             vllm.llm.llm_engine.reset_encoder_cache()
         self.lora = self.adapter.load() if self.adapter else None
-        if self.streams:
-            self.requests.lora = self.lora
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
             vllm.enable_sleep_mode = False
@@ -182,7 +178,7 @@ class VLLMEngine(RequestEngine):
         """Generate through TRL's wrapper, together with all ranks that share a model or a server.
 
         The wrapper takes it that each rank brings as many prompts, so dummies fill up. It has one sampling for all
-        prompts and drops cache statistics, so its call of a colocated vLLM is replaced by `_answer`.
+        prompts and drops cache statistics, so its call of a colocated vLLM is replaced by one with a seed per prompt.
         """
         rank, vllm = self.accelerator.process_index, self.vllm
         if seeds is None and self.parallel > 1:
@@ -202,9 +198,19 @@ class VLLMEngine(RequestEngine):
             first = rank // self.parallel * self.parallel
             of_model = [of_rank for _, of_rank in ranks[first : first + self.parallel]]
             all_seeds = [seed for of_rank in of_model for seed in [*of_rank, *[0] * (number - len(of_rank))]]
-            own = slice((rank - first) * number, (rank - first + 1) * number)
-            answer = partial(self._answer, all_seeds, own, cached, vllm.llm.generate)
-            intercepted = replaced(vllm.llm, "generate", answer)
+            generate = vllm.llm.generate
+
+            def seeded(prompts: list, sampling_params: SamplingParams, **options: Any) -> list:
+                each = [sampling_params.clone() for _ in prompts]
+                for parameters, seed in zip(each, all_seeds, strict=True):
+                    parameters.seed = seed
+                options |= {} if self.lora is None else {"lora_request": self.lora}
+                outputs = generate(prompts, sampling_params=each, **options)
+                if self.reports_cached_tokens:
+                    cached.extend(output.num_cached_tokens for output in outputs[(rank - first) * number :])
+                return outputs
+
+            intercepted = replaced(vllm.llm, "generate", seeded)
         with intercepted:
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
         completions = [
@@ -214,27 +220,6 @@ class VLLMEngine(RequestEngine):
         for completion, tokens in zip(completions, cached):
             completion.cached_tokens = tokens
         return completions
-
-    def _answer(
-        self,
-        seeds: list[int],
-        own: slice,
-        cached: list[int | None],
-        generate: Callable,
-        prompts: list,
-        sampling_params: SamplingParams,
-        **options: Any,
-    ) -> list:
-        """Call `LLM.generate` with a seed per prompt and the adapter, and record cached tokens of this rank."""
-        each = [sampling_params.clone() for _ in prompts]
-        for parameters, seed in zip(each, seeds, strict=True):
-            parameters.seed = seed
-        if self.lora is not None:
-            options["lora_request"] = self.lora
-        outputs = generate(prompts, sampling_params=each, **options)
-        if self.reports_cached_tokens:
-            cached.extend(output.num_cached_tokens for output in outputs[own])
-        return outputs
 
 
 def take_free_port() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..utils.adapters import find_adapter
 from ..utils.options import require
 from .stop_tokens import get_stop_token_ids_of_checkpoint
-from .vllm_requests import RequestEngine, Requests, caches_prefixes
+from .vllm_requests import RequestEngine, caches_prefixes
 
 
 class OfflineVLLMEngine(RequestEngine):
@@ -50,7 +50,8 @@ class OfflineVLLMEngine(RequestEngine):
             tokenizer = self.llm.get_tokenizer()
             stop_token_ids = get_stop_token_ids_of_checkpoint(tokenizer, model, vllm_options.get("revision"))
             super().__init__(tokenizer, stop_token_ids, options)
-            self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
+            self.core, self.lora = self.llm.llm_engine, lora
+            self.reports_cached_tokens = caches_prefixes(self.llm)
             config = self.llm.llm_engine.model_config
             self.longest = config.max_model_len
             self.images_from = [config.tokenizer, config.model] if config.is_multimodal_model else []

@@ -106,11 +106,7 @@ class SeededBatches(Engine):
     def __init__(self, engine: Engine):
         super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)
         self.engine = engine
-        self.reads_text_because = engine.reads_text_because
-
-    @property
-    def processing_class(self) -> Any:
-        return self.engine.processing_class
+        self.images, self.reads_text_because = engine.images, engine.reads_text_because
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any

@@ -15,7 +15,7 @@ from g2po_trl import G2POConfig
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.registry import ENGINES
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.engines.transformers import TransformersEngine, generate_batch
+from g2po_trl.engines.transformers import TransformersEngine
 from g2po_trl.engines.vllm_requests import vllm_options
 from g2po_trl.rollout.strategy import STRATEGIES
 from g2po_trl.utils.choices import kwargs_help
@@ -129,14 +129,14 @@ def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, 
         assert again[0, len(prompts[0]) :].tolist() != expected[0].ids, "it would have made a difference"
 
 
-def test_generate_batch_needs_no_trainer(tiny_model_dir):
+def test_an_engine_needs_no_trainer(tiny_model_dir):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval(), build_tokenizer()
     prompts = tokenizer(["go north", "take"])["input_ids"]
-    config = TransformersEngine.from_model(model, tokenizer).to_engine(Sampling(0.0, max_completion_length=5))
-    together = generate_batch(model, tokenizer, prompts, config)
-    assert [len(ids) for ids in together] == [5, 5]
-    assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
-    assert generate_batch(model, tokenizer, [], config) == []
+    engine, sampling = TransformersEngine.from_model(model, tokenizer), Sampling(0.0, max_completion_length=5)
+    together = engine.generate(prompts, sampling)
+    assert [len(completion.ids) for completion in together] == [5, 5]
+    assert together == [engine.generate([prompt], sampling)[0] for prompt in prompts]
+    assert engine._generate(model, engine.to_engine(sampling), []) == []
 
 
 OTHERWISE = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 2.0}

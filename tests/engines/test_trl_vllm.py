@@ -8,14 +8,18 @@ from types import SimpleNamespace
 import programs
 import pytest
 import torch
+import vision_models
 from refusals import refused
+from vision_models import drawing
 
 from g2po_trl.engines import trl_vllm as vllm_engine
 from g2po_trl.engines.base import EngineParts
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.trl_vllm import VLLMEngine
-from g2po_trl.engines.vllm_requests import RequestEngine, Requests
+from g2po_trl.engines.vllm_requests import RequestEngine
+from g2po_trl.prompts.images import ImageEncoder
 from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.utils.images import as_picture
 
 
 def test_server_mode_with_unequal_numbers_of_prompts():
@@ -50,7 +54,7 @@ class RecordingVLLM:
     def __init__(self, prefix_caching=True, tensor_parallel_size=1):
         self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
         self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
-        self.requests, self.parameters, self.adapters = {}, [], []
+        self.requests, self.parameters, self.adapters, self.media = {}, [], [], []
         cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
         self.llm = SimpleNamespace(
             wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
@@ -68,6 +72,7 @@ class RecordingVLLM:
 
     def add_request(self, name, prompt, parameters, lora_request):
         self.requests[name] = prompt["prompt_token_ids"]
+        self.media.append(prompt.get("multi_modal_data"))
         self.adapters.append(lora_request)
         self.parameters.append(parameters)
 
@@ -121,17 +126,17 @@ def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_module, ranks):
-    engine, asked = engine_of(RecordingVLLM(tensor_parallel_size=ranks)), []
+    vllm, image = RecordingVLLM(tensor_parallel_size=ranks), SimpleNamespace(open=lambda: "pixels")
+    engine = engine_of(vllm)
     if ranks > 1:
         with refused("images"):
-            engine.generate([[1]], Sampling(), [5], images=[["image"]])
+            engine.generate([[1]], Sampling(), [5], images=[[image]])
         return
-    engine._request = lambda prompt, sampling, seed, images: (
-        asked.append((prompt, seed, images)) or (prompt, SharedParams())
-    )
-    with engine.rollout():
-        engine.generate([[1], [2, 2]], Sampling(), [5, 6], images=[["image"], []])
-    assert asked == [([1], 5, ["image"]), ([2, 2], 6, [])]
+    engine.images = SimpleNamespace(token_ids=[3], unexpanded=lambda prompt, images: [3, *prompt])
+    engine._read = lambda prompt, sampling, output: prompt
+    assert engine.generate([[1], [2, 2]], Sampling(), [5, 6], images=[[image], []]) == [[1], [2, 2]]
+    assert vllm.media == [{"image": ["pixels"]}, None]
+    assert [parameters.seed for parameters in vllm.parameters] == [5, 6]
 
 
 @pytest.mark.parametrize("others", [[], ["image_mean"]])
@@ -192,7 +197,7 @@ def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
 def test_a_vllm_that_is_not_trained_forgets_an_interrupted_rollout(vllm_module):
     vllm = RecordingVLLM()
     engine = RequestEngine(SimpleNamespace(decode=lambda ids: ""), [7])
-    engine.requests = Requests(vllm.llm)
+    engine.core = vllm.llm.llm_engine
     with pytest.raises(RuntimeError, match="broken"), engine.rollout():
         engine.submit(3, [1], Sampling(), seed=3)
         raise RuntimeError("broken")
@@ -274,3 +279,42 @@ def test_hit_fraction_over_ranks():
     assert RolloutStats.over_ranks(ranks).metrics()["rollout/prefix_cache_hit_fraction"] == 0.25
     assert ranks[1].metrics()["rollout/prefix_cache_hit_fraction"] == 0
     assert "rollout/prefix_cache_hit_fraction" not in ranks[2].metrics()
+
+
+SHOWN = [as_picture(drawing(seed, 24 * seed)) for seed in (1, 2)]
+
+
+class Core:
+    """vLLM's engine, which completes every request at once, and reads these ids in place of its prompt."""
+
+    def __init__(self, reads):
+        self.reads, self.asked = reads, {}
+
+    def add_request(self, name, prompt, parameters, lora_request):
+        self.asked[name] = prompt, parameters
+
+    def step(self):
+        output = SimpleNamespace(token_ids=[5, 1], logprobs=None)
+        common = {"outputs": [output], "prompt_token_ids": self.reads, "finished": True}
+        return [SimpleNamespace(request_id=name, **common) for name in self.asked]
+
+
+def test_an_image_is_one_token_and_what_vllm_makes_of_it_is_compared(vllm_module):
+    encoder = ImageEncoder(vision_models.FAMILIES["Qwen2.5-VL"]()[0])
+    text = f"a {encoder.token}b{encoder.token}"
+    ids = encoder.ids([text], SHOWN)
+    engine = RequestEngine(encoder.processor.tokenizer, [1], {"logit_bias": {7: 1.0}})
+    engine.core = Core(ids)
+    assert engine.reads_text_because is not None
+    engine.read_images(encoder)
+    assert engine.reads_text_because is None and engine.processing_class is encoder.processor
+    engine.submit(3, ids, Sampling(), 5, images=SHOWN)
+    ((asked, parameters),) = engine.core.asked.values()
+    assert asked["prompt_token_ids"] == encoder.processor.tokenizer(text)["input_ids"]
+    assert [image.size for image in asked["multi_modal_data"]["image"]] == [(24, 16), (48, 16)]
+    assert parameters.seed == 5 and parameters.logit_bias == {7: 1.0, **dict.fromkeys(encoder.token_ids, -100.0)}
+    assert engine.poll(0)[3].ids == [5, 1]
+    engine.core = Core(ids[1:])
+    engine.submit(4, ids, Sampling(), images=SHOWN)
+    with refused("processing_class"):
+        engine.poll(0)

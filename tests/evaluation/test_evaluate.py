@@ -342,11 +342,11 @@ def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch)
     (game / "tasks.jsonl").write_text('{"number": 0}\n' * 12)
     calls = []
 
-    def answer(model, tokenizer, prompts, config, **kwargs):
+    def answer(engine, model, config, prompts, *rest):
         calls.append(len(prompts))
-        return [[tokenizer.eos_token_id]] * len(prompts)
+        return [[engine.tokenizer.eos_token_id]] * len(prompts)
 
-    monkeypatch.setattr("g2po_trl.engines.transformers.generate_batch", answer)
+    monkeypatch.setattr("g2po_trl.engines.transformers.TransformersEngine._generate", answer)
     main([*flags(game), "--model", str(model), "--batch-size", "8", "--max-completion-length", "20000"])
     assert calls == [8, 4]
 

@@ -15,7 +15,7 @@ from letter_trainer import make_config
 
 from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.agents.agent import AgentEnvironment
-from g2po_trl.engines import transformers as generation
+from g2po_trl.engines.transformers import TransformersEngine
 
 
 class DrawnRoomsEnvironment(LetterEnvironment):
@@ -138,13 +138,13 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
 
 def watch_generation() -> list[list[int]]:
     """From now on: the lengths of each generate call's prompts."""
-    calls, generate_batch = [], generation.generate_batch
+    calls, generate = [], TransformersEngine._generate
 
-    def watched(model, tokenizer, prompts, *args, **kwargs):
+    def watched(engine, model, config, prompts, *args):
         calls.append([len(prompt) for prompt in prompts])
-        return generate_batch(model, tokenizer, prompts, *args, **kwargs)
+        return generate(engine, model, config, prompts, *args)
 
-    generation.generate_batch = watched
+    TransformersEngine._generate = watched
     return calls
 
 

@@ -206,7 +206,7 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trajectories, _ = trainer.play([{"seed": seed} for seed in (1, 1, 2, 2)])
     steps = [step for one in trajectories for step in one.steps]
     result = {"logs": logs, "weight_differences": differences, "shown": [len(step.shown_images) for step in steps]}
-    result["off"] = off_from_the_model(trainer, steps, engine.image_encoder.token_ids)
+    result["off"] = off_from_the_model(trainer, steps, engine.images.token_ids)
     result["serves_adapter"] = serves_adapter(trainer)
     trainer.close()
     return result
@@ -223,7 +223,7 @@ def offline_images(folder: str, mode: str, rank: int, ranks: int) -> dict:
     (made,) = chat.engine.generate([ids], Sampling(max_completion_length=8), [7], images=[shown])
     step = SimpleNamespace(prompt_ids=ids, completion_ids=made.ids, logprobs=made.logprobs, shown_images=shown)
     loaded = SimpleNamespace(processing_class=chat.engine.processing_class, model=load_model(path))
-    off = off_from_the_model(loaded, [step], chat.engine.image_encoder.token_ids)
+    off = off_from_the_model(loaded, [step], chat.engine.images.token_ids)
     chat.close()
     return {"off": off, "shown": [2]}
 
