@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,6 @@ from ..utils.options import require
 from .conversation import Message, joined_content
 from .images import content_blocks
 
-_SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
 MARK = "\ufdd0\ufdd1"  # inside a special token's name that is only text; Unicode assigns these to no character
 
 
@@ -56,6 +56,7 @@ class ChatTemplate:
         passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
         self._passed_template = template if passed else None
         self.reserved: list[str] = []
+        self._shown: dict[tuple[str, ...], bool] = {}
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
@@ -70,23 +71,23 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
         messages, tools = self.as_text(list(messages)), self.as_text(tools)
-        late = int(any(message["role"] == "user" for message in messages))  # a system message may only be the first
-        if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
+        late = any(message["role"] == "user" for message in messages)  # a system message may only be the first
+        if any(message["role"] == "system" for message in messages[late:]) and not self._shows_system(late):
             messages[late:] = [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[late:]]
-        if messages[0]["role"] == "system" and not self._accepts_system:
-            messages = merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
+        if messages[0]["role"] == "system" and not self._shows("system", "user"):
+            messages = merge_same_roles([{"role": "user", "content": messages[0]["content"]}, *messages[1:]], until=2)
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
-        if repeated and not self._accepts_repeated_roles:
+        if repeated and not self._shows("user", "user"):
             messages = merge_same_roles(messages)
         return self._render(messages, *self._form, tools, add_generation_prompt)
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
         """Return whether contents must be lists of blocks, and whether a system message is required."""
-        first_error = None
+        first_error, (asked,) = None, _probe("user")
         for form in ((False, False), (True, False), (False, True), (True, True)):
             try:
-                if _USER in self._render([_message("user", _USER)], *form):
+                if asked["content"] in self._render([asked], *form):
                     return form
             except Exception as error:  # templates raise errors of any class
                 first_error = first_error or error
@@ -97,33 +98,29 @@ class ChatTemplate:
             "chat_template",
         ) from first_error
 
-    @cached_property
-    def _accepts_system(self) -> bool:
-        return self._shows([_message("system", _SYSTEM), _message("user", _USER)])
+    def _shows(self, *roles: str) -> bool:
+        """Return whether the template writes all of a conversation with these roles."""
+        if roles not in self._shown:
+            self._shown[roles] = False
+            with suppress(Exception):  # templates raise errors of any class
+                text = self._render(_probe(*roles), *self._form)
+                self._shown[roles] = all(message["content"] in text for message in _probe(*roles))
+        return self._shown[roles]
 
-    @cached_property
-    def _accepts_repeated_roles(self) -> bool:
-        return self._shows([_message("user", _USER), _message("user", _SECOND)])
-
-    @cached_property
-    def _accepts_late_system(self) -> tuple[bool, bool]:
-        """Return whether a system message may be the only message, and whether it may follow others.
+    def _shows_system(self, late: bool) -> bool:
+        """Return whether a system message may be the only one or, if `late`, follow others.
 
         Some templates write only the last system message, in the place of the first.
         """
-        first = [_message("system", _SYSTEM)]
-        others = [*first * self._accepts_system, _message("user", _USER), _message("assistant", _SECOND)]
-        return self._shows(first), self._shows([*others, _message("system", _LATE)])
+        before = ["system"] * self._shows("system", "user") + ["user", "assistant"]
+        return self._shows(*before * late, "system")
 
     @cached_property
     def sample(self) -> str:
         """A short conversation as the template writes it; "" if it cannot."""
-        messages = [_message("user", _USER), _message("assistant", _SECOND), _message("user", _LATE)]
-        for some in ([_message("system", _SYSTEM), *messages], messages, messages[:1]):
-            try:
-                return self(some)
-            except Exception:  # templates raise errors of any class
-                continue
+        for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",)):
+            with suppress(Exception):  # templates raise errors of any class
+                return self(_probe(*roles))
         return ""
 
     def as_text(self, value: Any) -> Any:
@@ -137,13 +134,6 @@ class ChatTemplate:
             return [self.as_text(part) for part in value]
         return value
 
-    def _shows(self, messages: list[Message]) -> bool:
-        try:
-            text = self._render(messages, *self._form)
-        except Exception:  # templates raise errors of any class
-            return False
-        return all(message["content"] in text for message in messages)
-
     def _render(
         self,
         messages: list[Message],
@@ -153,7 +143,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         if needs_system and messages[0]["role"] != "system":
-            messages = [_message("system", ""), *messages]
+            messages = [{"role": "system", "content": ""}, *messages]
         messages = [{**m, "content": content_blocks(m)} if as_blocks or "images" in m else m for m in messages]
         messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
         options = {"chat_template": self._passed_template} if self._passed_template else {}
@@ -176,5 +166,6 @@ def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> l
     return joined
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+def _probe(*roles: str) -> list[Message]:
+    """Return a conversation of words that no template trims or writes itself."""
+    return [{"role": role, "content": f"Q{number}{role}q"} for number, role in enumerate(roles)]

@@ -69,7 +69,7 @@ class ChatRequest:
             _need(valid, name, getattr(self, name), wanted)
         vars(self).update(
             messages=normalize_messages(self.messages),
-            tools=_plain(tools, "tools") if tools else None,
+            tools=plain(tools, "tools") if tools else None,
             stop=tuple(_text(text, "stop") for text in stop),
         )
 
@@ -202,7 +202,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     is_named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
     _need(is_named, where, call, "a function with a name")
-    arguments = _plain(_read_arguments(function.get("arguments")), where)
+    arguments = plain(_read_arguments(function.get("arguments")), where)
     normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
 
@@ -214,30 +214,25 @@ def _read_arguments(arguments: Any) -> Any:
             read = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             return arguments
-        arguments = arguments if is_deeper(read, MAX_DEPTH) else read
+        arguments = arguments if _is_deeper(read, MAX_DEPTH) else read
     return {} if arguments is None else arguments
 
 
-def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tool calls as plain JSON. Raises `G2POError` if they are more than `MAX_DEPTH` levels deep."""
-    return _plain(list(calls), "a call")
-
-
-def _plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str) -> Any:
     """Return a value as plain JSON data without lone surrogates, at most `MAX_DEPTH` levels deep."""
     if isinstance(value, str):
         return _text(value, where)
     with suppress(RecursionError):
-        plain = json.loads(to_json(value))
-        if not is_deeper(plain, MAX_DEPTH):
-            return plain
+        read = json.loads(to_json(value))
+        if not _is_deeper(read, MAX_DEPTH):
+            return read
     raise G2POError(f"{where} is nested more than {MAX_DEPTH} levels deep: flatten it", where.partition("[")[0])
 
 
-def is_deeper(value: Any, levels: int) -> bool:
+def _is_deeper(value: Any, levels: int) -> bool:
     """Return whether lists and objects are nested in more levels."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return any(isinstance(part, (dict, list)) and (not levels or is_deeper(part, levels - 1)) for part in parts)
+    return any(isinstance(part, (dict, list)) and (not levels or _is_deeper(part, levels - 1)) for part in parts)
 
 
 def _text(value: Any, where: str) -> str:

@@ -21,7 +21,7 @@ from .chat_template import get_chat_template
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
 from .fitting import PromptTooLongError, cut_middle, cut_to_fit
 from .tokenization import ChatEncoder
-from .tool_format import make_tool_format
+from .tool_format import Tools, make_tool_format
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,10 @@ class Transcript:
 
     ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     dropped: int = 0
+
+    def add(self, prompt: ConversationPrompt, tools: Tools, answer: Message, ids: Sequence[int]) -> None:
+        """Record a completion's ids, as far as `answer` shows them: prompts that continue it begin with them."""
+        self.ids[prefix_digests([*prompt.messages, answer], tools)[-1]] = prompt.ids, ids
 
 
 @dataclass(frozen=True)
@@ -158,20 +162,8 @@ class ConversationEncoder:
             )
         return prompt
 
-    def answered(
-        self,
-        prompt: ConversationPrompt,
-        tools: list[dict[str, Any]] | None,
-        answer: Message,
-        completion_ids: Sequence[int],
-        transcript: Transcript,
-    ) -> None:
-        """Record a completion's ids, as far as `answer` shows them: prompts that continue it begin with them."""
-        digest = prefix_digests([*prompt.messages, answer], tools)[-1]
-        transcript.ids[digest] = prompt.ids, completion_ids
-
     def _build(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
+        self, messages: list[Message], tools: Tools, transcript: Transcript, truncated: bool
     ) -> ConversationPrompt:
         digests = prefix_digests(messages, tools) if transcript.ids else []
         for known in range(len(digests) - 2, 1, -1):
@@ -193,8 +185,8 @@ class ConversationEncoder:
             raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
         return ConversationPrompt(ids, text, messages, 0, truncated)
 
-    def _text_of_all(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        messages = one_call_each(messages) if self._renders_one_call else messages
+    def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
+        messages = one_call_each(messages) if self.tools.native and not self._renders_several_calls else messages
         with suppress(Exception):  # templates raise errors of any class
             return self._text(messages, tools)
         return self._text(with_objects(messages), tools)
@@ -229,9 +221,7 @@ class ConversationEncoder:
         missing_end = before_ids[-1:] if ends and not ended else []
         return missing_end + added, self.encode.tokenizer.decode(added)
 
-    def _text(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool = True
-    ) -> str:
+    def _text(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool = True) -> str:
         return self.encode.text(*self.tools.render(messages, tools), add_generation_prompt)
 
     def _continues(self) -> list[bool]:
@@ -242,19 +232,14 @@ class ConversationEncoder:
         return [self._continuation(*turn, ended=True) is not None for turn in turns]
 
     @cached_property
-    def _renders_one_call(self) -> bool:
-        """Whether the template renders only one call per message: it rejects or omits others."""
-        if not self.tools.native:
-            return False
-        try:
+    def _renders_several_calls(self) -> bool:
+        """Whether the template renders several calls in a message: others reject or omit all but one."""
+        with suppress(Exception):  # templates raise errors of any class
             text = self._text([_USER, _calling("Qoneq", "Qtwoq")], None, False)
-        except Exception:  # templates raise errors of any class
-            return True
-        return "Qoneq" not in text or "Qtwoq" not in text
+            return "Qoneq" in text and "Qtwoq" in text
+        return False
 
-    def _cut_longest(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, max_length: int
-    ) -> ConversationPrompt:
+    def _cut_longest(self, messages: list[Message], tools: Tools, max_length: int) -> ConversationPrompt:
         """Return the prompt with messages cut in the middle to the longest length that fits, found by bisection.
 
         The system message and those with images stay.
@@ -279,15 +264,14 @@ class ConversationEncoder:
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which one with several calls is split, with each call followed by its result."""
-    split: list[Message] = []
-    rest = list(messages)
+    split, rest = [], list(messages)
     while rest:
         message = rest.pop(0)
         if len(calls := message.get("tool_calls", ())) < 2:
             split.append(message)
             continue
         results = list(takewhile(lambda later: later["role"] == "tool", rest))
-        rest = rest[len(results) :]
+        del rest[: len(results)]
         for call in calls:
             asks = message if call is calls[0] else {"role": "assistant", "content": ""}
             split.append({**asks, "tool_calls": [call]})

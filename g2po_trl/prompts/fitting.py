@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,22 +91,12 @@ def cut_to_fit(
     """
     room = max_length - of_images
     while True:
-        keep = longest_that_fits(size, room, keep)
+        if size(keep) > room:  # the highest number that fits, by bisection; 0 is not tried
+            keep -= bisect_left(range(keep, 0, -1), True, key=lambda fewer: size(fewer) <= room)
         prompt = build(keep)
         if len(prompt.ids) <= max_length or not keep:
             return prompt
         room -= len(prompt.ids) - max_length  # texts beside images became other tokens
-
-
-def longest_that_fits(size: Callable[[int], int], room: int, longest: int) -> int:
-    """Return the highest number of characters that fits, up to `longest`, by bisection; 0 is not tried."""
-    if size(longest) <= room:
-        return longest
-    low, high = 0, longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if size(middle) <= room else (low, middle - 1)
-    return low
 
 
 def cut_middle(text: str, keep: int) -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from .chat_template import get_chat_template, get_tokenizer
-from .conversation import Message, plain_calls
+from .conversation import Message, plain
 from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
 
 Tools = list[dict[str, Any]] | None
@@ -68,7 +68,7 @@ class NativeTools:
             return _parse_prose(text) if tools else (_without_thought(text), True)
         try:
             read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
-            calls = plain_calls(read.get("tool_calls") or ())
+            calls = plain(list(read.get("tool_calls") or ()), "a call")
         except (ValueError, RecursionError):
             return {"role": "assistant", "content": text.strip()}, not tools
         if calls and not tools:  # the agent asked for a text, and reads nothing else
@@ -126,7 +126,7 @@ def _parse_prose(text: str) -> tuple[Message, bool]:
         return message, True
     try:
         functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
-        calls = plain_calls({"type": "function", "function": function} for function in functions)
+        calls = plain([{"type": "function", "function": function} for function in functions], "a call")
     except ValueError:
         return message, False
     return message | {"content": CALL.sub("", message["content"]).strip(), "tool_calls": calls}, True

@@ -63,7 +63,7 @@ class Conversations:
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
         if (shown := self._before_stop(completion.ids, request.stop)) is not None:
-            self.encoder.answered(prompt, request.tools, answer, shown, episode.transcript)
+            episode.transcript.add(prompt, request.tools, answer, shown)
         return episode.step(action, text, valid=valid, **fields)
 
     def _before_stop(self, ids: Sequence[int], stops: tuple[str, ...]) -> Sequence[int] | None:

@@ -30,7 +30,7 @@ def play(encoder, tokenizer, completion, answer, new, messages=TASK, tools=None)
         *tokenizer(completion, add_special_tokens=False)["input_ids"],
         (stop_ids(tokenizer) or [tokenizer.eos_token_id])[0],
     ]
-    encoder.answered(first, tools, answer, ids, transcript)
+    transcript.add(first, tools, answer, ids)
     return first, ids, encoder.prompt(ChatRequest([*messages, answer, *new], tools), transcript)
 
 
@@ -257,7 +257,7 @@ def test_prompt_continues_the_longest_known_conversation_and_else_is_rendered(qw
         assert expected is None or prompt.ids[: len(expected)] == expected
         ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         answer = {"role": "assistant", "content": text}
-        encoder.answered(prompt, None, answer, ids, transcript)
+        transcript.add(prompt, None, answer, ids)
         expected, messages = prompt.ids + ids, [*messages, answer, user]
     assert encoder.prompt(ChatRequest(messages), transcript).continues == 6
     assert (
@@ -277,7 +277,7 @@ def test_completion_without_its_end_is_ended(qwen):
     transcript = Transcript()
     prompt = encoder.prompt(ChatRequest(TASK), transcript)
     ids, answer = tokenizer("cut off")["input_ids"], {"role": "assistant", "content": "cut off"}
-    encoder.answered(prompt, None, answer, ids, transcript)
+    transcript.add(prompt, None, answer, ids)
     new = [*TASK, answer, {"role": "user", "content": "go on"}]
     continued = encoder.prompt(ChatRequest(new), transcript)
     assert continued.ids[: len(prompt.ids) + len(ids) + 1] == [*prompt.ids, *ids, tokenizer.eos_token_id]
@@ -304,9 +304,7 @@ def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
         dropped.append(transcript.dropped)
         continued.append(prompt.continues > 0)
         answer = {"role": "assistant", "content": f"act {turns}"}
-        encoder.answered(
-            prompt, None, answer, [*tokenizer(f"act {turns}")["input_ids"], tokenizer.eos_token_id], transcript
-        )
+        transcript.add(prompt, None, answer, [*tokenizer(f"act {turns}")["input_ids"], tokenizer.eos_token_id])
     assert dropped[:8] == [0] * 8 and dropped[8] >= 2 and dropped == sorted(dropped)
     assert [not c for c in continued].count(True) == 1 + len(set(dropped)) - 1, "afresh at first, and where turns went"
     with refused("max_prompt_length"):
@@ -344,7 +342,7 @@ def test_text_between_turns_without_an_end_token_is_kept():
     answer, new = {"role": "assistant", "content": "hm"}, [{"role": "user", "content": "go"}]
     transcript = Transcript()
     first = encoder.prompt(ChatRequest(new), transcript)
-    encoder.answered(first, None, answer, tokenizer(" hm")["input_ids"], transcript)
+    transcript.add(first, None, answer, tokenizer(" hm")["input_ids"])
     second = encoder.prompt(ChatRequest([*new, answer, *new]), transcript)
     assert second.continues == 1
     assert tokenizer.decode(second.ids) == "user: go\nassistant: hm\nuser: go\nassistant:"

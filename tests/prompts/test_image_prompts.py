@@ -168,7 +168,7 @@ def test_kinds_of_tokens_are_those_of_the_processor():
     asked = [{"role": "user", "content": [text("a"), image(FIRST)]}]
     prompt = encoder.prompt(ChatRequest(asked), transcript)
     answer, written = {"role": "assistant", "content": "go"}, [70, 78, 257]
-    encoder.answered(prompt, None, answer, written, transcript)
+    transcript.add(prompt, None, answer, written)
     second = encoder.prompt(ChatRequest([*asked, answer, {"role": "user", "content": [image(SECOND)]}]), transcript)
     assert second.continues and second.ids[: len(prompt.ids) + 3] == [*prompt.ids, *written]
     assert second.images == [FIRST, SECOND]
