@@ -223,7 +223,7 @@ class G2POTrainer(GRPOTrainer):
         self.update = self.make_update()
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
-        self.verdict = ClosingVerdict(self.tally, self.estimator_name, args.invalid_action_penalty)
+        self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         template, accelerator = setup.prompt_template, self.accelerator
         actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, setup.history)
         on_any = partial(any_rank, accelerator)

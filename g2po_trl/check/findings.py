@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..runs.verdict import WORDING, Fault
+from ..runs.verdict import Fault
 
 LEVELS = ("error", "warning", "ok")
 _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end within {turns} turns"
@@ -129,10 +129,10 @@ class Kind(Enum):
     )
     ENDINGS = Wording("episodes that ended for another reason than their rewards: {reasons}")
     # The environment's faults of the diagnosis that the end of training and reports read
-    DIFFERENT_STARTS = Wording(*WORDING[Fault.DIFFERENT_STARTS])
-    CONTEXT_OVERFLOW = Wording(*WORDING[Fault.CONTEXT_OVERFLOW], is_final=True)
-    SINGLE_STATE = Wording(*WORDING[Fault.SINGLE_STATE])
-    NO_REWARD = Wording(*WORDING[Fault.NO_REWARD])
+    DIFFERENT_STARTS = Wording(*Fault.DIFFERENT_STARTS.wording)
+    CONTEXT_OVERFLOW = Wording(*Fault.CONTEXT_OVERFLOW.wording, is_final=True)
+    SINGLE_STATE = Wording(*Fault.SINGLE_STATE.wording)
+    NO_REWARD = Wording(*Fault.NO_REWARD.wording)
     # Agents
     FAILED_AGENT = Wording("{who} {failure} ({count} of {failures} failed episodes)")
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")

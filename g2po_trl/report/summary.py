@@ -74,5 +74,4 @@ def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Tr
         everyone = [t for group in iteration.groups for t in group]
         tally.add([[record(t) for t in group] for group in iteration.groups], Summary.of(everyone))
     tally.add([], Summary.of(replaced), [record(t) for t in replaced])
-    penalty = run.get("trainer", {}).get("invalid_action_penalty", 0.0)
-    return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"), penalty)
+    return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))

@@ -18,7 +18,7 @@ from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
 from ..utils.show import WIDTH, printable
 from .metrics import METRICS
-from .verdict import Tally, cut_off, verdict
+from .verdict import Cause, Tally, verdict
 
 EARLY_VERDICT = 5  # iterations
 PATIENCE = 5  # log lines without the format
@@ -164,19 +164,19 @@ class ClosingVerdict(TrainerCallback):
     """Prints the verdict, if there is one, when training ends and once before, since a run may take days.
 
     Args:
-        tally: tally of the run. estimator_name, penalty: see `verdict`.
+        tally: tally of the run. estimator_name: see `verdict`.
 
     `waits`: the caller of `train` prints `text` later.
     """
 
-    def __init__(self, tally: Tally, estimator_name: str, penalty: float = 0.0):
-        self.tally, self.estimator_name, self.penalty, self.waits = tally, estimator_name, penalty, False
+    def __init__(self, tally: Tally, estimator_name: str):
+        self.tally, self.estimator_name, self.waits = tally, estimator_name, False
         self._warned_early = self._warned_of_cut = False
 
     @property
     def text(self) -> str | None:
         """The verdict on what was played so far."""
-        finding = verdict(self.tally, self.estimator_name, self.penalty)
+        finding = verdict(self.tally, self.estimator_name)
         return None if finding is None else str(finding)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -184,8 +184,8 @@ class ClosingVerdict(TrainerCallback):
         if self._warned_of_cut or state.global_step >= state.max_steps:
             return
         text = None
-        if finding := cut_off(self.tally):
-            self._warned_of_cut, text = True, str(finding)
+        if Cause.CUT_OFF.holds(self.tally):
+            self._warned_of_cut, text = True, str(Cause.CUT_OFF.finding(self.tally))
         elif played >= EARLY_VERDICT and not self._warned_early:
             self._warned_early, text = True, self.text and f"After {played} iterations: {self.text}"
         if text and state.is_world_process_zero:

@@ -6,52 +6,17 @@ A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
+from enum import Enum
 
 from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord
 from .metrics import Summary
 
-ALMOST_NONE, NEARLY_ALL = 0.01, 0.9  # of completions or actions
+ALMOST_NONE, MOST, NEARLY_ALL = 0.01, 0.5, 0.9  # of completions, actions, groups or episodes
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
 OVERFLOW = "context overflow"  # failure reason of a prompt that exceeds the model's context
-MOST = 0.5  # of groups or episodes
-
-
-class Fault(StrEnum):
-    """A fault of an environment, in the order in which they are named."""
-
-    DIFFERENT_STARTS = "different_starts"
-    CONTEXT_OVERFLOW = "context_overflow"
-    SINGLE_STATE = "single_state"
-    NO_REWARD = "no_reward"
-
-
-# What was seen, with counts of a `Tally`, and what to do.
-WORDING = {
-    Fault.DIFFERENT_STARTS: (
-        "{different_starts:,} of {groups:,} groups began in different states, so their episodes cannot be compared",
-        "Make reset deterministic in the task's columns, and leave times and random names out of the first "
-        "observation or its state_key.",
-    ),
-    Fault.CONTEXT_OVERFLOW: (
-        "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
-        "Lower max_prompt_length so that prompt and completion fit, shorten observations, or use a model with a "
-        "longer context.",
-    ),
-    Fault.SINGLE_STATE: (
-        "{single_states:,} of {groups:,} groups have one state only, so no action is told from another by where it "
-        "leads",
-        "Show in the observation or the state_key what an action changes.",
-    ),
-    Fault.NO_REWARD: (
-        "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
-        "Check that the environment pays for success: let an expert play (`g2po check`), or play yourself "
-        "(`g2po play`).",
-    ),
-}
 
 
 @dataclass
@@ -138,18 +103,7 @@ class Tally:
 
     def faults(self) -> list[Fault]:
         """Return the environment's faults, the first to correct first."""
-        seen = {
-            Fault.DIFFERENT_STARTS: self.different_starts > MOST * self.groups,
-            Fault.CONTEXT_OVERFLOW: self.overflows > MOST * self.counted,
-            Fault.SINGLE_STATE: self.single_states > MOST * self.groups,
-            Fault.NO_REWARD: not self.rewarded and self.ended > MOST * self.counted,
-        }
-        return [fault for fault in Fault if seen[fault]]
-
-    def describe(self, fault: Fault) -> tuple[str, str]:
-        """Return what was seen of a fault, and what to do, as sentences without and with a full stop."""
-        text, remedy = WORDING[fault]
-        return text.format(**vars(self), counted=self.counted), remedy
+        return [fault for fault in Fault if fault.holds(self)]
 
     def restart(self) -> None:
         """Reset all counts: training starts again."""
@@ -175,99 +129,119 @@ class Finding:
         return f"{self.seen}. {self.remedy}"
 
 
-def verdict(tally: Tally, estimator: str = "g2po", penalty: float = 0.0) -> Finding | None:
-    """Return why a run had nothing to learn from and what to do next, or `None`.
+class _Reason(Enum):
+    """What a tally shows: the condition, a sentence with its counts, and what to do."""
 
-    `penalty`: `invalid_action_penalty`, by which completions of equal rewards differ.
-    """
-    if not tally.episodes:
-        return None
-    if tally.errors == tally.episodes:
-        return Finding(
-            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error",
-            "The field `error` in trajectories/ has the reasons; `g2po check` plays the environment without a model.",
-        )
-    if (finding := cut_off(tally)) is not None:
-        return finding
-    faults = tally.faults()
-    if faults and faults[0] is not Fault.NO_REWARD:
-        return Finding(*tally.describe(faults[0]))
-    row = row_of(estimator)
-    compares = row.compares if row else None  # an own estimator, or a critic
-    if tally.unequal_groups:
-        is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)
-        if not is_compared or not tally.later_steps or tally.shared_steps:
-            return None
-        return Finding(
-            "No action was compared with another in the same state: after an episode's first step, "
-            f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group",
-            "Use coarser state keys (state_key, state_key_ignores); `g2po view` shows how states differ.",
-        )
-    groups = _all(tally.groups, "group")
-    if not tally.successes:
-        has_format = penalty and 0 < tally.valid < tally.completions
-        what = "Nothing but the format (invalid_action_penalty)" if has_format else "Nothing"
-        seen = f"{what} to learn from: {groups} failed in every episode, with equal rewards"
-        return Finding(seen, _remedy(tally))
-    if tally.successes == tally.episodes - tally.errors:
-        seen = f"Success could not rise: {groups} succeeded in every episode, with equal rewards"
-        return Finding(seen, "Use harder tasks.")
-    if compares is None:  # it may learn from equal rewards of a group
-        return None
-    return Finding(
-        f"Nothing to compare: in {groups} rewards were equal ({tally.successes:,} of {tally.episodes:,} episodes "
+    def __init__(self, holds: Callable[[Tally], bool], text: str, remedy: str):
+        self.holds, self.wording = holds, (text, remedy)
+
+    def finding(self, tally: Tally) -> Finding:
+        """Return its wording with the counts."""
+        text, remedy = self.wording
+        return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
+
+
+class Fault(_Reason):
+    """A fault of an environment, in the order in which they are named."""
+
+    DIFFERENT_STARTS = (
+        lambda t: t.different_starts > MOST * t.groups,
+        "{different_starts:,} of {groups:,} groups began in different states, so their episodes cannot be compared",
+        "Make reset deterministic in the task's columns, and leave times and random names out of the first "
+        "observation or its state_key.",
+    )
+    CONTEXT_OVERFLOW = (
+        lambda t: t.overflows > MOST * t.counted,
+        "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
+        "Lower max_prompt_length so that prompt and completion fit, shorten observations, or use a model with a "
+        "longer context.",
+    )
+    SINGLE_STATE = (
+        lambda t: t.single_states > MOST * t.groups,
+        "{single_states:,} of {groups:,} groups have one state only, so no action is told from another by where it "
+        "leads",
+        "Show in the observation or the state_key what an action changes.",
+    )
+    NO_REWARD = (
+        lambda t: not t.rewarded and t.ended > MOST * t.counted,
+        "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
+        "Check that the environment pays for success: let an expert play (`g2po check`), or play yourself "
+        "(`g2po play`).",
+    )
+
+
+class Cause(_Reason):
+    """Why a run learns nothing, beside its environment's faults."""
+
+    ERRORS = (
+        lambda t: t.errors == t.episodes,
+        "Nothing was learned: all {episodes:,} episodes ended in an environment error",
+        "The field `error` in trajectories/ has the reasons; `g2po check` plays the environment without a model.",
+    )
+    CUT_OFF = (
+        lambda t: t.cut > NEARLY_ALL * t.completions,
+        "Completions do not end: {cut:,} of {completions:,} reached max_completion_length, so what follows an answer "
+        "is trained like the answer",
+        "Raise max_completion_length, or let completions end earlier (stop_sequences, the tokenizer's eos_token).",
+    )
+    NEVER_COMPARED = (
+        lambda t: t.later_steps and not t.shared_steps,
+        "No action was compared with another in the same state: after an episode's first step, all {later_steps:,} "
+        "steps were in a state that was visited once in its group",
+        "Use coarser state keys (state_key, state_key_ignores); `g2po view` shows how states differ.",
+    )
+    NO_FORMAT = (
+        lambda t: t.valid < ALMOST_NONE * t.completions,
+        "{valid:,} of {completions:,} completions had the required format",
+        "Read some `completion` in trajectories/, change the prompt template, or fine-tune the model on "
+        "demonstrations (`g2po teach`).",
+    )
+    NO_CALL = (
+        lambda t: t.called < ALMOST_NONE * t.offered,
+        "{called:,} of {offered:,} completions called a tool",
+        "Compare the prompt that `g2po check --show --model MODEL` prints, use a model that was trained to call "
+        "tools, or fine-tune it on demonstrations (`g2po teach`).",
+    )
+    NOT_LISTED = (
+        lambda t: t.admissible < ALMOST_NONE * t.listed,
+        "{admissible:,} of {listed:,} actions were among those that the environment listed",
+        "Use a stronger model, or fine-tune it on demonstrations (`g2po teach`).",
+    )
+    ALL_FAILED = (
+        lambda t: not t.successes,
+        "Nothing to learn from: in all {groups:,} groups every episode failed, with equal rewards",
+        "Start from a larger model or one fine-tuned on demonstrations (`g2po teach`), or from easier tasks.",
+    )
+    ALL_SUCCEEDED = (
+        lambda t: t.successes == t.counted,
+        "Success could not rise: in all {groups:,} groups every episode succeeded, with equal rewards",
+        "Use harder tasks.",
+    )
+    EQUAL_REWARDS = (
+        lambda t: not t.unequal_groups,
+        "Nothing to compare: in all {groups:,} groups rewards were equal ({successes:,} of {episodes:,} episodes "
         "succeeded)",
         "Use tasks that the model solves sometimes, or larger groups (num_generations).",
     )
 
 
-def cut_off(tally: Tally) -> Finding | None:
-    """Return a finding if nearly all completions were cut off."""
-    if tally.cut <= NEARLY_ALL * tally.completions:
+def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | Fault | None:
+    """Return why a run had nothing to learn from, or `None`."""
+    if not tally.episodes:
         return None
-    return Finding(
-        f"Completions do not end: {tally.cut:,} of {tally.completions:,} reached max_completion_length, so what "
-        "follows an answer is trained like the answer",
-        "Raise max_completion_length, or let completions end earlier (stop_sequences, the tokenizer's eos_token)."
-        + (f" {_none(tally.called, tally.offered, 'completion')} called a tool." if _calls_none(tally) else ""),
-    )
+    row = row_of(estimator)
+    compares = row.compares if row else None  # `None`: an own estimator, or a critic, may learn from equal rewards
+    reasons = [Cause.ERRORS, Cause.CUT_OFF, Fault.DIFFERENT_STARTS, Fault.CONTEXT_OVERFLOW, Fault.SINGLE_STATE]
+    if tally.unequal_groups:
+        is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)
+        reasons += [Cause.NEVER_COMPARED] if is_compared else []
+    else:
+        model = [] if tally.successes else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Fault.NO_REWARD]
+        reasons += [*model, Cause.ALL_FAILED, Cause.ALL_SUCCEEDED, *([Cause.EQUAL_REWARDS] if compares else [])]
+    return next((reason for reason in reasons if reason.holds(tally)), None)
 
 
-def _calls_none(tally: Tally) -> bool:
-    """Return whether tools were offered, and almost no completion called one."""
-    return tally.offered > 0 and tally.called < ALMOST_NONE * tally.offered
-
-
-def _remedy(tally: Tally) -> str:
-    """Return why groups failed, and what to do about it."""
-    if not tally.completions:
-        return "No episode had a step: see `failure_reason` in trajectories/. Is max_prompt_length too small?"
-    if tally.valid < ALMOST_NONE * tally.completions:
-        return (
-            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `completion` "
-            "in trajectories/, change the prompt template, or fine-tune the model on demonstrations (`g2po teach`)."
-        )
-    if _calls_none(tally):
-        return (
-            f"{_none(tally.called, tally.offered, 'completion')} called a tool: read some `completion` in "
-            "trajectories/, compare the prompt that `g2po check --show --model MODEL` prints, use a model that was "
-            "trained to call tools, or fine-tune it on demonstrations (`g2po teach`)."
-        )
-    if tally.listed and tally.admissible < ALMOST_NONE * tally.listed:
-        return (
-            f"{_none(tally.admissible, tally.listed, 'action')} was among those that the environment listed, although "
-            f"{tally.valid / tally.completions:.1%} of the completions had the required format. Use a stronger model, "
-            "or fine-tune it on demonstrations (`g2po teach`)."
-        )
-    if Fault.NO_REWARD in tally.faults():
-        text, remedy = tally.describe(Fault.NO_REWARD)
-        return f"{text}. {remedy} If it does, start from a model fine-tuned on demonstrations (`g2po teach`)."
-    return "Start from a larger model or one fine-tuned on demonstrations (`g2po teach`), or from easier tasks."
-
-
-def _all(number: int, thing: str) -> str:
-    return f"the only {thing}" if number == 1 else f"all {number:,} {thing}s"
-
-
-def _none(number: int, of: int, thing: str) -> str:
-    return f"{'Almost no' if number else 'No'} {thing} ({number:,} of {of:,})"
+def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
+    """Return why a run had nothing to learn from and what to do next, or `None`."""
+    reason = reason_of(tally, estimator)
+    return reason and reason.finding(tally)
