@@ -26,7 +26,8 @@ from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
-from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching
+from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
+from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
@@ -45,19 +46,19 @@ TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
 def main() -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
-    root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
-    folder, number = root / f"train-{script_args.num_games}", script_args.num_games
+    options, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    root = Path(options.cache_dir).expanduser() / f"alfworld-{options.game_size}-{options.game_seed}"
+    folder, number = root / f"train-{options.num_games}", options.num_games
     with held(args.output_dir, "output_dir"):
-        to_teach = load_base_model(script_args, args, model_args, smollm2_path)
-        games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
+        to_teach = load_base_model(options, args, model_args, smollm2_path)
+        games = generate_games(folder, "train", number, seed=options.game_seed, size=options.game_size)
         factory = partial(
-            AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
+            AlfworldEnvironment, games, hidden_actions=tuple(options.hidden_actions), intro=options.intro
         )
-        to_show, to_examine = script_args.split(games.rows(), args.seed)
-        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-        shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-        samples = draw_samples(script_args, shown, exam, to_teach, args.seed)
+        to_show, to_examine = options.split(games.rows(), args.seed)
+        exam = SuccessEvaluation(factory, to_examine, PROMPTS[options.prompt], options)
+        shown = demonstrate(factory(), to_show, 1, args.seed, options.max_turns, options.history_length)
+        samples = draw_samples(shown, exam, to_teach, args.seed)
         run_teaching(args, model_args, to_teach, samples, exam)
 
 

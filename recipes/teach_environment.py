@@ -46,6 +46,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows
+from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.experts import (
     Expert,
     agent_answer,
@@ -55,7 +56,7 @@ from g2po_trl.teach.experts import (
     recorded_answer,
     with_expert,
 )
-from g2po_trl.teach.sft import BaseModel, TeachingArguments, load_base_model, run_teaching
+from g2po_trl.teach.sft import BaseModel, load_base_model, run_teaching
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
@@ -281,10 +282,11 @@ def main() -> None:
             base_model[1].chat_template = Path(options.chat_template).read_text(encoding="utf-8")
         shown = demonstrate(showing, source, game, base_model, args.seed)
         samples = draw_rows(shown, options.num_demonstrations, args.seed)
-        exam = options.exam(
+        exam = SuccessEvaluation(
             game.factory,
             list(islice(cycle(to_examine), options.num_exam_episodes)),
             game.template,
+            options,
             target_valid=options.target_valid,
             prompts=game.prompts,
             chat_template_kwargs=options.chat_template_kwargs,

@@ -26,7 +26,8 @@ from g2po_envs.webshop.source import ShopSource
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.runs.ownership import held
-from g2po_trl.teach.sft import TeachingArguments, draw_samples, load_base_model, run_teaching
+from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
+from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
@@ -42,16 +43,16 @@ TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
 def main() -> None:
-    script_args, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    options, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
     with held(args.output_dir, "output_dir"):
-        to_teach = load_base_model(script_args, args, model_args, smollm2_path)
-        source = ShopSource(seed=script_args.shop_seed)
+        to_teach = load_base_model(options, args, model_args, smollm2_path)
+        source = ShopSource(seed=options.shop_seed)
         # The expert reads lower-case texts and clicks products by position.
         factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
-        to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
-        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
-        shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-        samples = draw_samples(script_args, shown, exam, to_teach, args.seed)
+        to_show, to_examine = options.split(source.rows("train", options.num_goals), args.seed)
+        exam = SuccessEvaluation(factory, to_examine, PROMPTS[options.prompt], options)
+        shown = demonstrate(factory(), to_show, args.seed, options.max_turns)
+        samples = draw_samples(shown, exam, to_teach, args.seed)
         run_teaching(args, model_args, to_teach, samples, exam)
 
 

@@ -21,7 +21,6 @@ from g2po_trl.cli.process import set_up_process
 
 set_up_process()  # before torch and TRL are imported
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from g2po_envs.alfworld.games import SIZES
 from g2po_envs.alfworld.panels import find_games, panel_of
 from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig
 from g2po_trl.cli.recipe import Task, kept_path, train
 from g2po_trl.utils.options import Options, option, require
 
@@ -85,7 +84,9 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     shared = 0 if reported is None else len(reported) - len(reported.without(held_out))
     remedy = f"eval_games have {shared} of its games: report games that choose no checkpoint"
     require(not shared, "report_games", options.report_games, remedy)
+    hidden = tuple(options.hidden_actions)
     shown = {"hidden_actions": options.hidden_actions, "intro": options.intro, "key": options.key}
+    made = made if panel.startswith("generated") else {}
     games = {"train": rows, "eval": held_out, "report": reported}
     names = {"train": "Training games", "eval": "Held-out games", "report": "Reported games"}
     return Task(
@@ -95,28 +96,14 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
         facts={names[name]: some.summary() for name, some in games.items() if some},
         trainer={
             "environment_factory": partial(
-                AlfworldEnvironment,
-                rows.merged(held_out, reported or held_out),
-                **{**shown, "hidden_actions": tuple(options.hidden_actions)},
+                AlfworldEnvironment, rows.merged(held_out, reported or held_out), **{**shown, "hidden_actions": hidden}
             )
         },
         prompt=PROMPTS[options.prompt],
-        evaluation={
-            "environment": "alfworld",
-            "panel": panel,
-            "panel_options": {**shown, **(made if panel.startswith("generated") else {})},
-        },
+        evaluation={"environment": "alfworld", "panel": panel, "panel_options": shown | made},
         settings={f"{name}_manifest": some.hash if some else None for name, some in games.items()},
     )
 
 
-def main(
-    types: tuple[type, ...] = TYPES,
-    config: Path = DEFAULT_CONFIG,
-    trainer_class: Callable[..., G2POTrainer] = G2POTrainer,
-) -> None:
-    train(tasks, types, config, "ALFWorld", tiny_model_path(), trainer_class)
-
-
 if __name__ == "__main__":
-    main()
+    train(tasks, TYPES, DEFAULT_CONFIG, "ALFWorld", tiny_model_path())

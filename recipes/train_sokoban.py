@@ -33,12 +33,8 @@ from g2po_trl.utils.options import Options, option
 class ScriptArguments(Options):
     level_size: str = option("'tiny' and 'small' (one box), 'medium' and 'large' (two boxes).", "small")
     num_levels: int = option("Training levels.", 320, within="[1, inf)")
-    num_eval_levels: int = option(
-        "Held-out levels, none of them a rotated or mirrored training level.", 192, within="[1, inf)"
-    )
-    num_report_levels: int | None = option(
-        "Number of levels to report success on. None: those of evaluations.", None, within="[1, inf)"
-    )
+    num_eval_levels: int = option("Held-out levels, none a turned training level.", 192, within="[1, inf)")
+    num_report_levels: int | None = option("Reported levels. None: those of evaluations.", None, within="[1, inf)")
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     positions: bool = option("Add a line with the positions of boxes and goals relative to the player.", False)
     render: str = option("How the grid is shown.", "text", choices=RENDER)

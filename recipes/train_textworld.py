@@ -28,9 +28,7 @@ class ScriptArguments(Options):
     kind: str = option("Kind of games; coin-N needs N commands.", "coin-5", choices=tuple(KINDS))
     num_games: int = option("Training games.", 320, within="[1, inf)")
     num_eval_games: int = option("Held-out games, of other seeds.", 128, within="[1, inf)")
-    num_report_games: int | None = option(
-        "Number of games to report success on. None: those of evaluations.", None, within="[1, inf)"
-    )
+    num_report_games: int | None = option("Reported games. None: those of evaluations.", None, within="[1, inf)")
     cache_dir: str = option("Folder of generated games.", "~/.cache/g2po_trl")
 
 

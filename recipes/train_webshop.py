@@ -23,7 +23,7 @@ from g2po_envs.webshop.nouns import NOUNS
 from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig
 from g2po_trl.cli.recipe import Task, split_panel, train
 from g2po_trl.utils.options import Options, option, require
 
@@ -36,9 +36,7 @@ class ScriptArguments(Options):
     shop_seed: int = option("Seed of the synthetic catalogue, of prices and price limits.", 0)
     num_goals: int | None = option("Training goals. None: all.", None, within="[1, inf)")
     num_eval_goals: int = option("Held-out goals, of other products.", 192, within="[1, inf)")
-    num_report_goals: int | None = option(
-        "Number of goals to report success on. None: those of evaluations.", None, within="[1, inf)"
-    )
+    num_report_goals: int | None = option("Reported goals. None: those of evaluations.", None, within="[1, inf)")
     prompt: str = option("Wording of prompts; compact for small models.", "full", choices=tuple(PROMPTS))
     partial_reward: bool = option("Reward partial scores too, not only a full score.", False)
     plain: bool = option("Lower-case texts, and products clicked by position: for tiny models.", False)
@@ -79,9 +77,5 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     )
 
 
-def main(types: tuple[type, ...] = TYPES, config: Path = DEFAULT_CONFIG, trainer_class: type = G2POTrainer) -> None:
-    train(tasks, types, config, "WebShop", tiny_model_path(), trainer_class)
-
-
 if __name__ == "__main__":
-    main()
+    train(tasks, TYPES, DEFAULT_CONFIG, "WebShop", tiny_model_path())

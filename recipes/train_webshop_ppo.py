@@ -7,13 +7,14 @@ of the policy's size with its own optimizer, not sharded (one process or DDP).
 """
 
 from train_webshop import DEFAULT_CONFIG as G2PO_CONFIG
-from train_webshop import ScriptArguments, main
+from train_webshop import ScriptArguments, tasks, tiny_model_path
 from trl import ModelConfig
 
 from g2po_trl import PPOConfig, PPOTrainer
+from g2po_trl.cli.recipe import train
 
 TYPES = (ScriptArguments, PPOConfig, ModelConfig)
 DEFAULT_CONFIG = G2PO_CONFIG.with_name("tiny-ppo.yaml")
 
 if __name__ == "__main__":
-    main(TYPES, DEFAULT_CONFIG, PPOTrainer)
+    train(tasks, TYPES, DEFAULT_CONFIG, "WebShop", tiny_model_path(), PPOTrainer)

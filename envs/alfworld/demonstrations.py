@@ -51,7 +51,7 @@ class Goal:
                 found = match.groupdict()
                 verb = found.get("verb") or _ADJECTIVES.get(found.get("adjective"))
                 return cls(found["object"], found.get("place"), found.get("lamp"), verb, bool(found.get("two")))
-        raise G2POError(f"not the sentence of a known task type: {task!r}")
+        raise G2POError(f"task is {task!r}: not the sentence of a known task type", "task", task)
 
 
 def _kind(name: str) -> str:

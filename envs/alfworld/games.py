@@ -26,7 +26,6 @@ from g2po_envs.alfworld.manifest import GAME_FILE, TASK_TYPES, Manifest, game_id
 from g2po_envs.alfworld.planning import Planners
 from g2po_envs.alfworld.vocabulary import HOLDS, LAMP, OPENABLE, PROPERTIES, ROOMS, TOOLS
 from g2po_trl.environments.pool.limits import usable_cores
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import require
 
 GENERATOR_VERSION = 2
@@ -110,8 +109,9 @@ def generate_games(
     made_of = {"version": GENERATOR_VERSION, "split": split, "num_games": num_games, "seed": seed, "size": size}
     if _is_complete(directory, made_of):
         return Manifest.scan(directory)
-    if directory.exists() and any(directory.iterdir()) and not (directory / _DESCRIPTION).exists():
-        raise G2POError(f"{directory} is not empty and not made by this generator: give another folder")
+    is_free = not directory.exists() or not any(directory.iterdir()) or (directory / _DESCRIPTION).exists()
+    remedy = "it is not empty and not made by this generator, give another folder"
+    require(is_free, "directory", str(directory), remedy)
 
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))

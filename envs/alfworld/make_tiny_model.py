@@ -21,10 +21,9 @@ from g2po_envs.alfworld.demonstrations import LimitedExpert, demonstrate
 from g2po_envs.alfworld.games import generate_games
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment
-from g2po_envs.tiny.commands import make_model
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_envs.tiny.tokenizer import train_tokenizer
-from g2po_envs.tiny.training import Course, Phase, Recipe
+from g2po_envs.tiny.training import Course, Phase, Recipe, make_model
 
 COURSE = Course(ALFWORLD_COMPACT_PROMPT, HISTORY_LENGTH, augment)
 RECIPE = Recipe((Phase("read", 800, 2e-3, whole_sequence=True), Phase("act", 3200, 2e-3)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from g2po_envs.alfworld.engine import CorruptGameError, read_game
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 GAME_FILE = "game.tw-pddl"
 TASK_TYPES = (
@@ -56,8 +56,7 @@ class Manifest:
             CorruptGameError: if a game file cannot be read; the message names it.
         """
         directory = Path(directory).expanduser()
-        if not directory.is_dir():
-            raise G2POError(f"{directory} is not a folder: give one that holds {GAME_FILE} files")
+        require(directory.is_dir(), "directory", str(directory), f"give a folder that holds {GAME_FILE} files")
         games, skipped = {}, Counter()
         for path in sorted(Path(root, GAME_FILE) for root, _, files in os.walk(directory) if GAME_FILE in files):
             game = read_game(str(path))
@@ -71,17 +70,11 @@ class Manifest:
                 skipped["the same game again"] += 1
             else:
                 games[task_id] = (task_type, str(path.absolute()))
-        if not games:
-            reasons = ", ".join(f"{number} {reason}" for reason, number in skipped.items())
-            raise G2POError(
-                f"no games in {directory}: "
-                + (
-                    f"{sum(skipped.values())} left out ({reasons})"
-                    if skipped
-                    else f"no {GAME_FILE} below it. `alfworld-download` downloads the official ones, "
-                    "`python -m g2po_envs.alfworld.games` generates games"
-                )
-            )
+        remedy = (
+            f"it holds no games to play (left out: {dict(skipped)}). `alfworld-download` downloads the official ones, "
+            "`python -m g2po_envs.alfworld.games` generates games"
+        )
+        require(bool(games), "directory", str(directory), remedy)
         return cls(dict(sorted(games.items())), dict(skipped))
 
     @property
@@ -94,10 +87,9 @@ class Manifest:
         return [{"task_id": task_id, "task_type": task_type} for task_id, (task_type, _) in self.games.items()]
 
     def path(self, task_id: str) -> str:
-        try:
-            return self.games[task_id][1]
-        except KeyError:
-            raise G2POError(f"no game {task_id!r} in manifest {self.hash} ({len(self.games)} games)") from None
+        is_known = task_id in self.games
+        require(is_known, "task_id", task_id, f"manifest {self.hash} ({len(self.games)} games) has no such game")
+        return self.games[task_id][1]
 
     def merged(self, *others: Manifest) -> Manifest:
         """Return a manifest of all games, for an environment that trains and evaluates."""

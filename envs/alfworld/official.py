@@ -21,6 +21,7 @@ from pathlib import Path
 from g2po_envs.alfworld.manifest import Manifest
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.json import write_json
+from g2po_trl.utils.options import require
 
 RELEASE = "json_2.1.1"
 RECORD = "g2po_versions.json"
@@ -58,30 +59,26 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
             they differ from the official or the recorded ones.
     """
     release = release or Release.load()
-    if split not in release.numbers:
-        raise G2POError(f"there is no split {split!r}: choose one of {', '.join(release.numbers)}")
+    require(split in release.numbers, "split", split, f"choose one of {', '.join(release.numbers)}")
     root = Path(directory) if directory else data_directory()
     folder = root / RELEASE / split
-    if not folder.is_dir():
-        raise G2POError(
-            f"{folder} is not there: `python -m g2po_envs.alfworld.official` downloads the official games (2 GB), or "
-            "set ALFWORLD_DATA to their folder"
-        )
+    fetch = "`python -m g2po_envs.alfworld.official` downloads the official games (2 GB), or set ALFWORLD_DATA"
+    require(folder.is_dir(), "directory", str(root), f"{folder} is not there, {fetch}")
     games = Manifest.scan(folder)
     number = len(games) + games.skipped.get("the same game again", 0)
     missing = [game for game in release.known[split] if game not in games.games]
-    if missing or number != release.numbers[split]:
-        raise G2POError(
-            f"{folder} holds {number} playable games, officially there are {release.numbers[split]}; of "
-            f"{len(release.known[split])} known ones {len(missing)} are missing. If a download was "
-            "interrupted, `python -m g2po_envs.alfworld.official` continues it; to play other games, pass their folder"
-        )
+    remedy = (
+        f"{folder} holds {number} playable games, officially there are {release.numbers[split]}; of "
+        f"{len(release.known[split])} known ones {len(missing)} are missing. If a download was "
+        "interrupted, `python -m g2po_envs.alfworld.official` continues it; to play other games, pass their folder"
+    )
+    require(not missing and number == release.numbers[split], "directory", str(root), remedy)
     recorded = _read_record(root).get("manifests", {}).get(split, games.hash)
-    if recorded != games.hash:
-        raise G2POError(
-            f"{folder}: manifest {games.hash}, but {root / RECORD} recorded {recorded}: the games were changed. "
-            "Download them again, or delete the record if this is intended"
-        )
+    remedy = (
+        f"the games of {folder} ({games.hash}) are not those that {root / RECORD} recorded ({recorded}). "
+        "Download them again, or delete the record if this is intended"
+    )
+    require(recorded == games.hash, "directory", str(root), remedy)
     return games
 
 
@@ -103,7 +100,7 @@ def _read_record(root: Path) -> dict:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
-        raise G2POError(f"{path} cannot be read ({error}): delete it, and it is written again") from error
+        raise G2POError(f"{path} cannot be read ({error}): delete it, and it is written again", RECORD) from error
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 _APP = "appworld.serve.environment:app"
 _PROGRAM = Path(__file__).with_name("keyed_server.py")
@@ -65,10 +65,8 @@ class Installation:
     def check(self) -> None:
         """Raise `G2POError` with a remedy if a part is missing."""
         for path, what in ((self.python, "virtual environment"), (self.root / "data" / "tasks", "data")):
-            if not path.exists():
-                raise G2POError(
-                    f"AppWorld's {what} is not at {path}: run `python -m g2po_envs.appworld.setup {self.directory}`"
-                )
+            remedy = f"AppWorld's {what} is not at {path}, run `python -m g2po_envs.appworld.setup {self.directory}`"
+            require(path.exists(), "directory", self.directory, remedy)
 
     def rows(self, dataset: str, difficulties: Collection[int] = ()) -> list[dict[str, str]]:
         """Return the tasks of a dataset, in the order of its file.
@@ -81,14 +79,12 @@ class Installation:
             G2POError: if the dataset does not exist, or no task has one of the difficulties.
         """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
-        if not path.is_file():
-            there = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
-            raise G2POError(f"there is no dataset {dataset!r} at {path}; there are: {there}")
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
+        require(path.is_file(), "dataset", dataset, f"it is not at {path}; there are: {there}")
         ids = path.read_text().split()
         chosen = [task_id for task_id in ids if not difficulties or self._difficulty(task_id) in difficulties]
-        if not chosen:
-            there = sorted({self._difficulty(task_id) for task_id in ids})
-            raise G2POError(f"difficulties is {list(difficulties)}: the tasks of {dataset!r} have {there}")
+        remedy = f"no task of {dataset!r} has one, they are from 1 to 3"
+        require(bool(chosen), "difficulties", list(difficulties), remedy)
         return [{"task_id": task_id} for task_id in chosen]
 
     def _difficulty(self, task_id: str) -> int:

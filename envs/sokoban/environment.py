@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from g2po_trl import G2POError, Observation, StepResult, TextEnvironment
+from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.utils.options import require
 
 from .drawing import LEGEND as COLOURS
 from .drawing import picture
@@ -39,10 +40,9 @@ class SokobanEnvironment(TextEnvironment):
     """
 
     def __init__(self, end_when_lost: bool = False, positions: bool = False, render: str = "text"):
-        if render not in RENDER:
-            raise G2POError(f"render is {render!r}: set it to {' or '.join(RENDER)}")
-        if render == "image" and positions:
-            raise G2POError("positions is True and render is 'image': the line would say what the picture shows")
+        require(render in RENDER, "render", render, f"set it to {' or '.join(RENDER)}")
+        is_text = render == "text" or not positions
+        require(is_text, "positions", positions, "the line would repeat what render='image' shows, leave it out")
         self.end_when_lost, self.positions, self.render = end_when_lost, positions, render
 
     def reset(self, size: str = "small", number: int = 0, level: str | None = None, **columns: object) -> Observation:

@@ -57,7 +57,8 @@ class ExactAdvantage:
         if not np.isfinite(moves[begins]).all():  # all states would be worth 0
             raise G2POError(
                 "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, "
-                "and the environment that plays them, e.g. SokobanEnvironment(positions=True)"
+                "and the environment that plays them, e.g. SokobanEnvironment(positions=True)",
+                "rows",
             )
         values = graph.node_values.copy()
         values[: graph.num_nodes] = 10.0 * graph.gamma**moves

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 from .solver import Cell, State, distances
 
@@ -95,18 +96,13 @@ class Level:
         rows = [row.replace(" ", "") for row in text.strip().splitlines()]
         cells = {(r, c): mark for r, row in enumerate(rows) for c, mark in enumerate(row)}
         known = {WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL}
-        if unknown := set(cells.values()) - known:
-            raise G2POError(f"the level has {sorted(unknown)}: use {' '.join(sorted(known))} alone")
-        if any(len(row) != len(rows) for row in rows):
-            raise G2POError(f"the level has {len(rows)} rows of {sorted(map(len, rows))} cells: draw a square")
+        require(known >= set(cells.values()), "level", text, f"use {' '.join(sorted(known))} alone")
+        require(all(len(row) == len(rows) for row in rows), "level", text, "draw a square")
         players = [cell for cell, mark in cells.items() if mark in (PLAYER, PLAYER_ON_GOAL)]
         boxes = frozenset(cell for cell, mark in cells.items() if mark in (BOX, BOX_ON_GOAL))
         goals = frozenset(cell for cell, mark in cells.items() if mark in (GOAL, BOX_ON_GOAL, PLAYER_ON_GOAL))
-        if len(players) != 1 or not boxes or len(boxes) != len(goals):
-            raise G2POError(
-                f"the level has {len(players)} players, {len(boxes)} boxes and {len(goals)} goals: draw one player, "
-                "and as many goals as boxes"
-            )
+        is_playable = len(players) == 1 and 0 < len(boxes) == len(goals)
+        require(is_playable, "level", text, "draw one player, and as many goals as boxes")
         floor = frozenset(cell for cell, mark in cells.items() if mark != WALL)
         return cls(len(rows), floor, goals, (players[0], boxes))
 
@@ -118,8 +114,7 @@ def make_level(size: str, number: int) -> Level:
     Raises:
         G2POError: if there is no such size.
     """
-    if size not in SIZES:
-        raise G2POError(f"size is {size!r}: choose one of {', '.join(SIZES)}")
+    require(size in SIZES, "size", size, f"choose one of {', '.join(SIZES)}")
     wanted, rng = SIZES[size], random.Random(f"sokoban-{size}-{number}")
     inner = [(row, column) for row in range(1, wanted.side - 1) for column in range(1, wanted.side - 1)]
     for _ in range(_TRIES):
@@ -165,8 +160,7 @@ def level_rows(size: str, number: int, held_out: bool = False, first: int = 0) -
     Raises:
         G2POError: if there is no such size, or it has too few levels.
     """
-    if number < 1:
-        raise G2POError(f"the number of levels is {number}: set it to at least 1")
+    require(number >= 1, "number", number, "set it to at least 1")
     seen, rows = set(), []
     for one in range(first, first + 20 * number + 200):
         drawing = make_level(size, one).draw()
@@ -175,4 +169,5 @@ def level_rows(size: str, number: int, held_out: bool = False, first: int = 0) -
             rows.append({"task_id": f"{size}-{one}", "size": size, "number": one, "task_type": size})
         if len(rows) == number:
             return rows
-    raise G2POError(f"size is {size!r}, which has only {len(rows)} of {number} different levels: choose a larger one")
+    remedy = f"it has only {len(rows)} of {number} different levels, choose a larger one"
+    raise G2POError(f"size is {size!r}: {remedy}", "size", size)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-from g2po_trl.utils.json import write_json_lines
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -24,14 +20,3 @@ class Demonstration:
     steps_taken: int
     expert: str
     others: Sequence[str] = ()
-
-
-def save(path: Path, demonstrations: Iterable[Demonstration]) -> None:
-    """Write one demonstration per line, as JSON."""
-    write_json_lines(path, map(asdict, demonstrations))
-
-
-def load(path: Path) -> list[Demonstration]:
-    """Return the demonstrations that `save` wrote."""
-    with path.open(encoding="utf-8") as file:
-        return [Demonstration(**json.loads(line)) for line in file]

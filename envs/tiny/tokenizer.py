@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -62,8 +62,7 @@ def train_tokenizer(
     # The parser of completions reads the tags in decoded text: added, but not special, so that decoding keeps them.
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *pieces)])
     split = [text for text in (*words, *pieces) if len(tokenizer(text)["input_ids"]) != 1]
-    if split:
-        raise G2POError(f"vocab_size={vocab_size} is too small: {', '.join(split[:5])} … take more than one token")
+    require(not split, "vocab_size", vocab_size, f"too small, {', '.join(split[:5])} … take more than one token")
     return tokenizer
 
 

@@ -15,20 +15,23 @@ The result depends only on the seed; training runs on one thread, on the CPU.
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from datasets import IterableDataset
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, TrainerCallback
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from trl import SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.prompts.template import PromptTemplate, last_steps
+from g2po_trl.utils.json import write_json_lines
 
 COMPLETION = "<think></think><action>{action}</action><|im_end|>"
 
@@ -152,9 +155,8 @@ def samples(
                 shown = replace(shown, expert=rng.choice(shown.others or shown.actions))
             chunk.append(shown)
         prompts = tokenizer([course.prompt(s, tokenizer) for s in chunk], add_special_tokens=False)["input_ids"]
-        completions = tokenizer([COMPLETION.format(action=s.expert) for s in chunk], add_special_tokens=False)[
-            "input_ids"
-        ]
+        answers = [COMPLETION.format(action=s.expert) for s in chunk]
+        completions = tokenizer(answers, add_special_tokens=False)["input_ids"]
         rows = [
             {"input_ids": p + r, "labels": (p if phase.whole_sequence else [-100] * len(p)) + r}
             for p, r in zip(prompts, completions)
@@ -183,7 +185,6 @@ def teach(
     make_tokenizer: Callable[[Iterable[str], int], Qwen2Tokenizer],
     recipe: Recipe,
     seed: int,
-    callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
     """Return a model and its tokenizer, trained on demonstrations.
 
@@ -193,7 +194,6 @@ def teach(
         make_tokenizer: texts and maximum vocabulary size -> tokenizer.
         recipe: architecture and phases.
         seed: determines the result.
-        callbacks: callbacks of the SFTTrainer.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -208,7 +208,6 @@ def teach(
                 args=_arguments(recipe, phase, seed, scratch),
                 train_dataset=IterableDataset.from_generator(stream),
                 processing_class=tokenizer,
-                callbacks=[*callbacks],
             )
             trainer.train()
     return model, tokenizer
@@ -235,3 +234,27 @@ def _arguments(recipe: Recipe, phase: Phase, seed: int, output_dir: str) -> SFTC
         disable_tqdm=True,
         seed=seed,
     )
+
+
+def make_model(
+    doc: str,
+    course: Course,
+    make_tokenizer: Callable[[Iterable[str], int], Qwen2Tokenizer],
+    recipe: Recipe,
+    make_demonstrations: Callable[[], list[Demonstration]],
+) -> None:
+    """Train a tiny model from demonstrations and save it with its tokenizer in `--output FOLDER`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the model and its tokenizer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--demonstrations", type=Path, help="JSON lines: read if the file exists, else written")
+    args = parser.parse_args()
+    if args.demonstrations and args.demonstrations.exists():
+        lines = args.demonstrations.read_text(encoding="utf-8").splitlines()
+        demonstrations = [Demonstration(**json.loads(line)) for line in lines]
+    else:
+        demonstrations = make_demonstrations()
+        if args.demonstrations:
+            write_json_lines(args.demonstrations, map(asdict, demonstrations))
+    for part in teach(course, demonstrations, make_tokenizer, recipe, args.seed):
+        part.save_pretrained(args.output)

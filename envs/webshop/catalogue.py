@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 from .search import SearchIndex
 
@@ -133,7 +134,7 @@ class Catalogue:
                     continue
                 products[asin] = _product(record, attributes.get(asin, {}), human_instructions.get(asin, ()), rng)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise G2POError(f"{name}, item {position}: not a WebShop product ({error!r})") from error
+                raise G2POError(f"{name}, item {position}: not a WebShop product ({error!r})", name) from error
         return cls(products)
 
 
@@ -178,7 +179,7 @@ def _read_json(path: str | Path, kind: type) -> Any:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise G2POError(f"{path} cannot be read as JSON ({error}): is it a file of the WebShop data?") from error
-    if not isinstance(content, kind):
-        raise G2POError(f"{path} holds a {type(content).__name__}, not a {kind.__name__}: is it the right file?")
+        content = error  # refused below, like JSON of another type
+    remedy = f"it holds no JSON {kind.__name__}: is it a file of the WebShop data?"
+    require(isinstance(content, kind), str(path), type(content).__name__, remedy)
     return content

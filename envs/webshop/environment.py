@@ -15,7 +15,7 @@ from g2po_envs.webshop.nouns import textblob_nouns
 from g2po_envs.webshop.shop import Shop
 from g2po_envs.webshop.source import ShopSource
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 SEARCH = "search[<your query>]"
 _SEPARATOR = " [SEP] "
@@ -52,8 +52,8 @@ class WebshopEnvironment(TextEnvironment):
     def reset(self, task_id: str, **ignored_columns) -> Observation:
         """Start the visit for a goal."""
         catalogue, goals = self.source.load()
-        if task_id not in goals:
-            raise G2POError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
+        remedy = f"none of the shop's {len(goals)} goals, was it made from another source?"
+        require(task_id in goals, "task_id", task_id, remedy)
         self.shop = Shop(catalogue, goals[task_id], self.nouns, session=task_id)
         return self._observe()
 

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from transformers import Qwen2Tokenizer
 
 from g2po_envs.alfworld.tiny import tiny_model_path as alfworld_model_path
-from g2po_envs.tiny.commands import make_model
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_envs.tiny.tokenizer import train_tokenizer
-from g2po_envs.tiny.training import Course, Phase, Recipe
+from g2po_envs.tiny.training import Course, Phase, Recipe, make_model
 from g2po_envs.webshop.demonstrations import demonstrate, vary
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT
 from g2po_envs.webshop.source import ShopSource

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import require
 
 from .catalogue import Catalogue
@@ -65,8 +64,8 @@ class ShopSource:
         names = [f"items_shuffle{_SUFFIX[size]}.json", f"items_ins_v2{_SUFFIX[size]}.json", "items_human_ins.json"]
         paths = [Path(directory).expanduser() / name for name in names]
         for path in paths[: 3 if goals == "human" else 2]:
-            if not path.is_file():
-                raise G2POError(f"{path} is not there: WebShop's setup script fetches it (see its repository)")
+            remedy = f"{path.name} is not there, WebShop's setup script fetches it (see its repository)"
+            require(path.is_file(), "directory", str(directory), remedy)
         people = str(paths[2]) if paths[2].is_file() else None
         return cls(str(paths[0]), str(paths[1]), people, goals=goals, seed=seed)
 
@@ -92,8 +91,8 @@ class ShopSource:
             rounds.append((turn[goal.asin], task_id, goal.category))
             turn[goal.asin] += 1
         rows = [{"task_id": task_id, "task_type": category} for _, task_id, category in sorted(rounds)]
-        if number is not None and number > len(rows):
-            raise G2POError(f"{number} {split} goals are asked for, the shop has {len(rows)}: ask for fewer")
+        is_enough = number is None or number <= len(rows)
+        require(is_enough, "number", number, f"the shop has {len(rows)} {split} goals, ask for fewer")
         return rows[:number]
 
     def _held_out(self, asin: str) -> bool:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 _WORDS = Path(__file__).with_name("invented.json")
 
@@ -62,8 +62,8 @@ def make_records(products: int = 300, seed: int = 0) -> tuple[list[dict], dict[s
         G2POError: for fewer products than kinds, or more than 10,000.
     """
     kinds, brands = _words()
-    if not len(kinds) <= products <= 10**4:
-        raise G2POError(f"products is {products}: make at least {len(kinds)}, one of each kind, and at most 10000")
+    remedy = f"make at least {len(kinds)}, one of each kind, and at most 10000"
+    require(len(kinds) <= products <= 10**4, "products", products, remedy)
     rng = random.Random(f"webshop {seed}")
     items, attributes, instructions = [], {}, {}
     numbers = rng.sample(range(10**4), products)  # short: a tiny model has to copy them

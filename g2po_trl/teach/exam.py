@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,33 @@ from g2po_trl.runs.callbacks import joined
 from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
+from g2po_trl.utils.options import option, require
 
 FORMAT = 0.5  # of the completions; below it, the format is the limit
+
+
+@dataclass
+class TeachingArguments(Sampling):
+    """Arguments of all recipes of teaching; each is a flag and a YAML key."""
+
+    num_demonstrations: int = option("Maximum number of expert actions to train on.", 768, within="[1, inf)")
+    target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
+    exam_steps: int = option("Optimizer steps between two exams.", 24, within="[1, inf)")
+    num_exam_tasks: int = option("Tasks of an exam, excluded from the demonstrations.", 24, within="[1, inf)")
+    prompt: str = option("Wording of prompts.", "compact", choices=("full", "compact"))
+    history_length: int = option("Past turns in a prompt.", 2, within="[0, inf)")
+    max_turns: int = option("Turns of an exam's episode.", 15, within="[1, inf)")
+    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 32, within="[1, inf)")
+    cache_dir: str = option("Folder of tasks and SmolLM2.", "~/.cache/g2po_trl")
+    overwrite: bool = option("Replace a model in output_dir that reached its target.", False)
+
+    def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the tasks of demonstrations and the tasks of evaluations."""
+        number, remedy = self.num_exam_tasks, f"set it above 0 and below the {len(rows)} training tasks"
+        require(0 < number < len(rows), "num_exam_tasks", number, remedy)
+        rows = list(rows)
+        random.Random(f"{seed}-exam").shuffle(rows)
+        return rows[number:], rows[:number]
 
 
 @dataclass
@@ -39,12 +65,9 @@ class SuccessEvaluation:
     Args:
         environment_factory: constructs the environment.
         rows: tasks, each played once.
-        template, history_length: of prompts, as in the rollout.
-        max_turns: turns per episode.
-        sampling: sampling of completions.
-        target: success rate at which fine-tuning ends.
-        every: optimizer steps between evaluations.
-        target_valid: fraction of well-formed completions that it needs as well.
+        template: wording of prompts, as in the rollout.
+        options: length of the history and of episodes, sampling, target and number of steps between evaluations.
+        target_valid: fraction of well-formed completions that the target needs as well.
         prompts: further fields of the rollout's `PromptActor`.
         chat_template_kwargs: variables of the chat template.
         limits: number and limits of environment workers.
@@ -54,11 +77,7 @@ class SuccessEvaluation:
     environment_factory: Callable[[], Any]
     rows: Sequence[dict[str, Any]]
     template: PromptTemplate
-    history_length: int
-    max_turns: int
-    sampling: Sampling
-    target: float
-    every: int
+    options: TeachingArguments
     target_valid: float = 0.0
     prompts: Mapping[str, Any] = field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None
@@ -67,7 +86,10 @@ class SuccessEvaluation:
 
     def is_passed(self, summary: Mapping[str, Any]) -> bool:
         """Return whether the results of an evaluation reach the targets."""
-        return summary["success_rate"] >= self.target and summary["valid_action_ratio"] >= self.target_valid
+        return (
+            summary["success_rate"] >= self.options.target_success
+            and summary["valid_action_ratio"] >= self.target_valid
+        )
 
     def evaluate(
         self,
@@ -87,8 +109,9 @@ class SuccessEvaluation:
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
                 engine.read_images(ImageInputs.of(processing_class, model))
                 encode = ChatEncoder(processing_class, self.chat_template_kwargs)
-                actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
-                trajectories, _ = Player(pool, actor, EpisodeLimits(self.max_turns)).play(self.rows, self.sampling)
+                actor = PromptActor(engine, encode, self.template, self.options.history_length, **self.prompts)
+                player = Player(pool, actor, EpisodeLimits(self.options.max_turns))
+                trajectories, _ = player.play(self.rows, Sampling.of(self.options))
         finally:
             model.config.use_cache = cache
             model.train(was_training)
@@ -96,7 +119,7 @@ class SuccessEvaluation:
 
 
 class SuccessEvalCallback(TrainerCallback):
-    """Evaluates every `exam.every` steps and at the end, and stops training at the target success rate.
+    """Evaluates every `exam_steps` steps and at the end, and stops training at the target success rate.
 
     The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
 
@@ -133,7 +156,7 @@ class SuccessEvalCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         step = state.global_step
-        if step % self.exam.every and step < state.max_steps:
+        if step % self.exam.options.exam_steps and step < state.max_steps:
             return
         summary, trajectories = self.exam.evaluate(model, self.processing_class, self.pool, args.seed)
         folder = Path(args.output_dir, "exams")
@@ -143,17 +166,14 @@ class SuccessEvalCallback(TrainerCallback):
         self.results.append({"step": step, "samples": samples, "seconds": round(elapsed, 1), **summary})
         write_json(folder / "results.json", self.results, indent=1)
         losses = [f"loss {entry['loss']:.2f}" for entry in state.log_history if "loss" in entry]
-        ratios = {
-            "well-formed": "valid_action_ratio",
-            "calls": "tool_call_ratio",
-            "admissible": "admissible_action_ratio",
-        }
+        names = ("valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
+        ratios = zip(("well-formed", "calls", "admissible"), map(summary.get, names), strict=True)
         parts = [
             f"step {step:>4}",
             f"{samples} samples",
             *losses[-1:],
             f"success {summary['success_rate']:.1%} of {summary['episodes']} games",
-            *(f"{name} {summary[key]:.1%}" for name, key in ratios.items() if summary.get(key) is not None),
+            *(f"{name} {ratio:.1%}" for name, ratio in ratios if ratio is not None),
             f"turns {summary['turns']:.1f}",
             f"elapsed {elapsed:.0f} s",
         ]
@@ -177,18 +197,17 @@ def describe_limits(
     """
     valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
     called = sum(bool((step.response or {}).get("tool_calls")) for step in steps) / max(1, len(steps))
-    words = spelled_words(steps, model_name, with_actions=True)
+    calls, words = last.get("tool_call_ratio"), spelled_words(steps, model_name, with_actions=True)
     spelled = f" Words: {words[0].text}." if words else ""
     if valid < FORMAT:
         return (
             f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
             f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
         )
-    if (calls := last.get("tool_call_ratio")) is not None and calls < FORMAT * called:
+    if calls is not None and calls < FORMAT * called:
         return (
             f"Tool calls are the limit: {calls:.0%} of the completions call a tool, and {called:.0%} of the "
-            "demonstrated ones. Teach longer, use a larger model, or a chat template with shorter calls, as that of "
-            f"g2po init --coding.{spelled}"
+            f"demonstrated ones. Teach longer, or use a larger model or a chat template with shorter calls.{spelled}"
         )
     return (
         f"The format is not the limit: {valid:.0%} of the completions have it. Words that the model does not know or "

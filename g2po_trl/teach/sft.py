@@ -21,22 +21,20 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixi
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
-from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
-from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.teach.demonstrations import IMAGES, state_rows
-from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation, describe_limits
+from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.adapters import on_language_part
 from g2po_trl.utils.forward_pass import without_cudnn_attention
 from g2po_trl.utils.images import Picture
 from g2po_trl.utils.json import write_json
-from g2po_trl.utils.options import option, require
+from g2po_trl.utils.options import require
 from g2po_trl.utils.show import wrapped
 
 BaseModel = tuple[str, PreTrainedTokenizerBase | ProcessorMixin]  # a folder or a Hub id, and what reads its prompts
@@ -136,50 +134,6 @@ def teach(
     return trained, callback.results
 
 
-@dataclass
-class TeachingArguments(Sampling):
-    """Arguments of all recipes of teaching; each is a flag and a YAML key."""
-
-    num_demonstrations: int = option("Maximum number of expert actions to train on.", 768, within="[1, inf)")
-    target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
-    exam_steps: int = option("Optimizer steps between two exams.", 24, within="[1, inf)")
-    num_exam_tasks: int = option("Tasks of an exam, excluded from the demonstrations.", 24, within="[1, inf)")
-    prompt: str = option("Wording of prompts.", "compact", choices=("full", "compact"))
-    history_length: int = option("Past turns in a prompt.", 2, within="[0, inf)")
-    max_turns: int = option("Turns of an exam's episode.", 15, within="[1, inf)")
-    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 32, within="[1, inf)")
-    cache_dir: str = option("Folder of tasks and SmolLM2.", "~/.cache/g2po_trl")
-    overwrite: bool = option("Replace a model in output_dir that reached its target.", False)
-
-    def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the tasks of demonstrations and the tasks of evaluations."""
-        number, remedy = self.num_exam_tasks, f"set it above 0 and below the {len(rows)} training tasks"
-        require(0 < number < len(rows), "num_exam_tasks", number, remedy)
-        rows = list(rows)
-        random.Random(f"{seed}-exam").shuffle(rows)
-        return rows[number:], rows[:number]
-
-    def exam(
-        self,
-        environment_factory: Callable[[], Any],
-        rows: Sequence[dict[str, Any]],
-        template: PromptTemplate,
-        **more: Any,
-    ) -> SuccessEvaluation:
-        """Return the evaluation that these arguments describe; `more`: its other fields."""
-        return SuccessEvaluation(
-            environment_factory,
-            rows,
-            template,
-            self.history_length,
-            self.max_turns,
-            Sampling.of(self),
-            self.target_success,
-            self.exam_steps,
-            **more,
-        )
-
-
 def load_base_model(
     script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig, default: Callable[[str], str | Path]
 ) -> BaseModel:
@@ -214,19 +168,16 @@ def load_base_model(
     return name, load_processing_class(name, revision=model_args.model_revision)
 
 
-def draw_samples(
-    script_args: TeachingArguments, shown: Sequence[Any], exam: SuccessEvaluation, base_model: BaseModel, seed: int
-) -> Dataset:
+def draw_samples(shown: Sequence[Any], exam: SuccessEvaluation, base_model: BaseModel, seed: int) -> Dataset:
     """Return the samples of `num_demonstrations` states with an expert's action, drawn at random."""
-    number = script_args.num_demonstrations
+    number, (name, processing_class) = exam.options.num_demonstrations, base_model
     remedy = f"the training tasks give {len(shown)}: set it lower, or take more tasks"
     require(number <= len(shown), "num_demonstrations", number, remedy)
     print(f"{number} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
-    name, processing_class = base_model
     stops = get_stop_token_ids_of_checkpoint(get_tokenizer(processing_class), name)
     drawn = random.Random(seed).sample(list(shown), number)
-    rows = state_rows(drawn, exam.template, exam.history_length, ChatEncoder(processing_class), stops)
-    return Dataset.from_list(list(rows))
+    encode = ChatEncoder(processing_class)
+    return Dataset.from_list(list(state_rows(drawn, exam.template, exam.options.history_length, encode, stops)))
 
 
 def run_teaching(
@@ -268,12 +219,9 @@ def run_teaching(
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
     write_json(output / "teaching.json", {**about, "reached": reached, "exams": results}, indent=1)
     _delete_checkpoints(output)
-    print(
-        wrapped(
-            f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
-            f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
-        )
-    )
+    target = f"target of {exam.options.target_success:.0%} {'' if reached else 'not '}reached"
+    result = f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}"
+    print(wrapped(f"{result}: {target}. The model is in {args.output_dir}"))
     if not reached and shown:
         print(wrapped(describe_limits(exam, last, shown, name)), flush=True)
     return {**last, "reached": reached}

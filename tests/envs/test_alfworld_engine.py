@@ -10,10 +10,7 @@ import pytest
 
 pytest.importorskip("alfworld")
 
-from g2po_envs.alfworld import AlfworldEnvironment, Manifest
-from g2po_envs.alfworld.engine import NOTHING_HAPPENS, Game, GameCache, Session, read_game
-from g2po_trl.environments.pool.limits import PoolLimits
-from g2po_trl.environments.pool.pool import EnvironmentPool
+from g2po_envs.alfworld.engine import Game, Session, read_game
 
 OFFICIAL = Path(__file__).parents[3] / "shared" / "data" / "alfworld" / "json_2.1.1"
 needs_official_games = pytest.mark.skipif(not OFFICIAL.is_dir(), reason=f"no official games in {OFFICIAL}")
@@ -86,29 +83,6 @@ def test_texts_and_actions_equal_the_unmemoised_engine(number):
         assert reference == mine
 
 
-@pytest.mark.slow
-@needs_official_games
-def test_walkthroughs_win_every_official_game_through_the_pool():
-    manifest = Manifest.scan(OFFICIAL)
-    assert len(manifest) == 144
-    walkthroughs = {task_id: read_game(manifest.path(task_id))["walkthrough"] for task_id in manifest.games}
-    rows = manifest.rows()
-    with EnvironmentPool(lambda: AlfworldEnvironment(manifest), PoolLimits(2)) as pool:
-        for start in range(0, len(rows), 24):
-            tasks = rows[start : start + 24]
-            left = dict(enumerate(list(walkthroughs[task["task_id"]]) for task in tasks))
-            seen = pool.reset(tasks)
-            for turn in range(max(map(len, left.values()))):
-                actions = {slot: commands[turn] for slot, commands in left.items() if turn < len(commands)}
-                for slot, action in actions.items():
-                    assert action in seen[slot].admissible_actions
-                for slot, result in pool.step(actions).items():
-                    seen[slot] = result.observation
-                    last = turn + 1 == len(left[slot])
-                    assert (result.terminated, result.info["success"]) == (last, last), tasks[slot]
-                    assert result.reward == (10.0 if last else 0.0)
-
-
 @needs_official_games
 def test_sessions_on_one_game_do_not_touch_each_other():
     path = spread(1)[0]
@@ -127,21 +101,6 @@ def test_sessions_on_one_game_do_not_touch_each_other():
 
 
 @needs_official_games
-def test_the_cache_forgets_the_games_played_longest_ago_and_returns_to_them():
-    paths = spread(3)
-    cache = GameCache(max_bytes=1)
-    first = Session(cache.get("a", lambda: read_game(paths[0])))
-    for name, path in zip("bc", paths[1:]):
-        Session(cache.get(name, lambda: read_game(path))).step("look")  # noqa: B023
-    assert len(cache) == 1
-    # An episode keeps its game, also while others hold the library.
-    assert first.step("no such thing") == NOTHING_HAPPENS
-    for command in read_game(paths[0])["walkthrough"]:
-        first.step(command)
-    assert first.won
-
-
-@needs_official_games
 def test_a_game_that_cannot_be_loaded_does_not_disturb_one_that_is_played():
     data = read_game(spread(1)[0])
     session = Session(Game(data))
@@ -151,18 +110,3 @@ def test_a_game_that_cannot_be_loaded_does_not_disturb_one_that_is_played():
     for command in data["walkthrough"][1:]:
         session.step(command)
     assert session.won
-
-
-def test_a_grammars_expressions_get_their_variables_in_every_python():
-    """textworld writes them into `locals()`: without effect from Python 3.13 on, and before for a name of its own."""
-    code = "from g2po_envs.alfworld.installed import installed_engine; installed_engine()\n"
-    code += "from textworld.envs.pddl import textgen\n"
-    code += "print(textgen.EvalSymbol('value + r').derive({'variables': {'value': 'a ', 'r': 'fridge'}})[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "a fridge", done.stderr
-
-
-def test_nothing_of_the_engine_is_imported_before_it_is_used():
-    code = "import sys, g2po_envs.alfworld; print({'textworld', 'fast_downward', 'alfworld'} & {*sys.modules})"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "set()"

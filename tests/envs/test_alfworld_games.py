@@ -1,21 +1,19 @@
 """The generator of ALFWorld games."""
 
-import itertools
 import json
 import random
-import re
-import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import pytest
 
 pytest.importorskip("alfworld")
 
-from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest, games
+from refusals import refused
+
+from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.engine import read_game
-from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, layout_hash, split_of_layout
+from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, split_of_layout
 from g2po_envs.alfworld.vocabulary import HOLDS
 
 NUMBER = 12
@@ -41,28 +39,11 @@ def test_all_task_types_and_every_walkthrough_wins(made):
             seen = environment.reset(**row)
             assert seen.task and not any(sign in seen.task for sign in "{}#_.") and seen.task.islower()
             assert 4 <= sum(action.startswith("go to ") for action in seen.admissible_actions) <= 5
-            for action in read_game(manifest.path(row["task_id"]))["walkthrough"]:
+            walkthrough = read_game(manifest.path(row["task_id"]))["walkthrough"]
+            assert len(walkthrough) >= 3, "no task is done at the start"
+            for action in walkthrough:
                 result = environment.step(action)
             assert result.terminated and result.info["success"]
-
-
-def test_no_task_is_done_at_the_start(made):
-    for _, manifest in made.values():
-        for task_id in manifest.games:
-            assert len(read_game(manifest.path(task_id))["walkthrough"]) >= 3
-
-
-def test_splits_share_no_layout(made):
-    layouts = {
-        split: {
-            layout_hash(re.findall(r"\(receptacleType [^?\s]+ (\w+)Type\)", read_game(path)["pddl_problem"]))
-            for _, path in manifest.games.values()
-        }
-        for split, (_, manifest) in made.items()
-    }
-    assert not layouts["train"] & layouts["held-out"]
-    for split, found in layouts.items():
-        assert {split_of_layout(layout) for layout in found} == {split}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -77,6 +58,8 @@ def test_rooms_are_as_large_as_said_and_disjoint_between_splits(size):
     assert not layouts["train"] & layouts["held-out"]
     assert not layouts["train"] & layouts["validation"]
     assert not layouts["validation"] & layouts["held-out"]
+    for split, found in layouts.items():
+        assert {split_of_layout(layout) for layout in found} == {split}
     for room in sum(drawn.values(), []):
         low, high = SIZES[size].receptacles
         assert low <= len(room.receptacles) <= high
@@ -114,36 +97,21 @@ def test_made_games_are_found_again_and_damage_is_repaired(made, monkeypatch):
     assert make().hash == manifest.hash
 
 
-def test_games_of_a_faster_process_are_left_alone(made, tmp_path, monkeypatch):
-    folder, manifest = made["held-out"]
-    inodes = {}
-
-    def write(scratch, number):
-        if number == 0:  # meanwhile another process, which began before us, is done
-            shutil.copytree(folder, tmp_path / "games")
-            inodes.update({path: path.stat().st_ino for path in (tmp_path / "games").glob("*/*/*")})
-
-    monkeypatch.setattr(games, "Planners", nullcontext)
-    monkeypatch.setattr(games, "_solved_games", lambda *args: itertools.repeat(()))
-    monkeypatch.setattr(games, "_write", write)
-    again = generate_games(tmp_path / "games", "held-out", NUMBER, seed=3, size="tiny", progress=False)
-    assert again.hash == manifest.hash and inodes
-    assert {path: path.stat().st_ino for path in inodes} == inodes
-    assert [path.name for path in tmp_path.iterdir()] == ["games"]
-
-
-def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="split"):
-        generate_games(tmp_path / "x", "test", 1)
-    with pytest.raises(ValueError, match="size"):
-        generate_games(tmp_path / "x", "train", 1, size="huge")
-    with pytest.raises(ValueError, match="num_games"):
-        generate_games(tmp_path / "x", "train", 0)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(ValueError, match="not empty"):
-        generate_games(tmp_path / "mine", "train", 1)
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("split", ("x", "test", 1)),
+        ("size", ("x", "train", 1, 0, "huge")),
+        ("num_games", ("x", "train", 0)),
+        ("directory", (".", "train", 1)),
+    ],
+)
+def test_bad_arguments_are_refused_and_files_kept(tmp_path, monkeypatch, field, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("keep")
+    with refused(field):
+        generate_games(*arguments)
+    assert [path.name for path in tmp_path.rglob("*")] == ["notes.txt"]
 
 
 def test_command_line_makes_a_full_kitchen_that_official_tools_can_read(tmp_path):

@@ -15,12 +15,12 @@ from pathlib import Path
 import fake_appworld
 import psutil
 import pytest
-from returning import check_played_again, difference, played
+from refusals import refused
+from returning import check_played_again
 
-from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
-from g2po_envs.appworld.environment import called_functions
+from g2po_envs.appworld import AppworldEnvironment, Installation
 from g2po_envs.appworld.prompts import parse_think_code
-from g2po_envs.appworld.server import AppworldServer, AppworldServerError, evaluation
+from g2po_envs.appworld.server import AppworldServer, AppworldServerError
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 
@@ -61,47 +61,30 @@ def test_completions_are_read(completion, code, valid):
     assert parse_think_code(completion) == (code, valid)
 
 
-def test_called_functions_are_named_in_order():
-    code = "t = apis.notes.login(u=apis.supervisor.me())\nprint(len(apis.notes.show(t)['a'].split()))"
-    assert called_functions(code) == ["apis.notes.login", "apis.supervisor.me", "apis.notes.show"]
-    assert called_functions("print(") == [] and called_functions("apis.x") == []
-
-
-def test_prompts_show_code_and_what_it_printed():
-    message = APPWORLD_PROMPT.messages("4", "Count {them}.", None, [("Nothing yet.", "print(2 + 2)")], 1)[0]["content"]
-    assert "Your task: Count {them}." in message and ">>> print(2 + 2)" in message
-    assert "Shown after the last one: 4" in message
-
-
-def test_scores_are_the_share_of_tests_passed():
-    assert evaluation({"success": False, "passes": [1, 2, 3], "failures": [4]}) == (False, 0.75)
-    assert evaluation({"success": True, "passes": [], "failures": []}) == (True, 0.0)
-
-
-def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"python -m g2po_envs\.appworld\.setup"):
-        AppworldEnvironment(Installation(str(tmp_path)))
-    (tmp_path / "root" / "data" / "datasets").mkdir(parents=True)
-    (tmp_path / "root" / "data" / "datasets" / "dev.txt").write_text("a\nb\n")
-    assert [row["task_id"] for row in Installation(str(tmp_path)).rows("dev")] == ["a", "b"]
-    with pytest.raises(ValueError, match="there is no dataset 'train' .* there are: dev"):
-        Installation(str(tmp_path)).rows("train")
-    with pytest.raises(ValueError, match="key"):
-        AppworldEnvironment(Installation(str(tmp_path)), key="colour")
-
-
-def test_tasks_are_chosen_by_difficulty(tmp_path):
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("directory", lambda here: AppworldEnvironment(Installation(str(here / "empty")))),
+        ("dataset", lambda here: Installation(str(here)).rows("train")),
+        ("difficulties", lambda here: Installation(str(here)).rows("dev", [4])),
+        ("key", lambda here: AppworldEnvironment(Installation(str(here)), key="colour")),
+        ("refused", lambda here: AppworldEnvironment(Installation(str(here)), refused="...")),
+        ("code_timeout", lambda here: AppworldEnvironment(Installation(str(here)), code_timeout=0.5)),
+    ],
+)
+def test_tasks_are_chosen_by_difficulty_and_what_is_not_there_is_refused(tmp_path, field, call):
+    fake_appworld.install(tmp_path)
     installation = Installation(str(tmp_path))
-    for task_id, difficulty in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+    for task_id, difficulty in (("a", 1), ("b", 3), ("c", 2)):
         truth = installation.root / "data" / "tasks" / task_id / "ground_truth"
         truth.mkdir(parents=True)
         (truth / "metadata.json").write_text(json.dumps({"difficulty": difficulty}))
     (installation.root / "data" / "datasets").mkdir()
-    (installation.root / "data" / "datasets" / "train.txt").write_text("a\nb\nc\nd\n")
-    assert [row["task_id"] for row in installation.rows("train", [1, 2])] == ["a", "c", "d"]
-    assert [row["task_id"] for row in installation.rows("train")] == ["a", "b", "c", "d"]
-    with pytest.raises(ValueError, match="difficulties"):
-        installation.rows("train", [4])
+    (installation.root / "data" / "datasets" / "dev.txt").write_text("a\nb\nc\n")
+    assert [row["task_id"] for row in installation.rows("dev", [1, 2])] == ["a", "c"]
+    assert [row["task_id"] for row in installation.rows("dev")] == ["a", "b", "c"]
+    with refused(field):
+        call(tmp_path)
 
 
 # -- with a server that stands in for AppWorld's: what is ours around it ----------------------------------------------
@@ -141,9 +124,6 @@ def test_refused_code_is_not_run(stand_in):
         assert not result.terminated
     assert world.step("print(1)").observation.text.strip() == "1"
     world.close()
-    for options, message in (({"refused": "..."}, "refused"), ({"code_timeout": 0.5}, "code_timeout")):
-        with pytest.raises(ValueError, match=message):
-            AppworldEnvironment(stand_in, **options)
 
 
 def test_no_answer_is_ever_anothers(stand_in):
@@ -275,17 +255,6 @@ def play(pool, slots):
 class TestRealWorlds:
     pytestmark = real
 
-    def test_tasks_played_right_and_wrong_with_four_servers(self):
-        ids = ["tiny000_1", "tiny000_1", "tiny000_2", "tiny000_2"]
-        with make_pool(key="output and calls") as pool:
-            first = pool.reset([{"task_id": task_id} for task_id in ids], [0, 0, 1, 1])
-            assert all(isinstance(o, Observation) and "Ines Halloran" in o.task for o in first)
-            assert len(servers()) == 4
-            last = play(pool, {0: RIGHT[ids[0]], 1: WRONG, 2: RIGHT[ids[2]], 3: WRONG})
-            assert [last[slot].reward for slot in range(4)] == [10.0, 0.0, 10.0, 0.0]
-            assert last[0].info == {"success": True, "score": 1.0, "completed": True}
-            assert last[1].info == {"success": False, "score": 0.0, "completed": True}
-
     def test_a_group_plays_the_same_task_at_the_same_time(self):
         """AppWorld keeps a world's state in a folder named after its task: each server needs a root of its own."""
         tasks = [{"task_id": "tiny000_1"}] * 8
@@ -295,18 +264,8 @@ class TestRealWorlds:
                 codes = {slot: RIGHT["tiny000_1"] if slot % 2 else [LOGIN, *WRONG] for slot in range(8)}
                 last = play(pool, codes)
                 assert [last[slot].reward for slot in range(8)] == [0.0, 10.0] * 4
+                assert last[1].info == {"success": True, "score": 1.0, "completed": True}
         assert not (INSTALLATION.root / "experiments" / "outputs" / "g2po_trl").exists()
-
-    def test_outputs_and_keys(self):
-        with make_pool(key="output and calls", max_turns=3) as pool:
-            pool.reset([{"task_id": "tiny000_1"}])
-            one = pool.step({0: LOGIN})[0].observation
-            two = pool.step({0: "x = 1"})[0].observation
-            assert one.text == two.text == "Execution successful." and one.state_key != two.state_key
-            assert one.state_key.endswith("apis.supervisor.show_account_passwords, apis.simple_note.login")
-            last = pool.step({0: "import os; os.system('ls')"})[0]
-            assert "is not allowed" in last.observation.text
-            assert last.terminated and last.info == {"success": False, "score": 0.0, "completed": False}
 
     def test_a_server_killed_and_one_made_to_hang(self):
         with make_pool(code_timeout=5.0) as pool:
@@ -323,34 +282,6 @@ class TestRealWorlds:
             assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"
             assert len(servers()) == 4
 
-    def test_endless_code(self):
-        """The limits are in order: AppWorld's own, the server's, the step's."""
-        with EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, code_timeout=2.0), PoolLimits(1)) as pool:
-            pool.reset([{"task_id": "tiny000_2"}] * 2)
-            first = pool.step({0: f"kept = 7\n{ENDLESS}", 1: "print(8)"})
-            assert "timed out after 2 seconds" in first[0].observation.text and not first[0].terminated
-            assert first[1].observation.text == "8"
-            assert pool.step({0: "print(kept)"})[0].observation.text == "7"
-            second = pool.step({0: UNSTOPPABLE, 1: RIGHT["tiny000_2"][0]})
-            assert second[0].terminated and second[0].info["failure_reason"].startswith("endless code")
-            assert second[1].reward == 10.0
-
-    def test_servers_that_are_old_or_big_are_replaced(self):
-        old, big = (AppworldEnvironment(INSTALLATION, **limit) for limit in ({"max_worlds": 2}, {"max_memory": 4e8}))
-        pids = []
-        for _ in range(3):
-            old.reset("tiny000_1")
-            pids.append(old._server.process.pid)
-        assert pids[0] == pids[1] != pids[2]
-        old.close()
-        big.reset("tiny000_1")
-        pid = big._server.process.pid
-        big.step("held = [bytearray(1_000_000) for _ in range(300)]\nfor h in held: h[::4096] = b'x' * len(h[::4096])")
-        assert big._server.memory > 4e8
-        big.reset("tiny000_1")
-        assert big._server.process.pid != pid
-        big.close()
-
     def test_a_worker_that_is_killed_takes_its_servers_along(self):
         with make_pool() as pool:
             pool.reset([{"task_id": "tiny000_2"}] * 2)
@@ -363,14 +294,6 @@ class TestRealWorlds:
             assert ["3" in last[0].observation.text, "4" in last[1].observation.text] == [True, True], "played again"
             after = set(servers())
             assert len(after) == 2 and len(before & after) == 1, "the killed worker's server is gone"
-
-    def test_a_task_that_is_not_there(self):
-        server = AppworldServer(INSTALLATION)
-        with pytest.raises(AppworldServerError, match="initialize was refused"):
-            server.call("initialize", task_id="nowhere_1")
-        server.close()
-        with pytest.raises(AppworldServerError):
-            server.call("initialize", task_id="tiny000_1")
 
     def test_the_recipe_trains(self, tmp_path):
         (tmp_path / "appworld-tiny").symlink_to(INSTALLATION.directory)
@@ -398,10 +321,3 @@ class TestRealWorlds:
         factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls", start_timeout=300.0)
         episode = check_played_again(factory, {"task_id": "tiny000_1"}, actions, max_turns=9)
         assert episode.success and len(episode.steps) == 6
-
-    def test_code_that_prints_what_nobody_can_foresee(self):
-        actions = ["x = 1", "import uuid\nprint(uuid.uuid4())", "print(x)", "print(x)"]
-        factory = partial(AppworldEnvironment, INSTALLATION, start_timeout=300.0)
-        (episode,) = played(factory, {"task_id": "tiny000_1"}, actions)
-        found = difference(factory, {"task_id": "tiny000_1"}, episode)
-        assert found.startswith("before step 3, the observation is")

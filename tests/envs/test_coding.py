@@ -10,8 +10,8 @@ import sys
 import pytest
 from run_g2po import outcome
 
+from g2po_envs.tiny.coding_model import probabilities
 from g2po_trl.agents.agent import AgentEnvironment
-from g2po_trl.agents.workspace import Workspace
 from g2po_trl.cli.commands.init import FILES, SOURCES
 from g2po_trl.environments.loading import import_named, load
 from g2po_trl.prompts.conversation import ChatResponse
@@ -28,61 +28,6 @@ def folder(tmp_path, monkeypatch, capsys):
     assert code == 0 and said.endswith("&& g2po check\n"), errors
     monkeypatch.chdir(tmp_path / "fix")
     return tmp_path / "fix"
-
-
-def run_tests(folder):
-    command = [sys.executable, "-S", CODING / "run_tests.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def test_the_lines_that_the_failing_test_runs(tmp_path):
-    grades = next(one for one in REPOSITORIES if one["repository"] == "grades-6")
-    for name in ("task.py", "test_task.py"):
-        (tmp_path / name).write_text(grades[name])
-    assert run_tests(tmp_path).stdout == (
-        "1 of 3 tests fail: assert plate([40, 90, 60]) == 2\n"
-        "ran task.py:14 task.py:15 task.py:16 task.py:2 task.py:17 task.py:18\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("tests", "said"),
-    [
-        ("class TestIt:\n    def test_one(self):\n        assert False\n", "no function test_*"),
-        ("def test_one(tmp_path):\n    pass\n", "1 of 1 tests fail: test(): TypeError"),
-    ],
-)
-def test_tests_that_are_not_run_do_not_pass(tmp_path, tests, said):
-    (tmp_path / "test_task.py").write_text(tests)
-    done = run_tests(tmp_path)
-    assert done.returncode == 1 and said in done.stdout + done.stderr
-
-
-def test_a_call_that_fails_changes_nothing(folder):
-    desk = import_named(str(folder / "agent.py")).Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
-    desk.read("task.py")
-    before = desk.file.read_bytes()
-    for line, new in ((0, "x"), (-1, "x"), (99, "x"), (1, "\ud800")):
-        desk.use("edit", json.dumps({"line": line, "old": "def", "new": new}))
-        assert desk.note.startswith("This call failed") and desk.file.read_bytes() == before, (line, desk.note)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import time\ntime.sleep(9)\n", "the tests take more than 0.2 s"),
-        ("import os, time\nos.fork() or time.sleep(9)\n", "the tests take more than 0.2 s"),
-        ("input()\n", "the tests cannot be run: EOFError"),
-        ("import sys\nsys.stdout.buffer.write(b'\\xff')\n", "\N{REPLACEMENT CHARACTER}1 of "),
-    ],
-)
-def test_code_that_waits_fails_its_tests(folder, monkeypatch, code, said):
-    agent = import_named(str(folder / "agent.py"))
-    desk = agent.Desk(Workspace(folder / "repositories" / "words-1", folder / "own"))
-    monkeypatch.setattr(agent, "SECONDS", 0.2 if "take more" in said else 60)
-    (desk.workspace.folder / "task.py").write_text(code + (desk.workspace.folder / "task.py").read_text())
-    desk.use("test", "{}")
-    assert desk.results[-1].startswith(said) and not desk.note
 
 
 def form(function):
@@ -169,25 +114,10 @@ def test_the_bundled_model_writes_short_calls(folder):
     assert valid and message["tool_calls"] == [call]
 
 
-def test_samples_of_the_bundled_model_have_what_the_expert_does():
-    from tokenizers import Tokenizer
-
-    from g2po_envs.tiny.coding_model import Samples, probabilities
-
+def test_the_bundled_model_learns_the_probabilities_of_the_expert():
     agent = import_named(str(CODING / "agent.py"))
     code = " 1 def a(b, c):\n 2>     return b + c\n 5 def d(e):\n 6     return e < 1\n"
     seen = f"{code}undone: line 2: + is now -\n1 of 2 tests fail: assert a(1, 2) == 2"
     call = agent.expert([{"content": seen}], None, random.Random(0))
     chances = {tuple(one["arguments"].values()): chance for chance, one in probabilities(agent, seen, call, care=0.4)}
     assert chances == pytest.approx({(2, "+", "*"): 0.5, (2, "+", "-"): 0.1, (6, "<", "<="): 0.2, (6, "1", "0"): 0.2})
-    tokenizer = Tokenizer.from_file(str(CODING / "model" / "tokenizer.json"))
-    for sample in (Samples(tokenizer, agent, seed).draw(care=0.5) for seed in range(20)):
-        assert [sum(one.values()) for one in sample.following] == pytest.approx([1] * len(sample.positions))
-        assert all(sample.ids[place + 1] in one for place, one in zip(sample.positions, sample.following, strict=True))
-        marked = tokenizer.decode([i for i, mark in zip(sample.ids, sample.marks, strict=False) if mark == 1])
-        assert "\n" not in marked and "def" not in marked and bool(marked) == (">  " in tokenizer.decode(sample.ids))
-
-
-def test_one_kind_at_a_time(tmp_path, capsys):
-    code, _, errors = outcome(capsys, "init", str(tmp_path / "fix"), "--coding", "--agent")
-    assert code and "agent and coding are both given" in errors

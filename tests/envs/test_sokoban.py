@@ -1,21 +1,30 @@
 """Sokoban: moves by hand, distances by another search, levels by number, and an expert who solves them."""
 
+import random
 from collections import deque
 
+import numpy as np
 import pytest
+from refusals import refused
 
-from g2po_envs.sokoban import SIZES, Level, SokobanEnvironment, distance_of, distances, expert, level_rows, make_level
+from g2po_envs.sokoban import (
+    SIZES,
+    Level,
+    SokobanEnvironment,
+    distance_of,
+    distances,
+    expert,
+    level_rows,
+    limited_expert,
+    make_level,
+)
+from g2po_envs.sokoban.exact import ExactAdvantage
 from g2po_envs.sokoban.games import turned
 from g2po_envs.sokoban.solver import MOVES, move
-from g2po_trl import EnvironmentPool, Observation, PoolLimits
+from g2po_envs.sokoban.tiny import tiny_environment
+from g2po_trl import StateGraph, Step, Trajectory
 
-ROOM = """
-# # # # #
-# p x o #
-# _ _ _ #
-# _ _ _ #
-# # # # #
-"""
+ROOM = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #\n# # # # #"
 
 
 def played(directions, text=ROOM):
@@ -28,14 +37,6 @@ def test_a_box_is_pushed_onto_its_goal():
     (result,) = played("right")
     assert result.terminated and result.reward == 10.0
     assert result.observation.text.splitlines()[1] == "# _ p * #"
-
-
-def test_walls_and_second_boxes_stop_a_push():
-    pushed = "# # # # #\n# p x x #\n# o o _ #\n# _ _ _ #\n# # # # #"
-    assert played("right up left", pushed)[-1].observation.text == pushed
-    (result,) = played("sing", pushed)
-    assert result.observation.text == pushed and not result.terminated
-    assert result.observation.admissible_actions == ["down"]
 
 
 def forward_distance(level, start):
@@ -91,61 +92,59 @@ def test_levels_are_as_their_size_says_and_the_expert_solves_them(size):
         assert [result.terminated for result in results] == [False] * (level.moves - 1) + [True]
 
 
-def symmetries(drawing):
-    """The eight drawings of a level, by transposing and reversing rows."""
-    rows = [row.split() for row in drawing.splitlines()]
-    found = set()
-    for grid in (rows, list(map(list, zip(*rows)))):
-        for up in (grid, grid[::-1]):
-            for cells in (up, [row[::-1] for row in up]):
-                found.add("\n".join(" ".join(row) for row in cells))
-    return found
-
-
 def test_levels_of_training_and_evaluation_differ_however_they_are_turned():
     train = [make_level(row["size"], row["number"]).draw() for row in level_rows("tiny", 200)]
     held_out = [make_level(row["size"], row["number"]).draw() for row in level_rows("tiny", 30, held_out=True)]
     assert len(set(train)) == 200 and len(set(held_out)) == 30
-    assert not {one for drawing in held_out for one in symmetries(drawing)} & set(train)
-    with pytest.raises(ValueError, match="size"):
-        level_rows("tiny", 400, held_out=True)
-
-
-def test_a_turned_level_is_played_by_turned_moves():
-    environment, other = SokobanEnvironment(), SokobanEnvironment()
-    for turns, mirror in ((1, False), (3, True), (0, True)):
-        start = environment.reset(size="small", number=7)
-        drawing, names = turned(start.text, {one: one for one in MOVES}, turns, mirror)
-        assert drawing in symmetries(start.text)
-        other.reset(level=drawing)
-        for _ in range(make_level("small", 7).moves):
-            chosen = expert(environment)
-            result, same = environment.step(chosen), other.step(names[chosen])
-            assert turned(result.observation.text, {}, turns, mirror)[0] == same.observation.text
-        assert same.terminated
+    symmetries = [
+        turned(drawing, {}, turns, mirror)[0] for drawing in held_out for turns in range(4) for mirror in (False, True)
+    ]
+    assert len(set(symmetries)) > 60 and not set(symmetries) & set(train)
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    ("field", "call"),
     [
-        ("# ? #\n# p #\n# # #", r"the level has \['\?'\]"),
-        ("# # #\n# p #", "2 rows of"),
-        ("# # #\n# p #\n# # #", "1 players, 0 boxes and 0 goals"),
+        ("level", lambda: Level.read("# ? #\n# p #\n# # #")),
+        ("level", lambda: Level.read("# # #\n# p #")),
+        ("level", lambda: Level.read("# # #\n# p #\n# # #")),
+        ("size", lambda: make_level("huge", 0)),
+        ("size", lambda: level_rows("tiny", 400, held_out=True)),
+        ("render", lambda: SokobanEnvironment(render="sound")),
+        ("positions", lambda: SokobanEnvironment(render="image", positions=True)),
     ],
 )
-def test_drawings_that_are_no_level_are_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        Level.read(text)
+def test_what_is_refused(field, call):
+    with refused(field):
+        call()
 
 
-def test_sizes_are_named():
-    with pytest.raises(ValueError, match="size"):
-        make_level("huge", 0)
+def test_the_limited_expert_knows_no_more_than_what_is_beside_it():
+    rng, environment = random.Random(0), SokobanEnvironment()
+    environment.reset(level=ROOM)
+    assert {limited_expert(environment, rng) for _ in range(20)} == {"right"}
+    environment.step("down")
+    assert {limited_expert(environment, rng) for _ in range(40)} == {"up", "right"}
+    environment.step("right")
+    assert {limited_expert(environment, rng) for _ in range(20)} == {"left"}, "beside the box: back to push it"
 
 
-def test_workers_play_it():
-    rows = level_rows("tiny", 3)
-    with EnvironmentPool(SokobanEnvironment, PoolLimits(2)) as pool:
-        seen = pool.reset(rows, range(len(rows)))
-        assert all(isinstance(one, Observation) for one in seen)
-        assert [one.text for one in seen] == [make_level("tiny", row["number"]).draw() for row in rows]
+def test_exact_distances_as_values():
+    rows, environment, episodes = [{"level": ROOM}], SokobanEnvironment(), []
+    for moves in ("right", "down up right", "down right down down"):
+        steps, seen = [], environment.reset(**rows[0])
+        for name in moves.split():
+            steps.append(Step(seen.text, name))
+            result = environment.step(name)
+            seen = result.observation
+        won = result.terminated
+        episodes.append(Trajectory("one", steps, 10.0 * won, "success" if won else "truncated"))
+    graph = StateGraph.from_groups([episodes], gamma=0.5)
+    told = []
+    ExactAdvantage(rows, estimator=lambda exact: told.append(exact) or np.zeros(exact.num_steps))(graph)
+    assert told[0].node_values.tolist() == [5.0, 2.5, 1.25, 10.0, 10.0, 0.0]
+    assert graph.node_values[:2].tolist() != [5.0, 2.5], "mean returns differ"
+    assert np.isfinite(ExactAdvantage(rows)(graph)).all()
+    for other in (([{"size": "tiny"}], environment), (rows, tiny_environment())):  # its states would be worth 0
+        with refused("rows"):
+            ExactAdvantage(*other)(graph)

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 from conftest import CHAT_TEMPLATE, build_tokenizer
 from corridor import Corridor, add, always_left, go, number, open_safe, sometimes, two_texts
-from letter_environment import LETTER_PROMPT, LetterEnvironment
 from refusals import refused
 from scripted_actors import ScriptedEngine
 from scripted_agents import tool_loop
@@ -23,7 +22,7 @@ from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.teach.demonstrations import ExpertActor, as_message, build_rows, message_ids, spoken_after
+from g2po_trl.teach.demonstrations import ExpertActor, build_rows, message_ids, spoken_after
 from g2po_trl.teach.experts import (
     ExpertEnvironment,
     agent_answer,
@@ -32,7 +31,6 @@ from g2po_trl.teach.experts import (
     random_answer,
     recorded_answer,
 )
-from g2po_trl.utils.errors import G2POError
 
 
 def episodes(tasks):
@@ -138,11 +136,6 @@ def test_a_completion_ends_as_the_chat_template_ends_a_message():
     (shown,) = play(partial(ExpertEnvironment, Corridor, Corridor.expert), episodes([{"length": 1}]), carried_answer)
     text = build_tokenizer().decode(shown.steps[0].completion_ids)
     assert text == "<think></think><action>go right</action><|im_end|>"
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ message['content'] }}")
-    factory = partial(ExpertEnvironment, Corridor, Corridor.expert)
-    with refused("chat_template"):
-        play(factory, episodes([{"length": 1}]), carried_answer, tokenizer)
 
 
 def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
@@ -174,53 +167,37 @@ def test_recorded_episodes_are_played_again():
     assert stopped.outcome == "failure" and len(stopped.steps) == 1, "no completion without the format is taught"
 
 
-def test_recorded_messages_of_an_agent_are_played_again():
-    task, tokenizer = {"question": "3+4", "answer": "7"}, tokenizer_of("qwen2_5")
-    (shown,) = play(agent_factory(tool_loop, 4), [task], partial(agent_answer, add), tokenizer)
-    other = tokenizer_of("llama3_1")
-    answer = partial(recorded_answer, [shown])
-    (again,) = play(agent_factory(tool_loop, 4), [task], answer, other, stops=stop_ids(other))
-    assert again.success
-    assert [call["function"] for call in again.steps[0].response["tool_calls"]] == [
-        call["function"] for call in shown.steps[0].response["tool_calls"]
-    ]
-
-
 def test_random_episodes():
-    played = play(Corridor, [{"length": 1}] * 16, random_answer)
-    assert {t.outcome for t in played} == {"success", "failure"}
     safe = text_environment_factory(Safe, EpisodeLimits(3), "conversation")
     played = play(safe, [{}] * 4, random_answer, tokenizer_of("qwen2_5"), max_turns=3)
     names = {call["function"]["name"] for t in played for step in t.steps for call in step.response["tool_calls"]}
     assert names == {"turn", "listen"}
-    with refused("random_episodes"):
-        play(LetterEnvironment, [{"seed": 1}], random_answer, template=LETTER_PROMPT)
 
 
-def test_an_answer_that_cannot_be_written():
-    for expert, name in ((number, "expert"), (two_texts, "tool_calls")):
-        with pytest.raises(G2POError, match=name):
-            play(partial(ExpertEnvironment, Corridor, expert), episodes([{"length": 1}]), carried_answer)
-    picky = PromptTemplate("{observation}", "{observation}", parse_completion=lambda text, end: (text, False))
-    with pytest.raises(G2POError, match="parse_completion"):
-        factory = partial(ExpertEnvironment, Corridor, Corridor.expert)
-        play(factory, episodes([{"length": 1}]), carried_answer, template=picky)
+PICKY = PromptTemplate("{observation}", "{observation}", parse_completion=lambda text, end: (text, False))
+ENDLESS = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ message['content'] }}")
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("field", "expert", "options"),
     [
-        ("north", {"role": "assistant", "content": "north"}),
-        ({"name": "go"}, {"tool_calls": [{"name": "go", "arguments": {}}]}),
-        ([{"name": "go", "arguments": '{"way": 1}'}], {"tool_calls": [{"name": "go", "arguments": {"way": 1}}]}),
-        ({"content": "So.", "tool_calls": [{"name": "go"}]}, {"content": "So."}),
+        ("expert", number, {}),
+        ("messages", two_texts, {}),
+        ("parse_completion", Corridor.expert, {"template": PICKY}),
+        ("chat_template", Corridor.expert, {"chat_template": ENDLESS}),
     ],
 )
-def test_forms_of_an_answer(answer, message):
-    made = as_message(answer)
-    made["tool_calls"] = [call["function"] for call in made.get("tool_calls", ())]
-    assert made["role"] == "assistant"
-    assert {name: made[name] for name in message} == message
+def test_an_answer_that_cannot_be_written_is_refused(field, expert, options):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = options.pop("chat_template", CHAT_TEMPLATE)
+    with refused(field):
+        play(
+            partial(ExpertEnvironment, Corridor, expert),
+            episodes([{"length": 1}]),
+            carried_answer,
+            tokenizer,
+            **options,
+        )
 
 
 @pytest.mark.parametrize(
@@ -228,8 +205,6 @@ def test_forms_of_an_answer(answer, message):
     [
         ("ask: ", "ask: yes", "yes"),
         ("ask: <think>\n", "ask: yes", "</think>\n\nyes"),
-        ("ask: <think>\n", "ask: <think></think>yes", "</think>yes"),
-        ("ask: <think>\n\n</think>\n\n", "ask: yes", "yes"),
         ("ask: <think>\n\n</think>\n\n", "ask: <think></think>yes", "yes"),
     ],
 )
@@ -239,34 +214,13 @@ def test_what_is_spoken_after_a_prompt(asked, answered, spoken):
         spoken_after(f"Be brief. {asked}", answered)
 
 
-@pytest.mark.parametrize(
-    ("prompt_end", "completion"),
-    [
-        ("<|im_start|>assistant\n", "<think></think><action>go</action>"),
-        ("<think>\n", "</think><action>go</action>"),
-        ("<think>\n\n</think>\n\n", "<action>go</action>"),
-    ],
-)
-def test_a_completion_is_written_after_what_the_template_opens(prompt_end, completion):
-    assert DEFAULT_PROMPT.write("go", prompt_end) == completion
-    whole = "Well. <think>why?</think><action>go</action>"
-    assert DEFAULT_PROMPT.write(whole) == whole
-
-
 def test_where_an_expert_is_found(tmp_path):
     text = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
-    tool = "class Tools:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
+    tool = "class Game:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
     method = text + "    def expert(self): return 'method'\n"
-    files = {"no_expert": text, "method_expert": method, "tool_expert": tool}
-    files["function_expert"] = method + "def expert(game): return 'function'\n"
-    found = {}
-    for name, source in files.items():
-        (tmp_path / f"{name}.py").write_text(source)
-        expert = find_expert(f"{tmp_path / name}.py:{'Tools' if name == 'tool_expert' else 'Game'}")
-        found[name] = None if expert is None else expert(None)
-    assert found == {
-        "no_expert": None,
-        "method_expert": "method",
-        "tool_expert": None,  # all its methods are tools
-        "function_expert": "function",
-    }
+    function = method + "def expert(game): return 'function'\n"
+    sources = {text: None, method: "method", function: "function", tool: None}
+    for index, (source, answer) in enumerate(sources.items()):
+        (tmp_path / f"found_{index}.py").write_text(source)
+        expert = find_expert(f"{tmp_path}/found_{index}.py:Game")
+        assert (None if expert is None else expert(None)) == answer  # all methods of a class with tools are tools

@@ -1,6 +1,5 @@
 """A real pretrained model, SmolLM2-135M, where it is in the cache: `make test-pretrained`, which fetches it."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -135,22 +134,3 @@ def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter)
     trainer.close()
     played = list(read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl"))
     assert len(played) == 8 and all(step.completion_ids for trajectory in played for step in trajectory.steps)
-
-
-def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
-    """`g2po evaluate` with a prompting agent on the untaught model, then the viewer's data of it."""
-    from g2po_trl.cli.commands.evaluate import main
-    from g2po_trl.view.episode_sets import Evaluation
-
-    output = tmp_path / "evaluation"
-    main(
-        ["--environment", "alfworld", "--panel", str(folder), "--limit", "2", "--model", str(FOLDER)]
-        + ["--agent", "react", "--max-turns", "2", "--max-completion-length", "32", "--output", str(output)]
-    )
-    (played,) = Evaluation(output).sets()
-    assert sum(len(task["episodes"]) for task in played.data()["tasks"]) == 2
-
-
-def test_the_cache_says_where_it_is_from():
-    about = json.loads((FOLDER / "source.json").read_text())
-    assert about["licence"] == "Apache-2.0" and about["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"

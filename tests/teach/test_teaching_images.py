@@ -13,7 +13,7 @@ from programs import run as run_program
 from refusals import refused
 from trl import SFTConfig, SFTTrainer
 
-from g2po_trl import EnvironmentPool, Player, PoolLimits, Sampling, Step, Trajectory, read_jsonl
+from g2po_trl import EnvironmentPool, Player, PoolLimits, Step, Trajectory, read_jsonl
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
 from g2po_trl.cli.recipe_files import recipes_folder
@@ -21,11 +21,10 @@ from g2po_trl.engines.base import Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.checkpoints import load_model
 from g2po_trl.prompts.images import load_processing_class, reads_images
-from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.teach import sft
 from g2po_trl.teach.demonstrations import IMAGES, ExpertActor, build_rows
-from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation
+from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.trajectory import image_file
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.images import as_picture
@@ -76,10 +75,9 @@ def test_the_loss_is_that_of_the_model_alone(family, history, tmp_path, monkeypa
         use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True, max_length=None,
         gradient_checkpointing=False,
     )  # fmt: skip
-    game, sampling = vision_models.DrawnLetterEnvironment, Sampling(1.0, max_completion_length=2)
-    exam = SuccessEvaluation(
-        game, TASKS[:2], LETTER_PROMPT, 2, 3, sampling, target=1.0, every=9, prompts={"history": history}
-    )
+    told = TeachingArguments(temperature=1.0, max_completion_length=2, target_success=1.0, exam_steps=9, max_turns=3)
+    game = vision_models.DrawnLetterEnvironment
+    exam = SuccessEvaluation(game, TASKS[:2], LETTER_PROMPT, told, prompts={"history": history})
     samples = [{name: value for name, value in row.items() if name != "actions"} for row in rows]
     _, results = sft.teach(model, args, Dataset.from_list(samples), exam, processor, shown=trajectories)
     assert len(losses) == 1 and losses[0].item() == pytest.approx(expected.item(), abs=2e-5)
@@ -132,21 +130,12 @@ def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatc
     assert len(files) == 1 and all(file.is_file() for file in files)
 
 
-def test_rows_with_images_are_padded(drawn, monkeypatch):
+def test_what_images_need_is_refused_before_anything_is_taught(drawn, tiny_model_dir, monkeypatch):
     with refused("padding_free"):
         run(monkeypatch, "--padding_free", "true")
-
-
-def test_a_model_that_reads_text_alone_is_refused_before_it_is_taught(drawn, tiny_model_dir, monkeypatch):
-    with pytest.raises(G2POError, match="has 1 images, and .* has no processor of images that can be loaded here"):
-        run(monkeypatch, "--model", str(tiny_model_dir))
-    assert not (drawn / "runs/model-start").exists()
-
-
-def test_a_checkpoint_of_teaching_reads_images(tmp_path):
-    callback = SuccessEvalCallback(None, vision_models.build("Idefics3")[1], None, 1, None)
-    callback.on_save(SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=4), None)
-    assert reads_images(load_processing_class(str(tmp_path / "checkpoint-4")))
+    with pytest.raises(G2POError, match="has 1 images"):
+        run(monkeypatch, "--model", str(tiny_model_dir), "--output_dir", "other")
+    assert not (drawn / "other").exists()
 
 
 def test_a_screenshot_that_replaces_an_earlier_one_begins_a_row():
@@ -162,14 +151,6 @@ def test_a_screenshot_that_replaces_an_earlier_one_begins_a_row():
         ([5, 9, 1, 6, 2], [str(first)]),
         ([5, 9, 1, 6, 2, 9, 3], [str(other), str(first)]),
     ]
-
-
-def test_an_expert_that_names_the_token_of_an_image_writes_text():
-    processor = vision_models.build("Idefics3")[1]
-    said = f"<think>an {processor.image_token} here</think><action>b</action>"
-    (one,) = play(processor, "window", lambda *_: {"content": said}, TASKS[:1], DEFAULT_PROMPT)
-    step = one.steps[0]
-    assert processor.image_token_id not in step.completion_ids and step.completion == said
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_fla
             f"--{field.name.replace('_', '-')}" for one in (options, *others) for field in dataclasses.fields(one)
         }
     named = set(re.findall(r"--[a-z][a-z0-9-]*", HELP))
-    assert len(named) > 40 and named <= known
+    assert len(named) > 15 and named <= known
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b", 2), ("qwen2.5-7b", 8)])
@@ -91,37 +91,17 @@ def test_the_papers_setting(tmp_path, unchecked, name, gpus, recipe, turns):
     assert (args.use_bias_correction_kl, args.delta, args.weight_decay) == (False, 3.0, 0.01)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora", "qwen2.5-7b-lora"])
-def test_adapters_on_one_gpu(tmp_path, unchecked, name):
-    _, args, model = parse(name, "--output_dir", tmp_path)
+def test_adapters_and_the_default(tmp_path, unchecked):
+    _, args, model = parse("qwen2.5-7b-lora", "--output_dir", tmp_path)
     assert args.per_device_train_batch_size * args.steps_per_generation == 128, "16 groups of 8"
     adapter = get_peft_config(model)
     assert (adapter.r, adapter.lora_dropout, adapter.target_modules) == (64, 0.0, "all-linear")
-    assert args.use_vllm and args.vllm_max_model_length == 2048 + 512
-    assert args.load_best_model_at_end and (args.mini_batch_size, args.save_steps) == (256, 1)
-
-
-def test_the_default_and_the_long_one(tmp_path):
+    assert args.use_vllm and args.load_best_model_at_end and (args.mini_batch_size, args.save_steps) == (256, 1)
     script, args, model = parse("tiny", "--output_dir", tmp_path, "--learning_rate", "1e-4")
     assert args.learning_rate == 1e-4, "flags win over the file"
     assert args.generation_batch_size == 64 and args.optimizer_steps_per_iteration == 1
     assert (script.prompt, script.intro, model.model_name_or_path) == ("compact", False, None)
     assert script.hidden_actions == ["help", "look", "inventory", "examine"]
-    script, args, _ = parse("tiny-long")
-    assert (script.game_size, args.max_turns, args.use_cpu) == ("long", 30, True)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "name", "keys"),
-    [
-        *((r, "tiny-ppo", "output_dir critic_learning_rate critic_mini_batches value_clip_range")
-          for r in ("alfworld", "webshop")),
-        ("alfworld", "tiny-long", "output_dir game_size max_turns max_steps"),
-    ],
-)  # fmt: skip
-def test_variants_of_the_default_change_these_keys_alone(recipe, name, keys):
-    tiny, other = (yaml.safe_load((RECIPES / recipe / f"{one}.yaml").read_text()) for one in ("tiny", name))
-    assert {key for key in tiny.keys() | other.keys() if tiny.get(key, "") != other.get(key, "")} == {*keys.split()}
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -192,7 +172,7 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     assert trainer.args.run_name == Path(trainer.args.output_dir).name, "Trackio continues its run with the last one"
 
 
-def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, tmp_path):
+def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch):
     """A page is answered before the first iteration and during the run, and not after it."""
     monkeypatch.setenv(VIEW, "1")
     trainer, answers = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3))), []
@@ -203,24 +183,20 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, t
 
     class Visitor(TrainerCallback):
         def get(self, path):
-            (address,) = re.findall(r"Watch the run at (http://127\.0\.0\.1:\d+/\S+/)", self.said)
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            return json.load(opener.open(address + path, timeout=10))
+            return json.load(opener.open(self.address + path, timeout=10))
 
         def on_train_begin(self, *args, **kwargs):
-            self.said = capsys.readouterr().out
-            answers.append(self.get("overview")["sources"][0])
+            (self.address,) = re.findall(r"(http://127\.0\.0\.1:\d+/\S+/)", capsys.readouterr().out)
+            answers.append(self.get("overview")["sources"][0]["iterations"])
 
         def on_step_end(self, *args, **kwargs):
-            answers.append(self.get("overview")["sources"][0])
-            assert self.get("version")
+            answers.append(self.get("overview")["sources"][0]["iterations"])
 
     add, visitor = trainer.add_callback, Visitor()
-    monkeypatch.setattr(trainer, "add_callback", lambda one: (add(one), add(visitor)))
+    monkeypatch.setattr(trainer, "add_callback", lambda callback: (add(callback), add(visitor)))
     run_recipe(trainer, None, {})
-    assert [one["iterations"] for one in answers] == [[], [1], [1, 2]]
-    assert [[point["n"] for point in one["curves"]] for one in answers[1:]] == [[], [1]], "the line follows its step"
-    assert f"no longer served. To open the run again: g2po view {tmp_path / 'out'}" in capsys.readouterr().out
+    assert answers == [[], [1], [1, 2]]
     with pytest.raises(urllib.error.URLError):
         visitor.get("version")
 
@@ -240,41 +216,31 @@ def test_arguments_of_a_recipe(tmp_path, own):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--gama", "1"], "--gama is not a flag: did you mean --gamma?"),
-        (["stray"], "'stray' does not belong to a flag"),
-        (["--gamma", "1.5"], "gamma"),
-        (["--agent", "a.py:b"], "environment and agent are both given"),
-        (["--agent_state_key", "a.py:b"], "agent_state_key"),
-        (["--config", "alfworld/tiny"], "game_size"),
+        ("--gama 1", "--gama is not a flag: did you mean --gamma?"),
+        ("--gamma 1.5", "gamma"),
+        ("--agent a.py:b", "environment and agent are both given"),
+        ("--agent_state_key a.py:b", "agent_state_key"),
+        ("--config alfworld/tiny", "game_size"),
+        ("--lora_r 3", None),
+        ("--vllm_mode colocate", None),
     ],
 )
 def test_what_a_recipe_refuses(own, capsys, flags, text):
+    if text is None:  # an option without its condition
+        with refused(flags.split()[0][2:]):
+            parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags.split()])
+        return
     with pytest.raises(SystemExit):
-        parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags])
+        parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags.split()])
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [("--lora_r", "3"), ("--vllm_mode", "colocate")])
-def test_an_option_without_its_condition_is_refused(own, flags):
-    with refused(flags[0][2:]):
-        parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags])
-
-
-def test_the_help_of_a_recipe_has_its_defaults(capsys):
-    recipe = load_recipe("alfworld")
-    with pytest.raises(SystemExit) as exit_:
-        parse_arguments(recipe["TYPES"], recipe["DEFAULT_CONFIG"], argv=["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert not exit_.value.code and "(default: 15)" in text and "(default: 0.0003)" in text
-
-
 @pytest.mark.parametrize(
-    ("flags", "trained", "held_out"),
-    [([], 8, 2), (["--num_eval_tasks", "3"], 7, 3), (["--eval_tasks", "tasks.jsonl"], 10, 10)],
+    ("eval_tasks", "number", "trained", "held_out"),
+    [(None, None, 8, 2), (None, 3, 7, 3), ("tasks.jsonl", None, 10, 10)],
 )
-def test_tasks_of_an_environment_of_ones_own(own, flags, trained, held_out):
-    (script,) = parse_arguments(load_recipe("environment")["TYPES"][:1], argv=[*own[:4], *flags])
-    train, held = split_tasks(script.tasks, script.eval_tasks, script.num_eval_tasks)
+def test_tasks_of_an_environment_of_ones_own(own, eval_tasks, number, trained, held_out):
+    train, held = split_tasks("tasks.jsonl", eval_tasks, number)
     assert (len(train), len(held), held[-1]) == (trained, held_out, {"seed": 9})
 
 
