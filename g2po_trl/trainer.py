@@ -32,7 +32,6 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from .agents.agent import agent_factory
 from .config import G2POConfig
 from .credit.assignment import Credit, advantages_of_rank, groups_of
 from .credit.graph import StateGraph
@@ -42,7 +41,7 @@ from .engines.sampling import Sampling
 from .engines.stop_tokens import end_completions
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
-from .environments.setup import Setup, check_start
+from .environments.setup import Setup, agent_factory, check_start
 from .environments.several import environments_of, mixed
 from .environments.tasks import check_rows, decoded, panels_of, plain, tasks_hash
 from .environments.tools.trl_rewards import with_rewards

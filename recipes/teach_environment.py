@@ -29,7 +29,6 @@ from trl import ModelConfig, SFTConfig
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_recipes.train_environment import OwnArguments
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.parser import read_config
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
@@ -37,7 +36,7 @@ from g2po_trl.engines.base import Engine
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import load
-from g2po_trl.environments.setup import played_as
+from g2po_trl.environments.setup import agent_factory, played_as
 from g2po_trl.environments.several import environments_of
 from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.chat_template import get_tokenizer

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
-import functools
 import inspect
 import sys
 import threading
@@ -33,9 +32,8 @@ from typing import Any
 from ..environments.causes import in_words, is_of_environment
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.loading import load, resolve_agent_name
-from ..environments.several import mixed
 from ..environments.tools.trl_tools import awaited
-from ..environments.validation import EnvironmentContractError, unwrap_factory
+from ..environments.validation import EnvironmentContractError
 from ..prompts.conversation import ChatResponse, Message, as_text, since_last_completion
 from ..prompts.state_keys import request_key, state_key_text, workspace_key
 from ..utils.extras import import_extra
@@ -136,7 +134,7 @@ class AgentEnvironment(TextEnvironment):
         G2POError: if the agent cannot be called, or `max_turns` is below 1.
     """
 
-    takes_limits = ("max_turns", "max_requests")
+    runs_agent, takes_limits = True, ("max_turns", "max_requests")
 
     def __init__(
         self,
@@ -279,6 +277,7 @@ class AgentEnvironment(TextEnvironment):
             _strays.append((thread, time.monotonic()))
 
 
+AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"  # in `run.json`
 _strays: list[tuple[threading.Thread, float]] = []  # agents of ended episodes, and since when
 
 
@@ -315,37 +314,3 @@ def _describe(error: BaseException) -> str:
     """Return an exception in one line; of a program or a limit without its type."""
     lines = str(error).strip().splitlines()[:1]
     return ("".join(lines) if isinstance(error, _IN_WORDS) else in_words(error))[:300]
-
-
-def is_agent(environment_factory: Callable) -> bool:
-    """Return whether a factory is an agent's, as `agent_factory` makes it."""
-    return unwrap_factory(environment_factory) is AgentEnvironment
-
-
-def agent_factory(
-    agent: Callable | str | Mapping[str, Callable | str],
-    max_turns: int,
-    state_key: Callable[[list[Message]], Any] | None = None,
-    environment_factory: Any = None,
-) -> Callable[[], TextEnvironment]:
-    """Return the environment factory of an agent, a function or the name of one.
-
-    `environment_factory` is `None`, unless both are dictionaries, whose agents and environments one run plays.
-    """
-    if isinstance(agent, str):  # the name of one stays a name: workers may run in another folder
-        agent = resolve_agent_name(agent)
-        agent = named if isinstance(named := load(agent), Mapping) else agent
-    if isinstance(agent, Mapping):
-        environments = environment_factory or {}
-        remedy = "agent has names, so pass a dictionary of environments, too"
-        require(isinstance(environments, Mapping), "environment_factory", environment_factory, remedy)
-        both = sorted(agent.keys() & environments.keys())
-        require(not both, "agent", both, "environment_factory has the same names: give each its own")
-        agents = {name: agent_factory(one, max_turns, state_key) for name, one in agent.items()}
-        return mixed(agents | dict(environments))
-    remedy = "an agent brings its own environment: pass one of them"
-    require(environment_factory is None, "environment_factory", environment_factory, remedy)
-    remedy = "pass a function agent(task, client), an AgentCommand, or file.py:NAME"
-    require(callable(agent) or isinstance(agent, str), "agent", agent, remedy)
-    keyed = {} if state_key is None else {"state_key": state_key}
-    return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

@@ -97,20 +97,21 @@ class AgentCommand:
         max_disk_mb: float | None = 1024.0,
     ):
         self.words = _words("command", command)
-        self._checks = _words("verify", verify) if isinstance(verify, str) else []
+        self.checks = _words("verify", verify) if isinstance(verify, str) else []
         remedy = "pass a function that returns the reward, e.g. of (task, stdout)"
-        require(callable(verify) or bool(self._checks), "verify", verify, remedy)
+        require(callable(verify) or bool(self.checks), "verify", verify, remedy)
         limits = {"timeout": timeout, "verify_timeout": verify_timeout}
         limits |= {"max_processes": max_processes, "max_disk_mb": max_disk_mb}
         for name, limit in limits.items():
             is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             require(limit is None or (is_number and limit > 0), name, limit, "set it to a number above 0, or to None")
         if workspace is None:
-            require(not self._checks, "verify", verify, "a command runs in a workspace: give one, or a function")
+            require(not self.checks, "verify", verify, "a command runs in a workspace: give one, or a function")
             require(not restore, "restore", restore, "it puts back files of a workspace: give one")
         else:
             _check_placeholders("workspace", [str(workspace)])
-        self.verify, self._verified = verify, [] if self._checks else _verified(verify)
+        self.__module__ = getattr(verify, "__module__", None)  # where `run.json` looks for its name
+        self.verify, self.verified = verify, [] if self.checks else _verified(verify)
         self.environment = {name: str(value) for name, value in (environment or {}).items()}
         self.timeout, self.verify_timeout = timeout, verify_timeout
         restore = [restore] if isinstance(restore, (str, os.PathLike)) else restore
@@ -119,7 +120,7 @@ class AgentCommand:
             outside = pattern.startswith("/") or ".." in pattern.split("/")
             require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
         megabytes = math.inf if max_disk_mb is None else max_disk_mb
-        self._limits = {"processes": max_processes or math.inf, "disk_bytes": megabytes * 2**20}
+        self.limits = {"processes": max_processes or math.inf, "disk_bytes": megabytes * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns.
@@ -129,94 +130,11 @@ class AgentCommand:
             G2POError: if a placeholder is not a column of the task.
         """
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
-            episode = Path(name).resolve()  # as programs print it
-            variables = self._variables(client, episode)
-            if self.workspace is None:
-                return self._verify(task, episode, *self._run(task, client, variables, episode))
-            workspace = self._copy(task, episode)
-            variables = {name: value for name, value in variables.items() if name not in _OF_USER}
-            variables |= {**_own_folders(episode), "PWD": str(workspace.folder), **self.environment}
-            if self._checks:  # before the agent asks: a failure would be the model's
-                require_program(_filled(self._checks[0], task), variables, workspace.folder)
-            client.works_on(workspace)
-            try:
-                returncode, stdout, stderr = self._run(task, client, variables, episode, workspace.folder)
-            except CommandError as error:
-                error.info["diff"] = workspace.diff()
-                raise
-            facts = {"diff": workspace.diff()}
-            workspace.restore([*self.restore, *(_TEST_SETTINGS if self._checks else ())])
-            if self._checks:
-                facts |= {} if returncode == 0 else {"program": _failed(returncode, stderr)}
-                value = self._check(task, client, variables, episode, workspace.folder)
-            else:
-                value = self._verify(task, workspace.folder, returncode, stdout, stderr)
-            reward, info = read_return_value(value)
-            return {"reward": reward, "success": info.pop("success", None), "info": {**info, **facts}}
+            folder = Path(name).resolve()  # as programs print it
+            return _Episode(self, task, client, folder).play()
 
-    def _copy(self, task: dict[str, Any], episode: Path) -> Workspace:
-        """Return the episode's workspace. What it lacks is told before the agent asks: it would be the model's."""
-        workspace = Workspace(Path(_filled(str(self.workspace), task)), episode / "workspace")
-        size, most = disk_bytes(str(episode)), self._limits["disk_bytes"]
-        remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins; raise it, or leave files out"
-        require(size <= most, "max_disk_mb", most / 2**20, remedy)
-        is_there = not self.restore or bool(matching(workspace.source, self.restore))
-        remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
-        require(is_there, "restore", list(self.restore), remedy)
-        return workspace
-
-    def _run(
-        self,
-        task: dict[str, Any],
-        client: AgentClient,
-        variables: dict[str, str],
-        episode: Path,
-        folder: Path | None = None,
-    ) -> tuple[int, str, str]:
-        """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
-        limits = {"folder": str(episode), **self._limits}
-        program = Program([_filled(word, task) for word in self.words], variables, limits, folder)
-        client.at_end(program.end)
-        with program:
-            while True:
-                left = None if self.timeout is None else self.timeout - client.session.own_seconds()
-                if left is not None and left <= 0:
-                    raise CommandError(f"it took more than {self.timeout:g} s", limit="time limit")
-                if (returncode := program.wait(None if left is None else max(left, MIN_WAIT))) is not None:
-                    break
-        stdout, stderr = program.outputs()
-        may_fail = self._checks or "returncode" in self._verified
-        if returncode == OVER_LIMIT or (returncode != 0 and not may_fail):
-            limit = "program limit" if returncode == OVER_LIMIT else None
-            raise CommandError(_failed(returncode, stderr), limit=limit)
-        return returncode, stdout, stderr
-
-    def _verify(self, task: dict[str, Any], folder: Path, returncode: int, stdout: str, stderr: str) -> Any:
-        """Return what the function `verify` returns."""
-        values = dict(zip(_VERIFIED, [task, stdout, stderr, returncode, folder]))
-        return result_of(self.verify(**{name: values[name] for name in self._verified}))
-
-    def _check(
-        self, task: dict[str, Any], client: AgentClient, variables: dict[str, str], episode: Path, folder: Path
-    ) -> dict[str, Any]:
-        """Return the reward of the command `verify`, which has no access to the model, and its output."""
-        variables = {name: text for name, text in variables.items() if name not in VARIABLES}
-        own = Path(tempfile.mkdtemp(prefix="verify-", dir=episode))  # the agent's settings and caches are not its
-        variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.environment}
-        limits = {"folder": str(episode), **self._limits}
-        try:
-            checks = Program([_filled(word, task) for word in self._checks], variables, limits, folder)
-        except FileNotFoundError as error:  # the agent has removed it
-            return {"reward": 0.0, "info": {"verify": str(error)}}
-        client.at_end(checks.end)
-        with checks:
-            returncode = checks.wait(self.verify_timeout)
-        if returncode is None:
-            return {"reward": 0.0, "info": {"verify": f"it took more than {self.verify_timeout:g} s"}}
-        stdout, stderr = checks.outputs()
-        return {"reward": float(returncode == 0), "info": {"verify": (stdout + stderr)[-_SHOWN:]}}
-
-    def _variables(self, client: AgentClient, episode: Path) -> dict[str, str]:
+    def variables(self, client: AgentClient, episode: Path) -> dict[str, str]:
+        """Return the environment variables of a program in an episode's folder."""
         variables = dict(os.environ)
         bypass_proxies(variables)
         own, path = str(Path(sys.executable).parent), variables.get("PATH", os.defpath)
@@ -225,12 +143,103 @@ class AgentCommand:
         return {**variables, "EPISODE_FOLDER": str(episode), **self.environment}
 
 
+class _Episode:
+    """One episode of a command, in a folder of its own."""
+
+    def __init__(self, command: AgentCommand, task: dict[str, Any], client: AgentClient, folder: Path):
+        self.command, self.task, self.client, self.folder = command, task, client, folder
+        self.variables = command.variables(client, folder)
+        self.workspace: Workspace | None = None
+
+    def play(self) -> Any:
+        """Run the program and return what `verify` returns."""
+        command = self.command
+        if command.workspace is None:
+            return self._verify(*self._run())
+        self._copy()
+        if command.checks:  # before the agent asks: a failure would be the model's
+            require_program(_filled(command.checks[0], self.task), self.variables, self.workspace.folder)
+        self.client.works_on(self.workspace)
+        try:
+            returncode, stdout, stderr = self._run()
+        except CommandError as error:
+            error.info["diff"] = self.workspace.diff()
+            raise
+        facts = {"diff": self.workspace.diff()}
+        self.workspace.restore([*command.restore, *(_TEST_SETTINGS if command.checks else ())])
+        if command.checks:
+            facts |= {} if returncode == 0 else {"program": _failed(returncode, stderr)}
+            reward, info = self._check()
+        else:
+            reward, info = read_return_value(self._verify(returncode, stdout, stderr))
+        return {"reward": reward, "success": info.pop("success", None), "info": {**info, **facts}}
+
+    def _copy(self) -> None:
+        """Copy the workspace. What it lacks is told before the agent asks: it would be the model's failure."""
+        command, source = self.command, Path(_filled(str(self.command.workspace), self.task))
+        self.workspace = workspace = Workspace(source, self.folder / "workspace")
+        size, most = disk_bytes(str(self.folder)), command.limits["disk_bytes"]
+        remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins; raise it, or leave files out"
+        require(size <= most, "max_disk_mb", most / 2**20, remedy)
+        is_there = not command.restore or bool(matching(workspace.source, command.restore))
+        remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
+        require(is_there, "restore", list(command.restore), remedy)
+        variables = {name: text for name, text in self.variables.items() if name not in _OF_USER}
+        own = {**_own_folders(self.folder), "PWD": str(workspace.folder)}
+        self.variables = variables | own | command.environment
+
+    def _program(self, words: list[str], variables: dict[str, str]) -> Program:
+        """Start a program that ends with the episode, in the workspace if there is one."""
+        limits = {"folder": str(self.folder), **self.command.limits}
+        where = self.workspace and self.workspace.folder
+        program = Program([_filled(word, self.task) for word in words], variables, limits, where)
+        self.client.at_end(program.end)
+        return program
+
+    def _run(self) -> tuple[int, str, str]:
+        """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
+        timeout, returncode = self.command.timeout, None
+        with self._program(self.command.words, self.variables) as program:
+            while returncode is None:
+                left = None if timeout is None else timeout - self.client.session.own_seconds()
+                if left is not None and left <= 0:
+                    raise CommandError(f"it took more than {timeout:g} s", limit="time limit")
+                returncode = program.wait(None if left is None else max(left, MIN_WAIT))
+        stdout, stderr = program.outputs()
+        may_fail = self.command.checks or "returncode" in self.command.verified
+        if returncode == OVER_LIMIT or (returncode != 0 and not may_fail):
+            limit = "program limit" if returncode == OVER_LIMIT else None
+            raise CommandError(_failed(returncode, stderr), limit=limit)
+        return returncode, stdout, stderr
+
+    def _verify(self, returncode: int, stdout: str, stderr: str) -> Any:
+        """Return what the function `verify` returns."""
+        folder = self.workspace.folder if self.workspace else self.folder
+        values = dict(zip(_VERIFIED, [self.task, stdout, stderr, returncode, folder]))
+        return result_of(self.command.verify(**{name: values[name] for name in self.command.verified}))
+
+    def _check(self) -> tuple[float, dict[str, Any]]:
+        """Return the reward of the command `verify`, which has no access to the model, and its output."""
+        variables = {name: text for name, text in self.variables.items() if name not in VARIABLES}
+        own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings and caches are not its
+        variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.command.environment}
+        try:
+            checks = self._program(self.command.checks, variables)
+        except FileNotFoundError as error:  # the agent has removed it
+            return 0.0, {"verify": str(error)}
+        with checks:
+            returncode = checks.wait(self.command.verify_timeout)
+        if returncode is None:
+            return 0.0, {"verify": f"it took more than {self.command.verify_timeout:g} s"}
+        return float(returncode == 0), {"verify": "".join(checks.outputs())[-_SHOWN:]}
+
+
 def _own_folders(parent: Path) -> dict[str, str]:
     """Make a program's own folders for settings and temporary files; return the variables that name them."""
-    found = {"HOME": parent / "home", "TMPDIR": parent / "tmp"}
-    for path in found.values():
+    folders = {"HOME": parent / "home", "TMPDIR": parent / "tmp"}
+    for path in folders.values():
         path.mkdir()
-    return {name: str(path) for name, path in found.items()}
+    return {name: str(path) for name, path in folders.items()}
 
 
 def _words(name: str, command: Any) -> list[str]:

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import threading
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +21,9 @@ from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
 from .session import Call, Session
 
-MAX_BODY_BYTES = 2**26  # also after decompression
+MAX_BODY_BYTES = 2**26
 BODY_SECONDS = 60.0
 LINGER_SECONDS = 2.0  # for a client to send the rest of a refused request: most read no answer before they have
-_ENCODINGS = ("gzip", "x-gzip", "deflate")
 
 
 class Endpoint(LoopbackServer):
@@ -51,12 +49,11 @@ class Endpoint(LoopbackServer):
 
     def session_of(self, headers: Mapping[str, str]) -> Session:
         """Return the session whose key the headers contain. Raises `RefusedRequestError` if there is none."""
-        for key in (headers.get(name, "").removeprefix(scheme).strip() for name, scheme in KEY_HEADERS):
-            if (session := self._sessions.get(key)) is not None:
+        for name, scheme in KEY_HEADERS:
+            if session := self._sessions.get(headers.get(name, "").removeprefix(scheme).strip()):
                 return session
-        remedy = "use the client's api_key, in the episode it is for"
-        message = f"the API key is not the one of a running episode: {remedy}"
-        raise RefusedRequestError(message, code="invalid_api_key", status=401)
+        why = "the API key is not the one of a running episode: use the client's api_key, in the episode it is for"
+        raise RefusedRequestError(why, code="invalid_api_key", status=401)
 
     async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -114,9 +111,10 @@ async def _answer(
 
 
 async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
-    """Return the whole body of a request, decompressed."""
-    if int(headers.get("content-length", 0)) > MAX_BODY_BYTES:
-        raise _too_large(f"{int(headers['content-length']):,} bytes")
+    """Return the whole body of a request."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise RefusedRequestError(f"Content-Encoding is {encoding!r}: send the body plain", status=415)
     body, is_whole = bytearray(), False
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -127,31 +125,11 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
                 body += part["body"]
                 is_whole = not part["more_body"]
                 if len(body) > MAX_BODY_BYTES:
-                    raise _too_large(f"more than {MAX_BODY_BYTES:,} bytes")
+                    why = f"the body has more than {MAX_BODY_BYTES:,} bytes: shorten the messages"
+                    raise RefusedRequestError(why, status=413)
     except TimeoutError as error:
         raise RefusedRequestError("the request took too long to arrive: send it at once", status=408) from error
-    encoding = headers.get("content-encoding", "identity").lower()
-    return bytes(body) if encoding == "identity" else _decompressed(body, encoding)
-
-
-def _too_large(how: str) -> RefusedRequestError:
-    return RefusedRequestError(f"the body has {how}, more than {MAX_BODY_BYTES:,}: shorten the messages", status=413)
-
-
-def _decompressed(body: bytes, encoding: str) -> bytes:
-    if encoding not in _ENCODINGS:
-        remedy = f"send it plain, or compressed by {', '.join(_ENCODINGS)}"
-        raise RefusedRequestError(f"Content-Encoding is {encoding!r}: {remedy}", status=415)
-    decompress = zlib.decompressobj(47)  # by its header
-    try:
-        plain = decompress.decompress(body, MAX_BODY_BYTES + 1)
-    except zlib.error as error:
-        raise RefusedRequestError(f"the body is not compressed by {encoding} ({error}): send it plain") from error
-    if len(plain) > MAX_BODY_BYTES:
-        raise _too_large(f"more than {MAX_BODY_BYTES:,} bytes without compression")
-    if not decompress.eof:
-        raise RefusedRequestError(f"the body, compressed by {encoding}, is cut off: send all of it")
-    return plain
+    return bytes(body)
 
 
 _endpoint: Endpoint | None = None

@@ -12,9 +12,10 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = "127.0.0.1"
-MAX_HEAD_BYTES = 2**16
 HEAD_SECONDS = 10.0  # after which a connection without a request is closed
 MAX_SILENT, SILENT_SECONDS = 128, 1.0  # connections without a request yet, and how long one has at least
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class _Connection(H11Protocol):
@@ -30,10 +31,6 @@ class _Connection(H11Protocol):
     def _close_if_silent(self) -> None:
         if self.scope is None:
             self.transport.abort()
-
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 async def respond(
@@ -53,29 +50,19 @@ class LoopbackServer:
         self._socket = socket.create_server((LOOPBACK, port), backlog=512)
         self.server_port = self._socket.getsockname()[1]
         quiet = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
-        options = {
-            "http": _Connection,
-            "ws": "none",
-            "loop": "asyncio",
-            "lifespan": "off",
-            "interface": "asgi3",
-            **quiet,
-        }
-        self._server = Server(Config(application, h11_max_incomplete_event_size=MAX_HEAD_BYTES, **options))
-        self._ended = threading.Event()
+        plain = {"ws": "none", "loop": "asyncio", "lifespan": "off", "interface": "asgi3"}
+        self._server = Server(Config(application, http=_Connection, **plain, **quiet))
 
     def serve_forever(self) -> None:
         """Serve until `shutdown`, or in the main thread until an interrupt."""
-        try:
-            self._server.run(sockets=[self._socket])
-        finally:
-            self._ended.set()
+        self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
         """Serve in a thread that ends with the process."""
-        threading.Thread(target=self.serve_forever, daemon=True, name="loopback").start()
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True, name="loopback")
+        self._thread.start()
 
     def shutdown(self) -> None:
-        """End the server and its connections."""
+        """End a server that was started, and its connections."""
         self._server.should_exit = self._server.force_exit = True
-        self._ended.wait()
+        self._thread.join()

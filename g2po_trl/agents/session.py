@@ -36,19 +36,12 @@ class AgentEnd:
 
 @dataclass(eq=False)
 class Call:
-    """A request in its session, with the digest of its body.
-
-    Args:
-        request: the request.
-        digest: of its route and body.
-        name: the client's name of the request (`Idempotency-Key`).
-    """
+    """A request in its session, with the digest of its route and body. `name`: the client's, its `Idempotency-Key`."""
 
     request: AgentRequest
     digest: bytes
     name: str | None = None
     clients: int = 0  # that wait for the answer
-    is_queued: bool = False  # not if its clients had left before its turn
     is_delivered: bool = False
     answer: Future[Completion | RefusedRequestError] = field(default_factory=Future)
 
@@ -64,11 +57,11 @@ class Session:
 
     Args:
         max_turns: completions of the episode; later requests are refused.
-        max_requests: requests of the episode, refused ones included; after them it ends.
+        max_requests: requests of the episode, refused ones included; after them it ends. `None`: no limit.
     """
 
-    def __init__(self, max_turns: float = math.inf, max_requests: int | None = None) -> None:
-        self.max_turns, self.max_requests = max_turns, max_requests
+    def __init__(self, max_turns: float = math.inf, max_requests: float | None = None) -> None:
+        self.max_turns, self.max_requests = max_turns, math.inf if max_requests is None else max_requests
         self.key = f"sk-g2po-{secrets.token_urlsafe(24)}"
         self.refused: list[str] = []  # why requests could not be read
         self.ignored: set[str] = set()  # fields of requests that the trainer decides otherwise
@@ -76,7 +69,8 @@ class Session:
         self.closed, self.out_of_turns = False, 0  # requests after the last turn
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
-        self._requests = self._responses = self._tool_calls = 0
+        self._answered: list[tuple[AgentRequest, Completion]] = []
+        self._requests = self._tool_calls = 0
         self._own_seconds, self._waits_since = 0.0, None
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
@@ -90,13 +84,17 @@ class Session:
                     call = earlier
                     break
             else:
-                self._count()
-                self._complete(call)
+                if refusal := self._counted():
+                    raise refusal
+                try:
+                    call.request = call.request.whole(self._answered)
+                except RefusedRequestError as error:
+                    self.refused.append(str(error))
+                    raise
                 self._calls.append(call)
                 self.ignored.update(call.request.ignored)
             call.clients += 1
-            if not call.is_queued:
-                call.is_queued = True
+            if call.clients == 1:
                 self._events.put(call)
         return call
 
@@ -104,51 +102,36 @@ class Session:
         """Note a request that cannot be read."""
         with self._lock:
             self.refused.append(why)
-            with contextlib.suppress(RefusedRequestError):  # it is refused as it is
-                self._count()
+            self._counted()
 
-    def _count(self) -> None:
-        """Count a request. Raises `RefusedRequestError` if the episode is over; the last one ends it."""
+    def _counted(self) -> RefusedRequestError | None:
+        """Count a request; return its answer if it is one too many. Far too many end the episode."""
         self._requests += 1
         if self.closed:
-            raise episode_ended()
-        if self._responses >= self.max_turns:
-            raise self._turns_over()
-        if self.max_requests is not None and self._requests > self.max_requests:
-            what = f"more than max_requests={self.max_requests}"
-            self._events.put(AgentEnd(error=TooManyRequestsError(what)))
-            raise RefusedRequestError(f"the episode is over: {what}", code="request_limit", status=404)
-
-    def _turns_over(self) -> RefusedRequestError:
-        """Count a request after the last turn; return its answer."""
-        self.out_of_turns += 1
-        if self.out_of_turns == MAX_REFUSALS:
-            what = f"it asked {MAX_REFUSALS} times after its last turn"
-            self._events.put(AgentEnd(error=TooManyRequestsError(what)))
-        over = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
-        return RefusedRequestError(over, code="turn_limit", status=404)
-
-    def _complete(self, call: Call) -> None:
-        """Add the messages that a request continues, of an earlier response."""
-        answers = [(one.request, one.answer.result()) for one in self._calls if one.answer.done()]
-        try:
-            call.request = call.request.whole([pair for pair in answers if isinstance(pair[1], Completion)])
-        except RefusedRequestError as error:
-            self.refused.append(str(error))
-            raise
+            return episode_ended()
+        if len(self._answered) >= self.max_turns:
+            self.out_of_turns += 1
+            why, code = f"the agent has made its {self.max_turns} calls (max_turns)", "turn_limit"
+            ends = self.out_of_turns == MAX_REFUSALS
+        elif self._requests > self.max_requests:
+            why, code, ends = f"more than max_requests={self.max_requests}", "request_limit", True
+        else:
+            return None
+        if ends:
+            self._events.put(AgentEnd(error=TooManyRequestsError(why)))
+        return RefusedRequestError(f"the episode is over: {why}", code=code, status=404)
 
     def next(self) -> Call | AgentEnd:
-        """Wait for the next request whose client is there, or for the end of the agent."""
+        """Wait for the next request whose client waits for its answer, or for the end of the agent."""
         self._waits_since = time.monotonic()
         try:
             while not isinstance(event := self._events.get(), AgentEnd):
                 with self._lock:
-                    if self._responses >= self.max_turns:  # it has waited during the last turn
-                        event.answer.set_result(self._turns_over())
-                    elif event.clients:
+                    if not event.clients or event.answer.done():
+                        continue
+                    if len(self._answered) < self.max_turns:
                         return event
-                    else:
-                        event.is_queued = False
+                    event.answer.set_result(self._counted())  # it has waited during the last turn
             return event
         finally:
             self._own_seconds, self._waits_since = self.own_seconds(), None
@@ -156,9 +139,10 @@ class Session:
     def answer(self, call: Call, response: ChatResponse) -> None:
         """Answer a request by the model's response."""
         with self._lock:
-            self._responses += 1
-            call.answer.set_result(Completion(response, self._responses, self._tool_calls))
+            completion = Completion(response, len(self._answered) + 1, self._tool_calls)
+            self._answered.append((call.request, completion))
             self._tool_calls += len(response.tool_calls)
+            call.answer.set_result(completion)
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""

@@ -27,7 +27,7 @@ MAX_DIFF_CHARACTERS = 50_000
 MAX_DIFF_PAIRS = 4_000_000  # of lines that are compared; of files with more, a diff has only the name
 MAX_FILE_BYTES = 2**20  # of a file that a diff shows line by line
 _RECENT_NS = 100_000_000  # two changes within a tick of the system's clock look like one
-MAX_DIGEST_BYTES = 2**26  # of a file; of a larger one, as many at its beginning are part of the state
+MAX_BYTES = 2**26  # of a file; of a larger one, as many at its beginning are part of the state
 
 
 class Workspace:
@@ -69,7 +69,7 @@ class Workspace:
             with contextlib.suppress(OSError):  # removed meanwhile, or closed
                 seen = os.lstat(path)
                 signs = name, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode
-                digest = known.get(signs) or _digest(path)
+                digest = known.get(signs) or hashlib.blake2b(b"\0".join(_read(path)), digest_size=16).digest()
                 state.update(os.fsencode(name) + b"\0" + digest)
                 if now - seen.st_ctime_ns > _RECENT_NS:
                     self._digests[signs] = digest
@@ -137,31 +137,26 @@ def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
                 yield name if inside == "." else f"{inside}/{name}"
 
 
-def _digest(path: str | Path) -> bytes:
-    """Return a digest of a file's contents and whether it may be executed; of a link, of its target."""
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            return hashlib.blake2b(b"link " + os.fsencode(os.readlink(path)), digest_size=16).digest()
-        if not stat.S_ISREG(mode):
-            return b"special"
-        # If something else has taken its place, such as a pipe that nobody writes to, this does not wait.
-        with open(path, "rb", opener=lambda p, how: os.open(p, how | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(b"%d %d" % (size, mode & stat.S_IXUSR) + file.read(MAX_DIGEST_BYTES))
-    except OSError:  # closed, or removed meanwhile
-        return b"unreadable"
-    return digest.digest()
+def _read(path: str | Path) -> tuple[bytes, bytes]:
+    """Return what a file is, and its first `MAX_BYTES`; of a link, its target."""
+    with contextlib.suppress(OSError):  # closed, or removed meanwhile
+        seen = os.lstat(path)
+        if stat.S_ISLNK(seen.st_mode):
+            return b"link", os.fsencode(os.readlink(path))
+        if stat.S_ISREG(seen.st_mode):
+            # If something else has taken its place, such as a pipe that nobody writes to, this does not wait.
+            with open(path, "rb", opener=lambda p, how: os.open(p, how | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+                return b"file %d %d" % (seen.st_size, seen.st_mode & stat.S_IXUSR), file.read(MAX_BYTES)
+    return b"special", b""
 
 
 def _change(name: str, old: Path | None, new: Path | None) -> str:
     """Return the unified diff of a file; `None`: there is no file."""
     name = os.fsencode(name).decode("utf-8", "replace")
-    digests = [b"none" if path is None else _digest(path) for path in (old, new)]
-    if digests[0] == digests[1]:
+    sides = [(b"none", b"") if path is None else _read(path) for path in (old, new)]
+    if sides[0] == sides[1]:
         return ""
-    before, after = ([] if path is None else _lines(path) for path in (old, new))
+    before, after = (_lines(*side) for side in sides)
     if before is None or after is None or before == after or len(before) * len(after) > MAX_DIFF_PAIRS:
         return f"File {name} differs\n"
     names = "/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}"
@@ -169,10 +164,9 @@ def _change(name: str, old: Path | None, new: Path | None) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _lines(path: Path) -> list[str] | None:
-    """Return a file's lines; `None` if it is large, not text, or not a file that can be read."""
-    with contextlib.suppress(UnicodeDecodeError, OSError):
-        seen = path.lstat()
-        if stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_FILE_BYTES:
-            return list(io.StringIO(path.read_bytes().decode(), newline="\n"))
+def _lines(kind: bytes, content: bytes) -> list[str] | None:
+    """Return a file's lines; `None` if it is large, not text, or not a file."""
+    with contextlib.suppress(UnicodeDecodeError):
+        if kind == b"none" or kind.startswith(b"file") and len(content) <= MAX_FILE_BYTES:
+            return list(io.StringIO(content.decode(), newline="\n"))
     return None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..agents.agent import is_agent
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.contract import Observation
 from ..environments.episode_limits import EpisodeLimits
@@ -17,6 +16,7 @@ from ..environments.pool.pool import EnvironmentPool
 from ..environments.setup import default_history, first_steps, played_as, text_environment_factory
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
+from ..environments.validation import is_agent
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player

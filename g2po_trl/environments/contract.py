@@ -74,6 +74,7 @@ class TextEnvironment:
     """
 
     prompt_template: Any = None
+    runs_agent = False  # of a user, whose requests are the observations
 
     def reset(self, **task) -> Observation | str:
         """Start a task.

@@ -14,8 +14,9 @@ from ..utils.options import require
 from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
 from .failures import describe_failure
+from .loading import load, resolve_agent_name
 from .pool.pool import EnvironmentFailure, EnvironmentPool
-from .several import PromptTemplates, check_limits, environments_of, for_each, one_task_each
+from .several import PromptTemplates, check_limits, environments_of, for_each, mixed, one_task_each
 from .tasks import check_datasets, plain
 from .tools.trl_rewards import bound_environment, check_reward_columns
 from .tools.trl_tools import is_tool_environment, tool_environment_factory
@@ -192,3 +193,32 @@ def first_steps(
     results = [*starts, *pool.step(actions).values()]
     pool.end()
     return starts[: len(tasks)], [result for result in results if isinstance(result, EnvironmentFailure)]
+
+
+def agent_factory(
+    agent: Callable | str | Mapping[str, Callable | str],
+    max_turns: int,
+    state_key: Callable[[list[dict[str, Any]]], Any] | None = None,
+    environment_factory: Any = None,
+) -> Callable[[], TextEnvironment]:
+    """Return the environment factory of an agent, a function or the name of one.
+
+    `environment_factory` is `None`, unless both are dictionaries, whose agents and environments one run plays.
+    """
+    if isinstance(agent, str):  # the name of one stays a name: workers may run in another folder
+        agent = resolve_agent_name(agent)
+        agent = named if isinstance(named := load(agent), Mapping) else agent
+    if isinstance(agent, Mapping):
+        environments = environment_factory or {}
+        remedy = "agent has names, so pass a dictionary of environments, too"
+        require(isinstance(environments, Mapping), "environment_factory", environment_factory, remedy)
+        both = sorted(agent.keys() & environments.keys())
+        require(not both, "agent", both, "environment_factory has the same names: give each its own")
+        agents = {name: agent_factory(one, max_turns, state_key) for name, one in agent.items()}
+        return mixed(agents | dict(environments))
+    remedy = "an agent brings its own environment: pass one of them"
+    require(environment_factory is None, "environment_factory", environment_factory, remedy)
+    remedy = "pass a function agent(task, client), an AgentCommand, or file.py:NAME"
+    require(callable(agent) or isinstance(agent, str), "agent", agent, remedy)
+    keyed = {} if state_key is None else {"state_key": state_key}
+    return partial(load("g2po_trl:AgentEnvironment"), agent=agent, max_turns=max_turns, **keyed)

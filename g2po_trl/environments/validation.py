@@ -47,6 +47,11 @@ def unwrap_factory(environment_factory: Callable) -> Callable:
     return environment_factory
 
 
+def is_agent(environment_factory: Callable) -> bool:
+    """Return whether a factory is an agent's, as `agent_factory` makes it."""
+    return getattr(unwrap_factory(environment_factory), "runs_agent", False)
+
+
 def constructed(environment_factory: Callable, name: str) -> Any:
     """Return a new environment. Raises `EnvironmentContractError` for an object without `step`."""
     environment = environment_factory()

@@ -7,12 +7,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import beside, bundled_environments, file_of, resolve_agent_name, resolve_environment_name
+from ..environments.loading import (
+    beside,
+    bundled_environments,
+    file_of,
+    resolve_agent_name,
+    resolve_environment_name,
+)
 from ..environments.pool.limits import PoolLimits
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
+from ..runs.run_json import FILE, name_of_agent
 from ..utils.masking import masked_names
 from ..utils.options import option, require
 

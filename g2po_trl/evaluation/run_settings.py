@@ -8,10 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, panels_in, read_run
+from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
 from ..utils.masking import masked
 from ..utils.options import require
 from .options import EvaluateOptions, asked_for, stands_for

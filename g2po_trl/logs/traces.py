@@ -59,7 +59,7 @@ def _address(part: Mapping[str, Any]) -> Any:
 StateKey = Callable[[list[Message]], Any]
 LONGEST_KIND = 60  # characters
 _BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
-_CHAT = Blocks("messages", {"text": "text", "input_text": "text"}, "image_url", _address, {})
+_CHAT = Blocks("messages", {"text": "text", "input_text": "text"}, "image_url", _address)
 _ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
 _OF_REQUEST = {"messages", "system", "input", "instructions", "previous_response_id", "tools"}
 _OF_CALL = {*_OF_REQUEST, "request", "response", "output", "id"}

@@ -29,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from ..agents.agent import AgentEnvironment
-from ..agents.command import AgentCommand
 from ..environments.loading import load
 from ..environments.several import PromptTemplates
+from ..environments.validation import is_agent
 from ..prompts.template import PromptTemplate
 from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
@@ -40,7 +39,6 @@ from ..utils.json import to_json
 from ..utils.masking import masked
 from .ownership import FILE, read_description
 
-AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
 _WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
 _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 
@@ -133,7 +131,7 @@ def describe_object(value: Any) -> dict[str, Any] | None:
         args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
     args, kwargs = _by_name(value, args, kwargs)
     args, kwargs = [_argument(one) for one in args], {name: _argument(one) for name, one in kwargs.items()}
-    if value is AgentEnvironment:
+    if is_agent(value):
         kwargs = {name: None if callable(one) else one for name, one in kwargs.items()}
     module, name = _place(value)
     if not module or not name or not name.isidentifier():
@@ -154,8 +152,7 @@ def describe_object(value: Any) -> dict[str, Any] | None:
 
 def _place(value: Any) -> tuple[str | None, str | None]:
     """Return module and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
-    made_with = value.verify if isinstance(value, AgentCommand) else value
-    module, name = getattr(made_with, "__module__", None), getattr(value, "__qualname__", None)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or name == "<lambda>":
         variables = vars(sys.modules[module]) if module in sys.modules else {}
         name = next((variable for variable, one in list(variables.items()) if one is value), None)

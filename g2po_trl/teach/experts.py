@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from g2po_trl.agents.agent import is_agent
 from g2po_trl.check.play import random_arguments
 from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
@@ -24,7 +23,7 @@ from g2po_trl.environments.loading import import_named, load
 from g2po_trl.environments.setup import default_history, text_environment_factory
 from g2po_trl.environments.tasks import task_id_of
 from g2po_trl.environments.tools.trl_tools import ToolEnvironment, is_tool_environment
-from g2po_trl.environments.validation import validate_observation
+from g2po_trl.environments.validation import is_agent, validate_observation
 from g2po_trl.prompts.conversation import ChatResponse, Message, normalize_messages
 from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.episode import Episode

@@ -1,13 +1,11 @@
 """The endpoint of agents: what of OpenAI's protocol it takes, refuses and ignores, and what is a second request."""
 
 import contextlib
-import gzip
 import http.client
 import json
 import socket
 import threading
 import time
-import zlib
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -234,19 +232,12 @@ class Chunked:
         return response.status, json.loads(response.read())
 
 
-def test_bodies_in_chunks_and_compressed(session):
-    plain = json.dumps(HELLO).encode()
-    packed = {
-        "gzip": gzip.compress(plain),
-        "deflate": zlib.compress(plain),
-        "identity": plain,
-    }
-    for encoding, body in packed.items():
-        for kind in (Asking, Chunked):
-            asking = kind(session, body, **{"Content-Encoding": encoding})
-            assert respond(session, says("hi")).request.chat.messages == HELLO["messages"], encoding
-            status, answer = asking.result()
-            assert status == 200 and answer["choices"][0]["message"]["content"] == "hi"
+def test_bodies_in_chunks(session):
+    for encoding in ({}, {"Content-Encoding": "identity"}):
+        asking = Chunked(session, json.dumps(HELLO).encode(), **encoding)
+        assert respond(session, says("hi")).request.chat.messages == HELLO["messages"]
+        status, answer = asking.result()
+        assert status == 200 and answer["choices"][0]["message"]["content"] == "hi"
     assert not session.refused
 
 
@@ -325,14 +316,10 @@ def test_a_request_that_arrives_byte_by_byte_is_not_waited_for(session, monkeypa
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 1000)
-    bomb = gzip.compress(b" " * 10_000)
     cases = [
-        (415, partial(Asking, session, b"{}", **{"Content-Encoding": "br"})),
-        (400, partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
-        (400, partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
-        (413, partial(Asking, session, bomb, **{"Content-Encoding": "gzip"})),
+        (415, partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
         (413, partial(Chunked, session, b" " * 1100, size=600)),
-        (413, partial(Asking, session, b"{}", **{"Content-Length": "9999999"})),
+        (413, partial(Asking, session, b" " * 1100)),
     ]
     for number, (status, asked) in enumerate(cases, 1):
         assert asked().result()[0] == status and len(session.refused) == number

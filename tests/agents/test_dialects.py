@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scripted_agents import calls, play, says
 
-from g2po_trl.agents.dialects import DIALECTS, ROUTES, messages, responses
+from g2po_trl.agents.dialects import ROUTES
 from g2po_trl.agents.dialects.request import Completion, RefusedRequestError
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.utils.images import as_picture
@@ -200,8 +200,8 @@ def in_base64(picture):
 # By protocol: a text and an image as parts.
 TEXT = {"chat": "text", "responses": "input_text", "messages": "text"}
 IMAGE = {
-    "chat": lambda picture: {"type": "image_url", "image_url": {"url": picture.data_url, "detail": "high"}},
-    "responses": lambda picture: {"type": "input_image", "image_url": picture.data_url, "detail": "high"},
+    "chat": lambda picture: {"type": "image_url", "image_url": {"url": picture.data_url}},
+    "responses": lambda picture: {"type": "input_image", "image_url": picture.data_url},
     "messages": in_base64,
 }
 
@@ -242,14 +242,14 @@ def test_images_in_each_protocol():
     """Texts and images keep their order, the conversation is the same one, and so is the state."""
     script = [calls(("look", {})), says("seen"), says("seen")]
     chat, end = play(looking, script, protocol="chat")
-    assert end.reward == 1.0 and end.info["ignored_fields"] == ["messages.image_url.detail"]
+    assert end.reward == 1.0 and end.info == {}
     user = {"role": "user", "content": "a\ufffc\ufffcb\nc", "images": [FIRST, SECOND]}
     tool = {"role": "tool", "content": "\ufffca", "images": [FIRST], "tool_call_id": "call_1", "name": "look"}
     assert chat[0].request.messages == [user]
     assert chat[1].request.messages[2:] == [tool, {"role": "user", "content": "\ufffc", "images": [SECOND]}]
-    for protocol, ignored in (("responses", ["input.input_image.detail"]), ("messages", None)):
+    for protocol in ("responses", "messages"):
         seen, end = play(looking, script, protocol=protocol)
-        assert end.reward == 1.0 and end.info.get("ignored_fields") == ignored
+        assert end.reward == 1.0 and end.info == {}
         for number, one in enumerate(seen):
             wanted = chat[min(number, 1)]
             assert (one.request.messages, one.state_key) == (wanted.request.messages, wanted.state_key)
@@ -304,32 +304,40 @@ def test_images_that_are_refused(protocol, part, in_result):
 @pytest.mark.parametrize(
     ("route", "data", "parameter"),
     [
-        ("/v1/responses", {}, "input"),
-        ("/v1/responses", {"input": []}, "messages"),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input"),
-        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input"),
-        ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, "tools"),
-        ("/v1/responses", {"input": [{"type": {}}]}, "input"),
-        ("/v1/responses", {"input": "a", "tools": 3}, "tools"),
-        ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
-        ("/v1/responses", {"input": "a", "background": True}, "background"),
-        ("/v1/responses", {"input": "a", "top_logprobs": 2}, "top_logprobs"),
-        ("/v1/responses", {"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "input"),
-        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_tokens"),
-        ("/v1/messages", {}, "messages"),
-        ("/v1/messages", {"messages": []}, "messages"),
-        ("/v1/messages", {"messages": ["a"]}, "messages"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "thread": "new"}, "thread"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "compaction": {"type": "x"}}, "compaction"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages"),
+        ("responses", {}, "input"),
+        ("responses", {"input": []}, "messages"),
         *(
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **fields}, next(iter(fields)))
+            ("responses", {"input": [item]}, "input")
+            for item in (
+                {"role": "user", "content": [{"type": "input_image"}]},
+                {"role": "user", "content": [{"type": "text", "text": None}]},
+                {"type": "function_call", "call_id": "1"},
+                *({"type": "computer_call"}, {"type": {}}),
+            )
+        ),
+        *(
+            ("responses", {"input": "a", **fields}, next(iter(fields)))
+            for fields in (
+                *({"tools": [{"type": "function"}]}, {"tools": 3}, {"prompt": {"id": "p"}}, {"background": True}),
+                *({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}),
+            )
+        ),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("responses", {"input": "a", "max_output_tokens": 0}, "max_tokens"),
+        *(
+            ("messages", {"messages": messages}, "messages")
+            for messages in (
+                *(None, [], ["a"], [{"role": "user", "content": [{"type": "image"}]}]),
+                [{"role": "user", "content": [{"type": "text"}]}],
+            )
+        ),
+        *(
+            ("messages", {"messages": [{"role": "user", "content": "a"}], **fields}, next(iter(fields)))
+            for fields in ({"tools": [{}]}, {"thread": "new"}, {"compaction": {"type": "x"}})
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages"),
+        *(
+            ("chat/completions", {"messages": [{"role": "user", "content": "a"}], **fields}, next(iter(fields)))
             for fields in (
                 *({"messages": None}, {"n": 2}, {"logprobs": True}, {"response_format": {"type": "json_schema"}}),
                 *({"modalities": ["text", "audio"]}, {"functions": [{}]}, {"tools": [{"type": "web_search"}]}),
@@ -340,31 +348,36 @@ def test_images_that_are_refused(protocol, part, in_result):
 )
 def test_what_cannot_be_answered_is_refused(route, data, parameter):
     with pytest.raises(RefusedRequestError) as raised:
-        request_of(route, **data)
+        request_of(f"/v1/{route}", **data)
     assert raised.value.parameter == parameter and raised.value.status == 400
 
 
-def test_what_templates_cannot_express_is_named():
-    result = {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True}
-    own = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]}
-    asked = [{"role": "user", "content": "a"}, own, {"role": "user", "content": [result]}]
-    prefill = {"role": "assistant", "content": "{"}
-    assert request_of("/v1/messages", messages=asked).ignored == ("messages.tool_result.is_error",)
-    assert request_of("/v1/messages", messages=[*asked[:1], prefill]).ignored == ("messages.prefill",)
+SAID = {"role": "user", "content": "a"}
+FORM = {"type": "json_schema", "schema": {}}
+MADE = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True}
+FAILED = {"role": "user", "content": [RESULT]}
+ONE_CALL = {"type": "auto", "disable_parallel_tool_use": True}
 
 
-def test_what_is_decided_otherwise_is_named():
-    asked, schema = [{"role": "user", "content": "a"}], {"type": "json_schema", "schema": {}}
-    one = {"type": "auto", "disable_parallel_tool_use": True}
-    assert request_of("/v1/messages", messages=asked, tool_choice=one).ignored == ("tool_choice",)
-    for config, named in (({"format": schema}, ()), ({"format": schema, "effort": "low"}, ("output_config",))):
-        assert request_of("/v1/messages", messages=asked, output_config=config).ignored == named
-    for text, named in (({"format": schema}, ()), ({"verbosity": "low"}, ("text",)), (3, ("text",))):
-        assert request_of("/v1/responses", input="a", text=text, top_logprobs=0, include=[]).ignored == named
-    for role, named in (("user", ("messages.name",)), ("tool", ())):
-        message = {"role": role, "content": "a", "name": "ann"}
-        assert request_of("/v1/chat/completions", messages=[message]).ignored == named
-    assert request_of("/v1/responses", input=[{"type": None, **asked[0]}]).chat.messages == asked
+@pytest.mark.parametrize(
+    ("route", "data", "ignored"),
+    [
+        ("messages", {"messages": [SAID, MADE, FAILED]}, "messages.tool_result.is_error"),
+        ("messages", {"messages": [SAID, {"role": "assistant", "content": "{"}]}, "messages.prefill"),
+        ("messages", {"messages": [SAID], "tool_choice": ONE_CALL}, "tool_choice"),
+        ("messages", {"messages": [SAID], "output_config": {"format": FORM}}, None),
+        ("messages", {"messages": [SAID], "output_config": {"format": FORM, "effort": "low"}}, "output_config"),
+        ("responses", {"input": [{"type": None, **SAID}], "top_logprobs": 0, "include": []}, None),
+        ("responses", {"input": "a", "text": {"format": FORM}}, None),
+        ("responses", {"input": "a", "text": {"verbosity": "low"}}, "text"),
+        ("responses", {"input": "a", "text": 3}, "text"),
+        ("chat/completions", {"messages": [{**SAID, "name": "ann"}]}, "messages.name"),
+        ("chat/completions", {"messages": [{**SAID, "role": "tool", "name": "ann"}]}, None),
+    ],
+)
+def test_what_has_no_effect_is_named(route, data, ignored):
+    assert request_of(f"/v1/{route}", **data).ignored == ((ignored,) if ignored else ())
 
 
 @pytest.mark.parametrize("name", ["resp_7", "", ["resp_1"]])
@@ -415,35 +428,40 @@ def test_a_thread_keeps_its_messages_and_tools():
     assert "ignored_fields" not in end.info
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
-def test_events_have_lines_for_whichever_client(route):
-    """Some, such as `httpx` by `iter_lines`, end a line at any of Unicode's separators."""
-    dialect, text = ROUTES[f"POST {route}"][0], "a\u2028b\u2029c\x85d\x1ce\x0bf"
-    given = {"input": "a"} if dialect is responses else {"messages": [{"role": "user", "content": "a"}]}
-    completion = Completion(ChatResponse(text, (call("add", {"ä": text}),), "tool_calls"), 1, 0)
-    lines = dialect.stream(completion, request_of(route, **given)).decode().splitlines()
+# By route: a request, and where its response has its end and the first call's arguments.
+ANSWERS = {
+    "/v1/chat/completions": (
+        {"messages": [SAID]},
+        lambda body: body["choices"][0]["finish_reason"],
+        lambda body: body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"],
+    ),
+    "/v1/responses": (
+        {"input": "a"},
+        lambda body: (body["incomplete_details"] or {}).get("reason"),
+        lambda body: body["output"][0]["arguments"],
+    ),
+    "/v1/messages": (
+        {"messages": [SAID]},
+        lambda body: body["stop_reason"],
+        lambda body: body["content"][0]["input"].get("arguments"),
+    ),
+}
+
+
+@pytest.mark.parametrize("route", ANSWERS)
+def test_what_each_dialect_writes(route):
+    """Of a completion that reached its limit, of arguments that are no object, of a refusal, and of any text.
+
+    Some clients, such as `httpx` by `iter_lines`, end a line of a stream at any of Unicode's separators.
+    """
+    dialect, (data, end_of, arguments_of) = ROUTES[f"POST {route}"][0], ANSWERS[route]
+    request, text = request_of(route, **data), "a\u2028b\u2029c\x85d\x1ce\x0bf"
+    cut = json.loads(dialect.answer(Completion(ChatResponse("cut", finish_reason="length"), 1, 0), request))
+    assert end_of(cut) in ("length", "max_tokens", "max_output_tokens")
+    spoiled = Completion(ChatResponse("", (call("add", "1 +"),), "tool_calls"), 1, 0)
+    assert arguments_of(json.loads(dialect.answer(spoiled, request))) == "1 +"
+    refusal = json.loads(dialect.error(RefusedRequestError("stop is 3", "stop", status=404)))
+    assert refusal["error"]["message"] == "stop is 3"
+    odd = Completion(ChatResponse(text, (call("add", {"ä": text}),), "tool_calls"), 1, 0)
+    lines = dialect.stream(odd, request).decode().splitlines()
     assert all(line.startswith(("data: ", "event: ")) for line in lines if line)
-
-
-def test_a_completion_that_reached_its_limit():
-    completion = Completion(ChatResponse("cut", finish_reason="length"), 1, 0)
-    written = json.loads(responses.answer(completion, request_of("/v1/responses", input="a")))
-    assert (written["status"], written["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    asked = request_of("/v1/messages", messages=[{"role": "user", "content": "a"}])
-    assert json.loads(messages.answer(completion, asked))["stop_reason"] == "max_tokens"
-
-
-def test_arguments_that_are_no_object():
-    """What the model wrote instead of one reaches the agent, in the form that its protocol has."""
-    completion = Completion(ChatResponse("", (call("add", "1 +"),), "tool_calls"), 1, 0)
-    (item,) = json.loads(responses.answer(completion, request_of("/v1/responses", input="a")))["output"]
-    assert item["arguments"] == "1 +"
-    asked = request_of("/v1/messages", messages=[{"role": "user", "content": "a"}])
-    (block,) = json.loads(messages.answer(completion, asked))["content"]
-    assert block["input"] == {"arguments": "1 +"}
-
-
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__.rpartition(".")[2])
-def test_errors_have_a_message_that_names_the_field(dialect):
-    body = json.loads(dialect.error(RefusedRequestError("stop is 3: give a text", "stop", status=404)))
-    assert body["error"]["message"] == "stop is 3: give a text"

@@ -17,7 +17,6 @@ from toy_environments import Countdown, Forgetful
 from transformers import AutoTokenizer
 
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.check.examine import examine
 from g2po_trl.check.findings import Finding, Kind, learns_nothing, worst_first
 from g2po_trl.check.measure import agent_findings, call_findings, faults, recurrence_by_key, spelled_words
@@ -25,6 +24,7 @@ from g2po_trl.check.play import Played, random_arguments
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.failures import describe_failure
 from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.environments.setup import agent_factory
 from g2po_trl.prompts.state_keys import workspace_key
 
 TESTS = Path(__file__).parents[1] / "helpers"

@@ -12,12 +12,12 @@ from imported_files import forget
 from run_g2po import outcome
 
 from g2po_trl import PoolLimits
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.check.examine import examine
 from g2po_trl.cli.commands.init import FILES
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe_files import recipes_folder
 from g2po_trl.environments.loading import resolve_agent_name
+from g2po_trl.environments.setup import agent_factory
 
 ASKS = """
 import http.client, json, os, random, time, urllib.request

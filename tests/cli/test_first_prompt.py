@@ -12,11 +12,10 @@ from transformers import AutoTokenizer
 from vision_models import DrawnLetterEnvironment
 
 from g2po_trl import EnvironmentPool, G2POError, Player, PoolLimits, PromptActor, PromptTemplate
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.first_prompt import FirstPrompt
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.setup import played_as
+from g2po_trl.environments.setup import agent_factory, played_as
 from g2po_trl.prompts.tokenization import ChatEncoder
 
 HELPERS = Path(__file__).parents[1] / "helpers"

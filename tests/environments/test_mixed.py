@@ -10,8 +10,7 @@ from refusals import refused
 from scripted_agents import calls, says
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, EpisodeLimits, PoolLimits, PromptTemplate, tasks_dataset
-from g2po_trl.agents.agent import agent_factory
-from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
+from g2po_trl.environments.setup import agent_factory, prompt_template_of, text_environment_factory
 from g2po_trl.environments.several import check_mixture, mixed, one_task_each
 from g2po_trl.environments.tasks import check_datasets
 from g2po_trl.environments.tools.trl_rewards import check_reward_columns, with_rewards

@@ -12,9 +12,9 @@ from imported_files import forget
 from refusals import refused
 
 from g2po_trl import PromptTemplate
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.cli.commands.evaluate import read as options_of
 from g2po_trl.environments.loading import load
+from g2po_trl.environments.setup import agent_factory
 from g2po_trl.evaluation.evaluate import identity, load_panel, make_agent
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.run_settings import describe_settings, run_settings

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "g2po_trl"
 DATA = {"utils", "trajectory", "prompts", "environments", "engines", "rollout", "credit"}
-RUNS = DATA | {"agents", "runs"}
+RUNS = DATA | {"runs"}
 TRAINING = RUNS | {"config", "config_validation", "update", "trainer_validation"}
 MAY_IMPORT = {
     "utils": set(),
@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "credit": {"utils", "trajectory"},
     "rollout": {"utils", "trajectory", "prompts", "environments", "engines"},
     "update": {"utils", "trajectory"},
-    "runs": DATA | {"agents"},
+    "runs": DATA,
     "config_validation": {"utils", "engines", "credit", "rollout", "update", "runs"},
     "config": {"utils", "engines", "environments", "credit", "rollout", "update", "config_validation"},
     "trainer_validation": TRAINING,
@@ -31,11 +31,11 @@ MAY_IMPORT = {
     "ppo": TRAINING | {"trainer"},
     "report": {"utils", "trajectory", "credit", "runs", "check", "view"},
     "logs": {"utils", "trajectory", "prompts", "agents", "credit", "check", "view"},
-    "evaluation": RUNS,
+    "evaluation": RUNS | {"agents"},
     "check": RUNS | {"evaluation", "view"},
     "teach": RUNS | {"check"},
     "estimate": {"utils"},
-    "view": RUNS,
+    "view": RUNS | {"agents"},
     "cli": RUNS
     | {"config", "config_validation", "trainer", "evaluation", "check", "teach", "estimate", "report", "logs", "view"},
 }

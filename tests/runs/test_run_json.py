@@ -12,9 +12,9 @@ import pytest
 from g2po_envs.adapters.openenv import RemoteEnvironment
 from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT
 from g2po_trl import AgentCommand, PromptTemplate
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.environments.loading import load
+from g2po_trl.environments.setup import agent_factory
 from g2po_trl.runs.run_json import describe_object, describe_prompt, identity_of, load_object, load_prompt
 
 

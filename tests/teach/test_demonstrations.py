@@ -12,10 +12,9 @@ from shipped_templates import CALL, NATIVE, TASK, TOOLS, stop_ids, tokenizer_of
 from tools_by_hand import Safe
 
 from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
-from g2po_trl.agents.agent import agent_factory
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.setup import text_environment_factory
+from g2po_trl.environments.setup import agent_factory, text_environment_factory
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain

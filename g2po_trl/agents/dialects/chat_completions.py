@@ -18,17 +18,11 @@ from .request import (
     arguments_text,
     chat_request,
     demand,
-    ignored_fields,
-    read_object,
+    read_fields,
     to_body,
 )
 
-# Read by `parse`, or sent by clients for their own records.
-_READ = (
-    *("max_completion_tokens", "max_tokens", "messages", "response_format", "stop", "stream", "tools"),
-    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
-    *("stream_options", "user"),
-)
+_READ = ("max_completion_tokens", "max_tokens", "messages", "response_format", "stop", "stream", "tools")
 # Values that change nothing; others are ignored and named.
 _NEUTRAL = {
     "model": (MODEL,),
@@ -57,11 +51,8 @@ VARIABLES = {
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
-    data = read_object(body)
-    for name, (allowed, remedy) in _REFUSED.items():
-        demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)
+    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
     form = data.get("response_format")
-    ignored = ignored_fields(data, (*_READ, *_REFUSED), _NEUTRAL)
     if form == {"type": "json_object"}:
         ignored.add("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
@@ -75,20 +66,13 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     )
     if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
         ignored.add("messages.name")
-    parts = [part for one in data["messages"] if isinstance(one.get("content"), list) for part in one["content"]]
-    images = [part.get("image_url") for part in parts if isinstance(part, dict)]
-    if any(isinstance(image, dict) and image.get("detail") not in (None, "auto") for image in images):
-        ignored.add("messages.image_url.detail")
     options = data.get("stream_options")
     fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
     return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")), fields)
 
 
 def _tools(tools: Any) -> Any:
-    if tools is None:
-        return None
-    demand(isinstance(tools, list), "tools", tools, "give a list")
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
         demand(is_named, f"tools[{index}]", tool, "give a function with a name")

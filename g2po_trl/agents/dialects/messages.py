@@ -25,16 +25,15 @@ from .request import (
     chat_request,
     demand,
     function_tool,
-    ignored_fields,
-    read_object,
+    named_events,
+    read_fields,
     to_body,
 )
 
-# Read by `parse`, or sent by clients for their own records.
-_READ = (
-    *("max_tokens", "messages", "metadata", "output_config", "service_tier", "stop_sequences", "stream", "system"),
-    *("thread", "tool_choice", "tools"),
-)
+_READ = ("max_tokens", "messages", "output_config", "stop_sequences", "stream", "system")
+_READ += ("thread", "tool_choice", "tools")
+_NEUTRAL = {"model": (MODEL,)}
+_REFUSED = {"compaction": (None, "shorten the messages")}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
@@ -55,18 +54,15 @@ def _data_url(block: Mapping[str, Any]) -> str | None:
     return f"data:{source.get('media_type')};base64,{source['data']}" if is_whole else None
 
 
-_MARKS = {("text", "citations"): ([],), ("image", "transformations"): ([],)}
-_BLOCKS = Blocks("messages", {"text": "text"}, "image", _data_url, _MARKS)
+_BLOCKS = Blocks("messages", {"text": "text"}, "image", _data_url)
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
-    data = read_object(body)
-    ignored = ignored_fields(data, _READ, {"model": (MODEL,)})
+    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
     messages = read_messages(data, ignored)
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
-    demand(not data.get("compaction"), "compaction", data.get("compaction"), "shorten the messages")
     choice, only = data.get("tool_choice", {}), False
     if isinstance(choice, dict):
         choice, only = choice.get("type"), choice.get("disable_parallel_tool_use")
@@ -121,9 +117,8 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
         if kind == "text" or kind == "image" and role in SHOW_IMAGES:
             texts.append((at, block))
         elif kind == "tool_use":
-            calls.append(
-                {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
-            )
+            function = {"name": block.get("name"), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
             if texts:
                 yield {"role": role, "content": _BLOCKS.joined(texts, ignored, role in SHOW_IMAGES)}
@@ -168,17 +163,8 @@ def answer(completion: Completion, request: AgentRequest) -> bytes:
 def stream(completion: Completion, request: AgentRequest) -> bytes:
     """Return a completion as server-sent events: its blocks, each with its beginning, content and end."""
     written = _written(completion)
-    events: list[dict[str, Any]] = [
-        {
-            "type": "message_start",
-            "message": {
-                **written,
-                "content": [],
-                "stop_reason": None,
-                "usage": {**written["usage"], "output_tokens": 0},
-            },
-        }
-    ]
+    begun = {"content": [], "stop_reason": None, "usage": {**written["usage"], "output_tokens": 0}}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": {**written, **begun}}]
     for index, block in enumerate(written["content"]):
         if block["type"] == "text":
             start, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -192,7 +178,7 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
         ]
     end = {"stop_reason": written["stop_reason"], "stop_sequence": None}
     events += [{"type": "message_delta", "delta": end, "usage": written["usage"]}, {"type": "message_stop"}]
-    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + to_body(event) + b"\n\n" for event in events)
+    return named_events(events)
 
 
 def error(refusal: RefusedRequestError) -> bytes:

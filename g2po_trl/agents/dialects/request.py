@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...prompts.conversation import ChatRequest, ChatResponse, Message
 from ...utils.errors import G2POError
 from ...utils.images import as_picture
+from ...utils.options import require
 from ...utils.show import show
 
 MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.
 CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
+# Fields that clients send for their own records.
+RECORDS = ("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention")
+RECORDS += ("safety_identifier", "service_tier", "store", "stream_options", "user")
 _SUPPORTED = ("text is", "text and images are")  # in a content, by whether its role shows images
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
@@ -54,10 +58,8 @@ class LeftOut(Counter[str]):
     def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
         """Return an image as a part of a message's content, by its data URL; nothing if it is left out."""
         try:
-            if not isinstance(url, str) or not url.startswith("data:"):
-                raise G2POError(
-                    f"{where} is {show(part)}: no address or file is read; send the image itself in base64"
-                )
+            is_whole = isinstance(url, str) and url.startswith("data:")
+            require(is_whole, where, part, "no address or file is read: send the image itself in base64")
             return [{"type": "image", "image": as_picture(url, where)}]
         except G2POError as error:
             self.unknown(name, str(error), parameter)
@@ -93,11 +95,11 @@ class AgentRequest:
         """
         if self.after is None:
             return self
-        continued = [pair for pair in answered if self.after in pair[1].names]
-        if not continued:
+        continued = next((pair for pair in answered if self.after in pair[1].names), None)
+        if continued is None:
             message = f"{show(self.after)} is not a response of this episode: send the messages"
             raise RefusedRequestError(message, code="not_found")
-        earlier, completion = continued[0]
+        earlier, completion = continued
         tools = earlier.chat.tools if self.keeps_tools else self.chat.tools
         messages = list(self.chat.messages)
         before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
@@ -134,19 +136,40 @@ class Completion:
         return message
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body, without fields that are null."""
+def read_fields(
+    body: bytes,
+    read: Collection[str],
+    neutral: Mapping[str, tuple[Any, ...]],
+    refused: Mapping[str, tuple[Any, str]],
+) -> tuple[dict[str, Any], LeftOut]:
+    """Return the fields of a request that are not null, and the names of those that have no effect.
+
+    Args:
+        body: the request, a JSON object.
+        read: names of fields that are read.
+        neutral: fields whose value the trainer decides -> values that change nothing.
+        refused: fields that cannot be given -> the value that changes nothing, and what to do about another one.
+    """
     try:
         data = json.loads(body)
+        if not isinstance(data, dict):
+            raise ValueError(f"it is {show(data)}")
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
-        raise RefusedRequestError(f"the body is not valid JSON ({error}): send a JSON object") from error
-    if not isinstance(data, dict):
-        raise RefusedRequestError("the body is not a JSON object: send one with messages")
-    return {name: value for name, value in data.items() if value is not None}
+        raise RefusedRequestError(f"the body is not a JSON object ({error}): send one") from error
+    data = {name: value for name, value in data.items() if value is not None}
+    for name, (allowed, remedy) in refused.items():
+        demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)
+    known = (*read, *RECORDS, *refused)
+    return data, LeftOut(n for n in data if not (data[n] in neutral[n] if n in neutral else n in known))
 
 
 def to_body(data: Any) -> bytes:
     return json.dumps(data).encode()  # in ASCII: some clients end a line of a stream at any of Unicode's separators
+
+
+def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return server-sent events that have their `type` as a name."""
+    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + to_body(event) + b"\n\n" for event in events)
 
 
 def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatRequest:
@@ -158,8 +181,7 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
     try:
         chat = ChatRequest(**fields)
     except G2POError as error:
-        parameter = error.field or next((name for name in fields if str(error).startswith(name)), None)
-        raise RefusedRequestError(str(error), parameter) from error
+        raise RefusedRequestError(str(error), error.field) from error
     if schema is None:
         return chat
     text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
@@ -167,17 +189,6 @@ def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatReq
     if first["role"] != "system":
         return replace(chat, messages=[{"role": "system", "content": text}, *chat.messages])
     return replace(chat, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
-
-
-def ignored_fields(data: Mapping[str, Any], read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> LeftOut:
-    """Return the fields that have no effect.
-
-    Args:
-        data: the request.
-        read: names of fields that are read, or that clients send for their own records.
-        neutral: fields whose value the trainer decides -> values that change nothing.
-    """
-    return LeftOut(name for name in data if not (data[name] in neutral[name] if name in neutral else name in read))
 
 
 @dataclass(frozen=True)
@@ -189,14 +200,12 @@ class Blocks:
         texts: kind of a text -> name of its field.
         image: kind of an image.
         url: returns the data URL of an image.
-        marks: (kind, field of a block) -> values that change nothing. Others are left out and named.
     """
 
     field: str
     texts: Mapping[str, str]
     image: str
     url: Callable[[Mapping[str, Any]], Any]
-    marks: Mapping[tuple[str, str], tuple[Any, ...]]
 
     def read(self, content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
         """Return the content that blocks are: a text, or parts if there are images among them.
@@ -205,9 +214,8 @@ class Blocks:
         """
         if not isinstance(content, list):
             return content
-        return self.joined(
-            [(f"{where}[{index}]", block) for index, block in enumerate(content)], ignored, shows_images
-        )
+        blocks = [(f"{where}[{index}]", block) for index, block in enumerate(content)]
+        return self.joined(blocks, ignored, shows_images)
 
     def joined(self, blocks: list[tuple[str, Any]], ignored: LeftOut, shows_images: bool) -> Any:
         """Return the content that blocks are, each with its place in the request."""
@@ -222,9 +230,6 @@ class Blocks:
             else:
                 why = f"{where} is {show(block if kind is None else kind)}: only {_SUPPORTED[shows_images]} supported"
                 ignored.unknown(f"{self.field}.{kind}", why, self.field)
-            for (owner, name), neutral in self.marks.items():
-                if kind == owner and block.get(name) not in (None, *neutral):
-                    ignored.add(f"{self.field}.{owner}.{name}" if owner == self.image else f"{self.field}.{name}")
         return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
 
 

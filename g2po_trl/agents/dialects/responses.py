@@ -27,31 +27,25 @@ from .request import (
     chat_request,
     demand,
     function_tool,
-    ignored_fields,
-    read_object,
+    named_events,
+    read_fields,
     to_body,
 )
 
-# Read by `parse`, or sent by clients for their own records.
-_READ = (
-    *("input", "instructions", "max_output_tokens", "model", "previous_response_id", "stream", "text", "tools"),
-    *("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("service_tier", "store", "stream_options", "user"),
-)
+_READ = ("input", "instructions", "max_output_tokens", "previous_response_id", "stream", "text", "tools")
 # Values that change nothing; others are ignored and named.
 _NEUTRAL = {
     "model": (MODEL,),
     "tool_choice": ("auto", "none"),  # a call cannot be promised
     "parallel_tool_calls": (True,),
     "truncation": ("disabled",),
-    "background": (False,),
-    "top_logprobs": (0,),
 }
+# Value that changes nothing, and what to do about another one.
 _REFUSED = {
-    "conversation": "send the items, or previous_response_id",
-    "top_logprobs": "log-probabilities are not returned: leave it out",
-    "prompt": "send its text as instructions",
-    "background": "leave it out, and wait for the response",
+    "conversation": (None, "send the items, or previous_response_id"),
+    "top_logprobs": (0, "log-probabilities are not returned: leave it out"),
+    "prompt": (None, "send its text as instructions"),
+    "background": (False, "leave it out, and wait for the response"),
 }
 _LOGPROBS = "message.output_text.logprobs"
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
@@ -59,18 +53,15 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
 _TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text"), "text") | {"refusal": "refusal"}
-_MARKS = {("input_image", "detail"): ("auto",)}
-_BLOCKS = Blocks("input", _TEXTS, "input_image", lambda block: block.get("image_url"), _MARKS)
+_BLOCKS = Blocks("input", _TEXTS, "input_image", lambda block: block.get("image_url"))
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
-    data = read_object(body)
-    for name, remedy in _REFUSED.items():
-        demand(not data.get(name), name, data.get(name), remedy)
+    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
     include = data.get("include")
-    demand(not isinstance(include, list) or _LOGPROBS not in include, "include", include, _REFUSED["top_logprobs"])
-    ignored = ignored_fields(data, _READ, _NEUTRAL)
+    is_known = not isinstance(include, list) or _LOGPROBS not in include
+    demand(is_known, "include", include, _REFUSED["top_logprobs"][1])
     system = read_instructions(data)
     tools, items = read_tools(data.get("tools", []), ignored)
     text = data.get("text", {})
@@ -179,12 +170,8 @@ def answer(completion: Completion, request: AgentRequest) -> bytes:
 
 def stream(completion: Completion, request: AgentRequest) -> bytes:
     """Return a completion as server-sent events: each item added, its text or arguments, and done."""
-    events = []
-    for number, event in enumerate(_events(completion, request)):
-        events.append(
-            b"event: " + event["type"].encode() + b"\ndata: " + to_body({**event, "sequence_number": number})
-        )
-    return b"\n\n".join([*events, b""])
+    events = enumerate(_events(completion, request))
+    return named_events({**event, "sequence_number": number} for number, event in events)
 
 
 def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str, Any]]:
@@ -196,11 +183,8 @@ def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str,
         at = {"item_id": item["id"], "output_index": index}
         field = _CALLS.get(item["type"], "content")
         empty = [] if field == "content" else ""
-        yield {
-            "type": "response.output_item.added",
-            "output_index": index,
-            "item": {**item, "status": "in_progress", field: empty},
-        }
+        begun = {**item, "status": "in_progress", field: empty}
+        yield {"type": "response.output_item.added", "output_index": index, "item": begun}
         if field == "content":
             (part,) = item["content"]
             at["content_index"] = 0

@@ -24,7 +24,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...agents.agent import agent_factory
 from ...check.examine import Examination
 from ...check.findings import Finding, Kind, learns_nothing, worst_first
 from ...check.measure import spelled_words
@@ -41,6 +40,7 @@ from ...environments.loading import (
     resolve_environment_name,
 )
 from ...environments.pool.limits import PoolLimits
+from ...environments.setup import agent_factory
 from ...environments.several import COLUMN, environments_of
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
