@@ -102,25 +102,6 @@ def test_a_completion(session):
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_events_of_a_stream(session):
-    """What the openai client reads in them is tested in `test_agent`."""
-    asking = Asking(session, {**HELLO, "stream": True, "stream_options": {"include_usage": True}})
-    respond(session, calls(("add", {"a": 1}), ("add", {"a": 2}), content="so"))
-    asking.join(30)
-    status, body, headers = asking.answer
-    *events, last, rest = body.decode().split("\n\n")
-    events = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert (status, headers["Content-Type"], last, rest) == (200, "text/event-stream", "data: [DONE]", "")
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert [list(delta) for delta in deltas] == [["role", "content"], ["content"], ["tool_calls"], ["tool_calls"], []]
-    assert events[-1]["choices"] == [] and events[-1]["usage"]["total_tokens"] == 0
-    asking = Asking(session, {**HELLO, "stream": True})
-    respond(session, says(""))
-    asking.join(30)
-    assert asking.answer[1].count(b"data: ") == 3 and b"usage" not in asking.answer[1]
-
-
 def test_what_a_request_becomes():
     def read(**fields):
         return parse(json.dumps({**HELLO, **fields}).encode())
@@ -333,31 +314,22 @@ def in_the_session(session, number):
     wait_until(lambda: sum(call.clients for call in session._calls) == number)
 
 
-def test_a_retry_gets_the_same_answer(session):
-    first = Asking(session)
+NAME = {"Idempotency-Key": "mine"}
+
+
+@pytest.mark.parametrize(("first", "again"), [({}, {"x-stainless-retry-count": "1"}), (NAME, NAME)])
+def test_a_retry_gets_the_same_answer(session, first, again):
+    asked = [Asking(session, **first)]
     in_the_session(session, 1)
-    retry = Asking(session, **{"x-stainless-retry-count": "1"})
+    asked.append(Asking(session, **again))
     in_the_session(session, 2)
     respond(session, says("one"))
-    late = Asking(session, **{"x-stainless-retry-count": "2"})
-    answers = [one.result()[1] for one in (first, retry, late)]
-    assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["one"] * 3
-    equal = Asking(session, **{"x-stainless-retry-count": "0"})
-    respond(session, says("two"))
-    assert equal.result()[1]["choices"][0]["message"]["content"] == "two"
-    other = Asking(session, {**HELLO, "stop": "x"}, **{"x-stainless-retry-count": "1"})  # the first was never received
-    respond(session, says("three"))
-    assert other.result()[1]["id"] == "chatcmpl-3"
-
-
-def test_an_idempotency_key_names_a_request(session):
-    name = {"Idempotency-Key": "mine"}
-    first = Asking(session, **name)
-    respond(session, says("one"))
-    assert first.result() == Asking(session, **name).result()
-    other = Asking(session, {**HELLO, "stop": "x"}, **name)
-    respond(session, says("two"))
-    assert other.result()[1]["id"] == "chatcmpl-2"
+    asked.append(Asking(session, **again))
+    assert [one.result()[1]["id"] for one in asked] == ["chatcmpl-1"] * 3
+    for number, other in enumerate([({}, {"x-stainless-retry-count": "0"}), ({"stop": "x"}, again)], 2):
+        asking = Asking(session, {**HELLO, **other[0]}, **other[1])  # the first of the last one was never received
+        respond(session, says("more"))
+        assert asking.result()[1]["id"] == f"chatcmpl-{number}"
 
 
 @pytest.mark.parametrize("before_its_turn", [False, True])
