@@ -1,7 +1,13 @@
 """For tests of the viewer: episodes by hand, and what is done in a browser."""
 
-from g2po_trl import Step, Trajectory
+import json
 
+from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.prompts.conversation import as_text, response_action
+from g2po_trl.prompts.state_keys import request_key
+from g2po_trl.utils.json import write_json
+
+SCRIPT = "<script>document.title = 'taken'</script>"
 BAD_TEXT = "</script><b>bold</b> & <img src=x onerror=alert(1)> {braces} ünïcode 日本"
 
 
@@ -18,6 +24,78 @@ def trajectory(task_id, names, reward, outcome=None, **facts):
     ]
     outcome = outcome or ("success" if reward else "failure")
     return Trajectory(task_id, steps, reward, outcome, f"the end of {names}", **facts)
+
+
+def tool_step(name, kind, given=None):
+    """A chat request that is answered by a tool's call; without a name, by a text."""
+    answer = {"role": "assistant", "content": "" if name else "hm"}
+    if name:
+        answer["tool_calls"] = [{"function": {"name": name, "arguments": given or {}}}]
+    return Step("o", response_action(answer), messages=[{"role": "user", "content": "o"}], call=kind)
+
+
+SYSTEM = {"role": "system", "content": "You look for books."}
+USER = {"role": "user", "content": "Which was the last?"}
+LONG = {"limit": 5, "query": "the sea " * 10}  # in the order of their names, as actions have them
+RESULT = {"role": "tool", "name": "search", "content": f"{SCRIPT} {BAD_TEXT}"}
+SEARCH = {
+    "role": "assistant",
+    "content": "Let me see.",
+    "tool_calls": [{"function": {"name": "search", "arguments": LONG}}],
+}
+OPEN = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "open", "arguments": {"id": 7}}}]}
+
+
+def conversations():
+    """One that searches, opens and answers, its last prompt rendered afresh; one whose agent raises."""
+
+    def step(messages, answer):
+        action, key = response_action(answer), request_key(messages)
+        return Step(as_text(messages), action, messages=messages, completion="<raw>", state_key=key)
+
+    afresh = [SYSTEM, USER, SEARCH, RESULT, OPEN, {"role": "tool", "content": "The Land"}]
+    answers = [{"role": "assistant", "content": text} for text in ("The Land.", "No idea.")]
+    good = [step([SYSTEM, USER], SEARCH), step([RESULT], OPEN), step(afresh, answers[0])]
+    bad = [step([SYSTEM, USER], SEARCH), step([RESULT], answers[1])]
+    for one in (good, bad):
+        for taken in one:
+            taken.advantage = 0.5 if one is good else -0.5
+    info = {
+        "success": False,
+        "traceback": f"KeyError: {BAD_TEXT}",
+        "refused_requests": 2,
+        "ignored_fields": ["temperature", "top_p"],
+        "pages": 3,
+        "diff": f"--- a/x\n+{SCRIPT}\n",
+    }
+    return [
+        Trajectory("books", good, 10.0, "success", "The agent returned.", task="Find the book"),
+        Trajectory("books", bad, 0.0, "failure", failure_reason="agent error: KeyError", info=info),
+    ]
+
+
+def write_run(folder, files, log=(), evaluations=(), trainer=None, **described):
+    """Write the folder of a training run: trajectories by the names of their files, and its lists of entries."""
+    for name, trajectories in files.items():
+        write_jsonl(folder / "trajectories" / f"{name}.jsonl", trajectories)
+    for name, entries in (("log", log), ("evaluations", evaluations)):
+        if entries:
+            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in entries))
+    write_json(folder / "run.json", {"trainer": trainer or {}, **described})
+    return folder
+
+
+def texts_of(browser, selector):
+    """Return the texts of elements in order, with single spaces; of what is not drawn yet (closed folds), too."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map((one) => (one.innerText || one.textContent).replace(/\\s+/g, ' ').trim())",
+        selector,
+    )
+
+
+def panel(browser):
+    return browser.execute_script("return document.getElementById('panel').innerText")
 
 
 def until(browser, condition, seconds=10):

@@ -7,11 +7,10 @@ import urllib.request
 import numpy as np
 import pytest
 from refusals import refused
-from viewing import BAD_TEXT, opened, trajectory, until
+from viewing import BAD_TEXT, opened, panel, trajectory, until, write_run
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.utils.json import to_json
 from g2po_trl.view import Run, Sources
 from g2po_trl.view.labels import state_labels
 from g2po_trl.view.server import Server
@@ -20,25 +19,21 @@ from g2po_trl.view.server import Server
 @pytest.fixture
 def run(tmp_path):
     """Two iterations. Task one: hall -> a -> won; hall -> b -> a -> won; hall -> b -> lost; one died."""
-    folder = tmp_path / "my-run"
-    for number in (1, 2):
-        group = [
-            trajectory("one", "ha", 10.0),
-            trajectory("one", "hba", 10.0),
-            trajectory("one", "hb", 0.0),
-            Trajectory("one", [], 0.0, "error", error="exception: boom"),
-        ]
-        other = [trajectory("two", ["x", BAD_TEXT, "x"], 0.0, "truncated"), trajectory("two", "xy", 10.0)]
-        write_jsonl(folder / "trajectories" / f"train-{number:06d}.jsonl", [*group, *other])
+    group = [
+        trajectory("one", "ha", 10.0),
+        trajectory("one", "hba", 10.0),
+        trajectory("one", "hb", 0.0),
+        Trajectory("one", [], 0.0, "error", error="exception: boom"),
+    ]
+    other = [trajectory("two", ["x", BAD_TEXT, "x"], 0.0, "truncated"), trajectory("two", "xy", 10.0)]
     log = [
         {"step": n, "episode/success_rate": 0.25 * n, "episode/turns": 2.0, "episode/valid_action_ratio": 1.0,
          "time/generation": 1.0, "time/update": 2.0} for n in (1, 2)
     ]  # fmt: skip
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    (folder / "evaluations.jsonl").write_text('{"step": 0, "success_rate": 0.1}\n{"step": 2, "success_rate": 0.6}\n')
+    evaluations = [{"step": 0, "success_rate": 0.1}, {"step": 2, "success_rate": 0.6}]
     settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
-    (folder / "run.json").write_text(json.dumps({"trainer": settings}))
-    return folder
+    files = dict.fromkeys(("train-000001", "train-000002"), [*group, *other])
+    return write_run(tmp_path / "my-run", files, log, evaluations, settings)
 
 
 def test_values_and_advantages_by_hand(run):
@@ -90,77 +85,24 @@ def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
     assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
 
 
-def strict(text):
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-@pytest.fixture
-def lost(tmp_path):
-    """A run that began at 0 %, as it was written, NaN and all. All episodes of its second group were errors."""
-    folder = tmp_path / "lost-run"
-    played = [trajectory("one", "ha", 0.0), trajectory("one", "hb", 0.0, "truncated")]
-    broken = [Trajectory("two", [], 0.0, "error", error="exception: boom") for _ in range(2)]
-    write_jsonl(folder / "trajectories" / "train-000001.jsonl", [*played, *broken])
-    nan = float("nan")
-    entry = {"step": 1, "episode/success_rate": 0.0, "episode/turns_to_success": nan, "kl": nan, "time/update": nan}
-    (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
-    evaluations = [{"step": 0, "success_rate": 0.0, "turns_to_success": nan}, {"step": 1, "success_rate": nan}]
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
-    return folder
-
-
-def test_a_run_without_any_success_is_json(lost):
-    overview = strict(to_json(Run(lost).overview()))
-    assert overview["evaluations"][0]["turns_to_success"] is None and overview["curves"][0]["success"] == 0
-    assert "kl" not in overview["curves"][0] and overview["curves"][0]["times"] == {}
-    assert strict(to_json(Run(lost).iteration(1)))["groups"][1]["nodes"] == []
-
-
-def test_the_overview(run):
-    overview = Run(run).overview()
-    assert overview["name"] == "my-run" and overview["iterations"] == [1, 2]
-    assert [c["success"] for c in overview["curves"]] == [0.25, 0.5]
-    assert overview["curves"][0]["times"] == {"generation": 1.0, "update": 2.0}
-    assert [e["success_rate"] for e in overview["evaluations"]] == [0.1, 0.6]
-    assert (
-        overview["settings"]["gamma"] == 0.5 and overview["folder"].endswith("/my-run") and overview["planned"] is None
-    )
-    (run / "run.json").write_text(json.dumps({"trainer": {"max_steps": 7}, "optimizer_steps_per_iteration": 2}))
-    assert Run(run).overview()["planned"] == 4
-
-
-def test_prompts_are_decoded_or_told(run):
-    class Tokenizer:
-        def decode(self, ids):
-            return f"prompt {ids}"
-
-    path = run / "trajectories" / "train-000003.jsonl"
-    steps = [Step("a", "x", prompt_ids=[1, 2]), Step("b", "x", prompt="asked in words"), Step("c", "x")]
-    write_jsonl(path, [Trajectory("t", steps, 1.0, "success")])
-    data = Run(run, Tokenizer()).iteration(3)
-    shown = [step["p"] for step in data["groups"][0]["trajectories"][0]["steps"]]
-    assert [None if p is None else data["texts"][p] for p in shown] == ["prompt [1, 2]", "asked in words", None]
-    assert all(s["p"] is None for s in Run(run).iteration(3, prompts=False)["groups"][0]["trajectories"][0]["steps"])
-
-
-def test_tokens_are_shown_with_their_log_probabilities_where_they_were_recorded(run):
+def test_prompts_and_tokens_are_decoded_where_they_were_recorded(run):
     """ "é" is of two tokens here: it is one piece, as probable as both together."""
 
     class Bytes:
         def decode(self, ids):
             return bytes(ids).decode("utf-8", "replace")
 
-    ids = list("aé!".encode())
-    told = Step("a", "x", completion="aé!", completion_ids=ids, logprobs=[-0.5, -1.0, -0.25, -2.0])
-    untold = Step("b", "x", completion="aé!", completion_ids=ids)
-    write_jsonl(run / "trajectories" / "train-000003.jsonl", [Trajectory("t", [told, untold], 1.0, "success")])
-    first, second = Run(run, Bytes()).iteration(3)["groups"][0]["trajectories"][0]["steps"]
-    assert (first["t"], first["lp"]) == (["a", "é", "!"], [-0.5, -1.25, -2.0]) and "t" not in second
-    (group,) = Run(run, Bytes()).iteration(3, prompts=False)["groups"]
-    assert all("t" not in step for step in group["trajectories"][0]["steps"])
+    ids, logprobs = list("aé!".encode()), [-0.5, -1.0, -0.25, -2.0]
+    steps = [Step("a", "x", completion="aé!", completion_ids=ids, logprobs=logprobs, prompt_ids=list(b"asked"))]
+    steps += [Step("b", "x", completion="aé!", completion_ids=ids, prompt="asked in words"), Step("c", "x")]
+    write_jsonl(run / "trajectories" / "train-000003.jsonl", [Trajectory("t", steps, 1.0, "success")])
+    for prompts, expected in ((True, ["asked", "asked in words", None]), (False, [None] * 3)):
+        data = Run(run, Bytes()).iteration(3, prompts)
+        shown = data["groups"][0]["trajectories"][0]["steps"]
+        assert [None if one["p"] is None else data["texts"][one["p"]] for one in shown] == expected
+        assert ["t" in one for one in shown] == [prompts, False, False]
+        if prompts:
+            assert (shown[0]["t"], shown[0]["lp"]) == (["a", "é", "!"], [-0.5, -1.25, -2.0])
 
 
 def test_states_are_labelled_by_the_words_that_tell_them_apart():
@@ -222,10 +164,6 @@ def test_the_server_answers_this_machine_alone(run):
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
-def panel(browser):
-    return browser.execute_script("return document.getElementById('panel').innerText")
-
-
 def click_node(browser, name):
     """A click with the mouse on a state or an end, by the beginning of its label."""
     from selenium.webdriver.common.by import By
@@ -255,7 +193,6 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
     assert "Task one" in panel(browser) and "2 of 4 episodes solved; 3 states" in panel(browser)
-    assert browser.execute_script("return howTrained()") == "Trained with g2po, λ 1."
     # Groups won 2 of 3 and 1 of 2: residuals ±0.2, sqrt(2 * (0.04 + 0.04)) / 5.
     until(
         browser, lambda b: b.find_element(By.ID, "used").text.startswith("60.0 ± 8.0 % of 5 episodes solved. Trained")
@@ -273,38 +210,15 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     wait_for(browser, "Episode 1: solved, reward 10")
     assert "room a" in panel(browser) and "the end of ha" in panel(browser)
 
-    browser.find_element(By.ID, "theme").click()
-    assert "Episode 1: solved" in panel(browser), "a change of colours changes nothing else"
-
     groups[1].click()
     wait_for(browser, "Task two")
     click_node(browser, "state 2:")
     wait_for(browser, BAD_TEXT)
     assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
 
-    told = browser.execute_script("shown = {...shown, value_lambda: 0.5}; return howTrained()")
-    assert told == "Trained with g2po, λ 0.5."
-
     browser.execute_script("choose(1)")
     browser.find_element(By.CSS_SELECTOR, "#cases summary").click()
-    cases = browser.find_elements(By.CSS_SELECTOR, "#case-list li")
-    assert len(cases) >= 1
+    assert browser.find_elements(By.CSS_SELECTOR, "#case-list li")
     if served:
         browser.get("about:blank")  # it asks for no news while the server ends
         server.shutdown()
-
-
-def test_the_page_of_a_run_without_any_success(lost, browser):
-    from selenium.webdriver.common.by import By
-
-    main([str(lost), "--no-open"])
-    opened(browser, (lost / "view.html").as_uri())
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#curves circle")) == 1, "an evaluation of errors alone has none"
-    groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
-    assert [group.text for group in groups] == ["1: 0/2", "2: 0/2"]
-    assert "0 of 2 episodes solved; 3 states" in panel(browser) and "Advantages are computed now" in panel(browser)
-    groups[1].click()
-    wait_for(browser, "No episode came to a result")
-    browser.find_element(By.CSS_SELECTOR, "#panel button").click()
-    wait_for(browser, "exception: boom")
-    assert browser.execute_script("return wrapped('diningtable 1 bowl 2 x')") == ["diningtable\xa01", "bowl\xa02 x"]

@@ -1,17 +1,16 @@
 """The viewer of evaluations: what it takes from runs and evaluation folders, and two side by side in a browser."""
 
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 from refusals import refused
-from viewing import BAD_TEXT, opened, press, trajectory, until
+from viewing import BAD_TEXT, opened, press, texts_of, trajectory, until, write_run
 
 from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.utils.json import to_json, write_json
-from g2po_trl.view import Evaluation, Run, Sources, open_folder, write_page
+from g2po_trl.view import Evaluation, Run, Sources, write_page
 from g2po_trl.view.page import InlinePage
 
 SENTENCES = {
@@ -47,14 +46,9 @@ def trained(tmp_path):
         for one in trajectories if name.startswith("train") else ():
             for step in one.steps:
                 step.advantage = 0.5 if one.success else -0.5
-        write_jsonl(folder / "trajectories" / f"{name}.jsonl", trajectories)
     settings = {"estimator_name": "gigpo", "gamma": 0.9, "value_lambda": 1.0, "max_turns": 5}
-    write_json(folder / "run.json", {"trainer": {}, "estimator": settings})
     evaluations = [{"step": 0, "success_rate": 1 / 3}, {"name": "eval", "step": 4, "success_rate": 1 / 3}]
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
-    (folder / "panels").mkdir()
-    (folder / "panels" / "eval.jsonl").write_text('{"task_id": "one", "task_type": "put"}\n{"seed": 3}\n')
-    return folder
+    return write_run(folder, files, evaluations=evaluations, estimator=settings)
 
 
 @pytest.fixture
@@ -78,48 +72,6 @@ def evaluation(tmp_path):
     return folder
 
 
-def test_evaluations_of_a_run(trained):
-    sets = {one.key: one for one in Run(trained).sets()}
-    assert [(one.panel, one.step, one.success) for one in sets.values()] == [
-        ("eval", 0, 1 / 3),
-        ("eval", 4, 1 / 3),
-        ("test_hard", 4, None),
-    ]
-    data = sets["eval-4"].data()
-    assert [(task["id"], task["task"], task["kind"]) for task in data["tasks"]] == [
-        ("one", "Put a cup on the desk.", "put"),
-        ("two", BAD_TEXT, None),
-        ("three", "Cool an egg.", None),
-    ]
-    (episode,) = data["tasks"][0]["episodes"]
-    assert [(data["texts"][step["o"]], step["a"]) for step in episode["steps"]] == [
-        ("room h", "go 0"),
-        ("room a", "go 1"),
-    ]
-    assert (episode["outcome"], episode["seed"], episode["last"]) == ("success", None, True)
-    assert data["texts"][episode["final"]] == "the end of ha"
-
-
-def test_an_evaluation_folder(evaluation):
-    (one,) = Evaluation(evaluation).sets()
-    data = one.data()
-    assert [task["id"] for task in data["tasks"]] == ["two", "one", "four"], "in the order of the panel"
-    told = [(e["seed"], e["trial"], e["last"], e["outcome"]) for e in data["tasks"][1]["episodes"]]
-    assert told == [(0, 0, False, "failure"), (0, 1, True, "success"), (1, 0, True, "failure")]
-    second = data["tasks"][1]["episodes"][1]
-    assert [data["texts"][note] for note in second["reflections"]] == ["take the other way"]
-    assert second["tokens"] == [90, 7]
-    assert data["unfinished"] == 1, "the line that is being written is counted and left out"
-    settings = open_folder(evaluation).about()["settings"]
-    assert settings["seeds"] == "2 (unfinished)" and settings["agent"] == "reflexion"
-    with (evaluation / "trajectories" / "reflexion-1.jsonl").open("a") as file:
-        file.write("\n")
-    with pytest.raises(ValueError, match=r"reflexion-1.jsonl, line 3: not a trajectory"):
-        main([str(evaluation), "--no-open"])
-    with refused("iterations"):
-        main([str(evaluation), "--no-open", "--iterations", "1"])
-
-
 def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
     other = tmp_path / "other" / "trained"
     write_jsonl(other / "trajectories" / "eval-000002.jsonl", [played("one", "ha", 10.0)])
@@ -137,6 +89,15 @@ def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
     assert Sources(Run(trained)).overview()["pair"] == ["0-report-0", "0-report-4"], "the panel that chose nothing"
 
 
+def test_a_damaged_line_and_iterations_are_refused(evaluation):
+    with refused("iterations"):
+        main([str(evaluation), "--no-open", "--iterations", "1"])
+    with (evaluation / "trajectories" / "reflexion-1.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(ValueError, match="line 3"):
+        main([str(evaluation), "--no-open"])
+
+
 def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
     page = write_page(Evaluation(evaluation), tmp_path / "page.html").read_text()
     assert set(re.findall(r"https?://[^\"']*", page)) == {"http://www.w3.org/2000/svg"}, "only the name of SVG"
@@ -146,47 +107,37 @@ def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
-def texts(browser, selector):
-    """Of all that the selector finds; what is not drawn yet (rows out of sight) has no innerText."""
-    return browser.execute_script(
-        "return [...document.querySelectorAll(arguments[0])]"
-        ".map((one) => (one.innerText || one.textContent).replace(/\\s+/g, ' ').trim())",
-        selector,
-    )
-
-
-def episodes(browser):
-    return texts(browser, "#episodes")[0]
-
-
 def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
     main([str(evaluation), "--no-open"])
     assert "view.html" in capsys.readouterr().out
     opened(browser, (evaluation / "view.html").as_uri())
-    assert texts(browser, "#filters button") == [
+    assert texts_of(browser, "#filters button") == [
         "all 2",
         "solved 0",
         "solved by some episodes 1",
         "not solved 1",
         "no result 1",
     ]
-    assert texts(browser, "#tasks .what") == [BAD_TEXT, "Put a cup on the desk."], "named by their sentences"
-    assert texts(browser, "#tasks b, #tasks img") == [], "texts are text"
-    assert texts(browser, "#numbers tbody td")[:2] == ["My games", "25.0"], "the last trial counts"
-    notes = texts(browser, "#numbers p")[0]
+    assert texts_of(browser, "#tasks .what") == [BAD_TEXT, "Put a cup on the desk."], "named by their sentences"
+    assert texts_of(browser, "#tasks b, #tasks img") == [], "texts are text"
+    assert texts_of(browser, "#numbers tbody td")[:2] == ["My games", "25.0"], "the last trial counts"
+    notes = texts_of(browser, "#numbers p")[0]
     assert "50.0 (seed 0), 0.0 (seed 1)" in notes and "1 tasks have no result" in notes
-    assert "1 lines of My games are not written to their end" in texts(browser, "#sides")[0]
+    assert "1 lines of My games are not written to their end" in texts_of(browser, "#sides")[0]
 
     press(browser, "j")  # to task one: its won episode beside the one that was not
-    assert texts(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 solved"]
-    assert texts(browser, ".head strong") == ["solved", "failed"]
-    assert "After 1 shared step they part: other observations." in episodes(browser)
-    assert "reflection 1, read by this trial" in episodes(browser) and "Task one" in episodes(browser)
+    assert texts_of(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 solved"]
+    assert texts_of(browser, ".head strong") == ["solved", "failed"]
+    assert "After 1 shared step they part: other observations." in texts_of(browser, "#episodes")[0]
+    assert (
+        "reflection 1, read by this trial" in texts_of(browser, "#episodes")[0]
+        and "Task one" in texts_of(browser, "#episodes")[0]
+    )
     press(browser, "s")
-    assert texts(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
-    assert texts(browser, ".head strong") == ["solved"]
+    assert texts_of(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
+    assert texts_of(browser, ".head strong") == ["solved"]
     press(browser, "5")  # the fifth filter
-    assert texts(browser, "#tasks .what") == ["Task four"] and texts(browser, "#tasks .verdict") == ["no result"]
+    assert texts_of(browser, "#tasks .what") == ["Task four"] and texts_of(browser, "#tasks .verdict") == ["no result"]
 
 
 def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
@@ -196,33 +147,33 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     page = trained.parent / "both.html"
     main([str(trained), str(evaluation), "--no-open", "--output", str(page)])
     opened(browser, page.as_uri())
-    filters = texts(browser, "#filters button")
+    filters = texts_of(browser, "#filters button")
     assert filters == ["all 2", "solved by A only 0", "solved by B only 0", "by both 1", "by neither 1"] + [
         "only A has it 1",
         "only B has it 1",
     ]
-    assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts(browser, "#numbers")[0]
-    assert texts(browser, "#tasks .verdict") == ["A ✓ solved", "B 1/2 solved", "A ✗ not solved", "B 0/2 solved"]
-    rows = [texts(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
+    assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts_of(browser, "#numbers")[0]
+    assert texts_of(browser, "#tasks .verdict") == ["A ✓ solved", "B 1/2 solved", "A ✗ not solved", "B 0/2 solved"]
+    rows = [texts_of(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
     assert rows == [["A", "50.0"], ["B", "25.0"], ["B − A", "−25.0"]], "two tasks have no interval"
-    script = (
+    script = (  # of differences, with 95 % intervals
         "const task = (is) => ({ episodes: [{ last: true, outcome: is ? 'success' : 'failure' }] });"
         "return arguments[0].map((won) => paired(won.map((is) => ({ tasks: [task(false), task(is)] }))));"
     )
     gaps = [[True, *[False] * 9], [True] * 10, [True] * 8 + [False]]
     # One of ten: mean 0.1, deviation 0.316, 1.96 * 0.316 / sqrt(10) = 0.196. None if equal, or fewer than ten.
     assert browser.execute_script(script, gaps) == ["+10.0 ± 19.6", "+100.0", "+88.9"]
-    assert "After 1 shared step they part: other observations." in episodes(browser)
-    assert texts(browser, ".columns .shared .act") == ["→ go 0"]
+    assert "After 1 shared step they part: other observations." in texts_of(browser, "#episodes")[0]
+    assert texts_of(browser, ".columns .shared .act") == ["→ go 0"]
 
     browser.find_element(By.CSS_SELECTOR, "#set-of-A option[value='0-eval-0']").click()
-    until(browser, lambda b: texts(b, "#filters button")[1:3] == ["solved by A only 1", "solved by B only 1"])
+    until(browser, lambda b: texts_of(b, "#filters button")[1:3] == ["solved by A only 1", "solved by B only 1"])
     press(browser, Keys.ESCAPE)
     browser.execute_script("document.activeElement.blur()")
     press(browser, "3")  # won by B only
-    assert texts(browser, "#tasks .what") == ["Put a cup on the desk."]
+    assert texts_of(browser, "#tasks .what") == ["Put a cup on the desk."]
     press(browser, "/", "egg")
-    assert texts(browser, "#tasks .note") == ["No such task."] and episodes(browser) == ""
+    assert texts_of(browser, "#tasks .note") == ["No such task."] and texts_of(browser, "#episodes")[0] == ""
     press(browser, Keys.ESCAPE)
     assert browser.switch_to.active_element.get_attribute("id") == "tasks"
 
@@ -249,12 +200,12 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
     )
     main([str(alone), str(trained), str(evaluation), "--no-open", "--output", str(tmp_path / "page.html")])
     opened(browser, (tmp_path / "page.html").as_uri())
-    assert texts(browser, "#runs .key span") == ["alone", "trained"], "an evaluation is no training"
+    assert texts_of(browser, "#runs .key span") == ["alone", "trained"], "an evaluation is no training"
     assert len(browser.find_elements(By.CSS_SELECTOR, "#runs .smooth")) == 2
     assert len(browser.find_elements(By.CSS_SELECTOR, "#runs circle")) == 2, "none of eval at another temperature"
-    assert texts(browser, ".side strong") == ["trained", evaluation.name], "the first two that have evaluations"
+    assert texts_of(browser, ".side strong") == ["trained", evaluation.name], "the first two that have evaluations"
     browser.find_element(By.CSS_SELECTOR, "#set-of-B option[value='1-eval-0']").click()
-    until(browser, lambda b: texts(b, ".side strong") == ["trained", "trained"])
+    until(browser, lambda b: texts_of(b, ".side strong") == ["trained", "trained"])
     page = main([str(alone), str(alone), "--no-open", "--output", str(tmp_path / "none.html")])
     assert page is None and opened(browser, (tmp_path / "none.html").as_uri()) is None
     assert not browser.find_element(By.ID, "results").is_displayed()
@@ -265,32 +216,32 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     from selenium.webdriver.common.by import By
 
     opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
-    assert texts(browser, "#groups button") == ["1: 1/2 Wash it."]
-    assert "value_lambda" not in texts(browser, "#settings")[0]
-    assert "Trained with gigpo." in texts(browser, "#used")[0] and "λ" not in texts(browser, "#used")[0]
+    assert texts_of(browser, "#groups button") == ["1: 1/2 Wash it."]
+    assert "value_lambda" not in texts_of(browser, "#settings")[0]
+    assert "Trained with gigpo." in texts_of(browser, "#used")[0] and "λ" not in texts_of(browser, "#used")[0]
     browser.execute_script("showNode(0)")
-    assert texts(browser, "#panel th") == ["action", "times", "A of gigpo", "solved"]
-    assert texts(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
-    assert "A_NC" not in texts(browser, "body")[0]
+    assert texts_of(browser, "#panel th") == ["action", "times", "A of gigpo", "solved"]
+    assert texts_of(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
+    assert "A_NC" not in texts_of(browser, "body")[0]
 
     browser.find_element(By.ID, "tab-evaluations").click()
-    until(browser, lambda b: texts(b, "#tasks .what"))
-    assert texts(browser, "#filters button") == [
+    until(browser, lambda b: texts_of(b, "#tasks .what"))
+    assert texts_of(browser, "#filters button") == [
         "all 3",
         "solved by A only 1",
         "solved by B only 1",
         "by both 0",
         "by neither 1",
     ]
-    assert texts(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
+    assert texts_of(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
     browser.find_element(By.CSS_SELECTOR, "#task-2").click()
     link = browser.find_element(By.CSS_SELECTOR, "#episodes a.link").get_attribute("href")
     assert link.endswith("#evaluation=0-eval-0&beside=0-eval-4&task=three&episode=1") and link == browser.current_url
     browser.find_element(By.ID, "tab-training").click()
-    assert "State with value" in texts(browser, "#panel")[0], "as it was left"
+    assert "State with value" in texts_of(browser, "#panel")[0], "as it was left"
     browser.get("about:blank")
     opened(browser, link)
-    assert "Task three" in texts(browser, "#episodes")[0], "a link opens the episode"
+    assert "Task three" in texts_of(browser, "#episodes")[0], "a link opens the episode"
 
 
 def test_names_of_files_are_texts_in_the_page(trained):

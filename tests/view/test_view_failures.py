@@ -1,19 +1,15 @@
 """Why an agent fails: turning points, groups that taught nothing, the index of a run, large runs, the way there."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from viewing import opened, press, trajectory, until
+from viewing import opened, press, texts_of, tool_step, trajectory, until
 
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.prompts.conversation import response_action
-from g2po_trl.runs.metrics import success_error, wins
 from g2po_trl.utils.json import write_json
-from g2po_trl.view import index as index_module
-from g2po_trl.view import open_folder, page
+from g2po_trl.view import page
 from g2po_trl.view.groups import taught_nothing, turning_points
 from g2po_trl.view.index import EpisodeIndex
 
@@ -72,43 +68,16 @@ def test_a_group_that_taught_nothing_says_why():
     assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "failed"
 
 
-def test_the_error_of_success_takes_groups_for_the_sample():
-    groups = [[trajectory("t", "h", reward) for reward in rewards] for rewards in ([1, 1, 0], [0, 1], [])]
-    groups[2] = [Trajectory("t", [], 0.0, "error", error="boom")]
-    assert success_error(map(wins, groups)) == pytest.approx((2 * (0.2**2 + 0.2**2)) ** 0.5 / 5)
-    assert success_error(map(wins, groups[:1])) is None
-
-
-def call(name, kind, given=None):
-    answer = {"role": "assistant", "content": "" if name else "hm"}
-    if name:
-        answer["tool_calls"] = [{"function": {"name": name, "arguments": given or {}}}]
-    return Step("o", response_action(answer), messages=[{"role": "user", "content": "o"}], call=kind)
-
-
-def test_the_index_of_a_run(tmp_path):
+def test_the_index_reads_changed_files_again_and_names_calls_in_words(tmp_path):
     path = tmp_path / "trajectories" / "train-000001.jsonl"
-    tools = [call("look", "known"), call("lok", "unknown"), call("look", "unreadable"), call(None, "none")]
-    write_jsonl(
-        path, [trajectory("one", "ha", 10.0, task="Go."), Trajectory("one", tools, 0.0, "truncated", row={"seed": 7})]
-    )
     index = EpisodeIndex(tmp_path)
-    data = index.data()
-    assert [(task["id"], task["task"]) for task in data["tasks"]] == [("one", "Go.")]
-    (iteration,) = data["iterations"]
-    (group,) = iteration["groups"]
-    outcomes = [data["outcomes"][outcome] for outcome, _, _ in group["episodes"]]
-    assert outcomes == ["success", "truncated"] and iteration["error"] is None
-    assert [data["states"][i] for i in group["episodes"][0][1]] == ["room h", "room a"]
-    assert [data["actions"][i] for i in group["episodes"][1][2]] == ["look({})", "lok({})", "look({})", "hm"]
-    spoken = Step("o", '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>', call="readable")
-    assert index_module._calls(spoken) == [("a\\q", "readable")], "a call in words, whose name is no JSON"
-    assert iteration["tools"] == [["look", 2, 1, 0], ["lok", 1, 0, 1], [None, 1, 0, 0]]
-    write_jsonl(path, [trajectory("two", "h", 10.0)])
-    again = index.data()
-    assert again["tasks"][again["iterations"][0]["groups"][0]["task"]]["id"] == "two", (
-        "a file that changed is read again"
-    )
+    for task in ("one", "two"):
+        spoken = Step("o", '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>', call="readable")
+        write_jsonl(path, [Trajectory(task, [spoken] * len(task), 10.0, "success")])
+        data = index.data()
+        (iteration,) = data["iterations"]
+        assert data["tasks"][iteration["groups"][0]["task"]]["id"] == task
+        assert iteration["tools"] == [["a\\q", 3, 0, 0]], "whose name is no JSON"
 
 
 # -- large runs -------------------------------------------------------------------------------------------------------
@@ -156,7 +125,7 @@ def run(tmp_path):
             for _ in range(2)
         ]
         two.append(
-            Trajectory("two", [call(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1])
+            Trajectory("two", [tool_step(ATTACKS[1], "unknown", {"y": ATTACKS[0]})], 0.0, "failure", task=ATTACKS[1])
         )
         write_jsonl(tmp_path / "trajectories" / f"train-{number:06d}.jsonl", [*one, *two])
         write_jsonl(tmp_path / "trajectories" / f"eval{ATTACKS[0].replace('/', '')}-{number:06d}.jsonl", two)
@@ -172,10 +141,6 @@ def at_run(run, browser):
     return browser
 
 
-def text_of(browser, selector):
-    return browser.execute_script("return document.querySelector(arguments[0]).innerText", selector)
-
-
 def click(browser, selector):
     browser.execute_script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
     browser.find_element("css selector", selector).click()
@@ -183,14 +148,13 @@ def click(browser, selector):
 
 def test_from_lost_groups_to_the_wrong_step_in_four_clicks(at_run):
     click(at_run, "#tab-failures")
-    said = " ".join(text_of(at_run, "#verdict").split())
-    assert said == "2 of 4 groups failed in every episode in iterations 1 to 2. 2 tasks: 1 never solved 1 sometimes"
+    assert texts_of(at_run, "#verdict")[0].startswith("2 of 4 groups failed in every episode")
     click(at_run, "#verdict button")  # those that were lost
     assert len(at_run.find_elements("css selector", ".heat tbody tr")) == 1
     click(at_run, ".heat tbody td:nth-child(4) button")
-    until(at_run, lambda b: "taught nothing: all episodes failed" in text_of(b, "#panel"))
+    until(at_run, lambda b: "taught nothing: all episodes failed" in texts_of(b, "#panel")[0])
     click(at_run, "#panel .turn")
-    here = text_of(at_run, "#panel .here")
+    here = texts_of(at_run, "#panel .here")[0]
     assert here.startswith("3. V 0.00") and "not admissible" in here and "turning point" in here
 
 
@@ -207,9 +171,7 @@ def test_an_open_episode_is_a_path_and_colours_stay(at_run):
     )
     assert at_run.execute_script(keys, "turn") == ["1>4"], "from a, worth most, to c"
     assert at_run.execute_script(paint) == before
-    assert "turn limit" in text_of(at_run, "#panel .here") and "worth 0 whatever the last action did" in text_of(
-        at_run, "#panel .here"
-    )
+    assert "turn limit" in texts_of(at_run, "#panel .here")[0]
     at_run.execute_script("showEdge(drawing.edges[0])")
     assert at_run.execute_script(paint) == before and at_run.execute_script(keys, "path") == []
 
@@ -218,15 +180,15 @@ def test_a_state_has_its_key_and_what_tells_it_from_another(at_run):
     labels = at_run.execute_script("return group.nodes.map((node) => node.label)")
     assert labels[0] != labels[2] and {labels[0], labels[2]} == {"h (lamp)", "h #2"} or len(set(labels)) == len(labels)
     at_run.execute_script("showNode(0)")
-    said = text_of(at_run, "#panel")
+    said = texts_of(at_run, "#panel")[0]
     assert "room h, lamp on" in said and "reads the same. In the keys, here …, lamp on, there …(nothing)" in said
 
 
 def test_the_row_and_a_command_to_copy(run, at_run):
     at_run.execute_script("showTrajectory(1, 0)")
-    assert text_of(at_run, "#panel .command code") == f"g2po view {run} --text --episode 1.2 --iterations 2"
+    assert texts_of(at_run, "#panel .command code")[0] == f"g2po view {run} --text --episode 1.2 --iterations 2"
     at_run.execute_async_script("const done = arguments[0]; choose(1, 0).then(done)")
-    assert text_of(at_run, "#panel .command code") == f"g2po view {run} --text --episode 1.1 --iterations 1"
+    assert texts_of(at_run, "#panel .command code")[0] == f"g2po view {run} --text --episode 1.1 --iterations 1"
     named = "return taskName({id: 'x'}, arguments[0])"
     assert at_run.execute_script(named, '{"seed": 7, "goal": "a b", "x": [1]}') == "seed 7, goal a b, x [1]"
     assert '{"seed": 7}' in at_run.execute_script("return $('panel').textContent")
@@ -241,8 +203,10 @@ def test_the_graph_has_a_keyboard(at_run):
     press(at_run, Keys.ARROW_RIGHT)
     assert at_run.execute_script(name) != first
     press(at_run, Keys.ENTER)
-    assert text_of(at_run, "#panel").startswith("State with value") and at_run.execute_script("return shown.n") == 2
-    assert text_of(at_run, "#said").startswith("State with value")
+    assert (
+        texts_of(at_run, "#panel")[0].startswith("State with value") and at_run.execute_script("return shown.n") == 2
+    )
+    assert texts_of(at_run, "#said")[0].startswith("State with value")
 
 
 def test_episodes_are_searched_and_tools_counted(at_run):
@@ -256,7 +220,7 @@ def test_episodes_are_searched_and_tools_counted(at_run):
     row = at_run.find_element("css selector", "#tools tbody tr")
     assert row.text == f"{ATTACKS[1]} 2 0 2"
     click(at_run, "#tools button")
-    assert text_of(at_run, "#number-found") == "6 episodes"
+    assert texts_of(at_run, "#number-found")[0] == "6 episodes"
 
 
 def test_nothing_that_was_recorded_runs(at_run):
@@ -280,17 +244,3 @@ def test_nothing_that_was_recorded_runs(at_run):
     at_run.execute_script("document.querySelector('body > b').click()")
     assert "taken" not in at_run.title and at_run.title != "1", "the page's policy allows its own script alone"
     at_run.get_log("browser")  # what was refused is in it
-
-
-def test_exams_of_a_taught_model_open(tmp_path, browser):
-    write_jsonl(
-        tmp_path / "exams" / "exam-000020.jsonl",
-        [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0, row={"seed": 7})],
-    )
-    (tmp_path / "exams" / "results.json").write_text(json.dumps([{"step": 20, "success_rate": 0.5}]))
-    (one,) = open_folder(tmp_path).sets()
-    assert (one.panel, one.step, one.success) == ("exam", 20, 0.5)
-    main([str(tmp_path), "--no-open"])
-    opened(browser, (tmp_path / "view.html").as_uri())
-    assert [one.text for one in browser.find_elements("css selector", "#tasks .what")] == ["Task one", "seed 7"]
-    assert browser.find_elements("css selector", "#runs circle"), "success by step"

@@ -21,8 +21,6 @@ from g2po_trl.view import Run, write_page
 from g2po_trl.view import texts as of_texts
 from g2po_trl.view.texts import Texts, step_data
 
-pytest.importorskip("pyvis")
-
 
 def solved(render, turns=20):
     """An episode that an expert plays."""
