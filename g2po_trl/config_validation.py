@@ -237,20 +237,12 @@ def _is_above_0(value: Any) -> bool:
     return is_of_kind(value, float) and value > 0
 
 
-def _has_tables(args: GRPOConfig) -> bool:
-    return args.log_trajectories_every == 0 or logs_tables(args)
-
-
 def _is_one(name: str) -> Callable[[GRPOConfig], bool]:
     return lambda args: args.mini_batch_size is None or getattr(args, name) == 1
 
 
 def _can_warm_up(args: GRPOConfig) -> bool:
     return not args.warmup_steps or option_text(args.lr_scheduler_type) not in ("constant", *_BY_METRIC)
-
-
-def _is_compared(args: GRPOConfig) -> bool:
-    return args.save_strategy != "best" or args.eval_strategy != "no"
 
 
 def _are_between(args: GRPOConfig) -> bool:
@@ -287,7 +279,11 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ("max_grad_norm", lambda a: isinstance(a.max_grad_norm, (int, float)), "set it to a number; 0 does not clip"),
     ("stop_sequences", lambda a: "" not in (a.stop_sequences or ()), "remove the empty text"),
     ("other_eval_temperatures", _are_panels, "set each to 0 or more, and none twice or to eval_temperature"),
-    ("log_trajectories_every", _has_tables, f"add one of {', '.join(BACKENDS)} to report_to, or set it to 0"),
+    (
+        "log_trajectories_every",
+        lambda a: a.log_trajectories_every == 0 or logs_tables(a),
+        f"add one of {', '.join(BACKENDS)} to report_to, or set it to 0",
+    ),
     ("steps_per_generation", _is_one("steps_per_generation"), "mini_batch_size sets mini-batches; set it to 1"),
     ("gradient_accumulation_steps", _is_one("gradient_accumulation_steps"), "mini_batch_size is set; set it to 1"),
     ("scale_rewards", lambda a: a.scale_rewards in ("group", "none"), "set it to 'group' or 'none'"),
@@ -318,7 +314,11 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
         lambda a: not a.vllm_structured_outputs_regex or "structured_outputs" not in (a.generation_kwargs or ()),
         "generation_kwargs has structured_outputs as well; choose one of them",
     ),
-    ("save_strategy", _is_compared, "it needs evaluations; set eval_strategy to 'steps'"),
+    (
+        "save_strategy",
+        lambda a: a.save_strategy != "best" or a.eval_strategy != "no",
+        "it needs evaluations; set eval_strategy to 'steps'",
+    ),
     ("load_best_model_at_end", _is_best_saved, "set eval_strategy and save_strategy to 'steps'"),
     ("save_steps", _divides, "every evaluation needs a checkpoint; set it to a divisor of eval_steps"),
 )

@@ -337,20 +337,19 @@ class G2POTrainer(GRPOTrainer):
 
     def describe(self) -> dict[str, Any]:
         """Return the run's description, see `describe_run`."""
+        precision = precision_of(self.accelerator.unwrap_model(self.model), self.accelerator)
         return describe_run(
             self.args,
-            name_or_path_of(self.model.config),
             self.environment_factory,
             self.setup.prompt_template,
             self.estimator_name,
-            precision_of(self.accelerator.unwrap_model(self.model), self.accelerator),
-            self.setup.history,
-            self.player.actor.describe_template(),
-            self.tasks_hash,
+            play={**precision, "history": self.setup.history},
+            model=name_or_path_of(self.model.config),
+            chat_template=self.player.actor.describe_template(),
+            training_tasks=self.tasks_hash,
         )
 
     def _write_run(self) -> None:
-        """Write run.json and the panels before training."""
         self.folder.write_run(self.describe(), panels_of(self.eval_dataset))
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -359,7 +358,6 @@ class G2POTrainer(GRPOTrainer):
         keep_outputs_exact(fsdp_plugin_of(self.accelerator))
 
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
-        """Return the estimator and its name."""
         if advantage_fn is None:
             return self.args.make_estimator(), self.args.estimator_name
         return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
@@ -641,14 +639,13 @@ class G2POTrainer(GRPOTrainer):
         finished, step = None, 0
         if checkpoint is not None:
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
-            if 0 < args.max_steps <= state.global_step:  # transformers would make one more step
-                finished = state
-            else:
-                check_complete(checkpoint)
             step = state.global_step
+            finished = state if 0 < args.max_steps <= step else None  # transformers would make one more step
+            if finished is None:
+                check_complete(checkpoint)
             self.iteration.mini_batches = self.resumption.restore(checkpoint, self.run_identity())
             if finished is None:
-                self.folder.keep_evaluations_of(state.global_step)
+                self.folder.keep_evaluations_of(step)
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
@@ -658,19 +655,16 @@ class G2POTrainer(GRPOTrainer):
             self.folder.leave_behind(step, last_iteration)
             self._write_run()
         if finished is not None:
-            return self._take_up_finished_run(checkpoint, finished)
+            remedy = f"{checkpoint!r} is the end of its run (step {step}). Use its model, or raise it"
+            sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+            require(not sharded, "max_steps", args.max_steps, remedy)
+            self._load_from_checkpoint(checkpoint)
+            self.state = finished
+            return TrainOutput(step, 0.0, {})
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
             set_optimizer_mode(self.optimizer, training=False)
-
-    def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            remedy = f"{checkpoint!r} is the end of its run (step {state.global_step}). Use its model, or raise it"
-            require(False, "max_steps", self.args.max_steps, remedy)
-        self._load_from_checkpoint(checkpoint)
-        self.state = state
-        return TrainOutput(state.global_step, 0.0, {})
 
     def _get_train_sampler(self, dataset=None) -> Sampler:
         return TaskSampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))

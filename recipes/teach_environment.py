@@ -304,7 +304,7 @@ def main() -> None:
         more = f"--num-episodes {episodes} --num-demonstrations {answers}"
     print(
         f"Next: g2po view {args.output_dir}, its exams\n"
-        f"Or the same command with {more}: at most about {duration(MORE * last['seconds'], rough=True)} here\n"
+        f"Or the same command with {more}: at most about {duration(MORE * last['seconds'])} here\n"
         f"Or, if the model sometimes succeeds: {following}"
     )
 

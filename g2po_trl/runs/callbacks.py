@@ -67,7 +67,7 @@ class IterationProgressCallback(TrainerCallback):
             return ""
         began, step = self._first
         mean = (self.clock() - began) / (state.global_step - step)
-        return f", {duration((state.max_steps - state.global_step) * mean, rough=True)} left"
+        return f", {duration((state.max_steps - state.global_step) * mean)} left"
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -232,15 +232,12 @@ def joined(parts: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def duration(seconds: float, rough: bool = False) -> str:
-    """Return "31 s", "1 min 5 s" or "2 h 5 min"; if it is `rough`, minutes without seconds."""
+def duration(seconds: float) -> str:
+    """Return "31 s", "5 min" or "2 h 5 min"."""
+    hours, minutes = divmod(round(seconds / 60), 60)
     if seconds < 59.5:
         return f"{seconds:.0f} s"
-    if round(seconds) >= 3600:
-        hours, minutes = divmod(round(seconds / 60), 60)
-        return f"{hours} h {minutes} min"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{max(1, round(seconds / 60))} min" if rough else f"{minutes} min {rest} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:

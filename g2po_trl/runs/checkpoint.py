@@ -81,7 +81,6 @@ def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, 
 
 
 def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
-    """Return the micro-batches in a file; none if there is no file."""
     if not path.is_file():
         return []
     with safe_open(path, framework="pt") as file:
@@ -118,19 +117,7 @@ def check_complete(folder: str | Path) -> None:
     )
 
 
-def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
-    """Refuse to continue a run with other settings, see `identity_of`. Only fields of both versions are compared.
-
-    Raises:
-        G2POError: with every setting that differs, its old and its new value.
-    """
-    both = [name for name in saved if name in now]
-    changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in both if saved[name] != now[name]]
-    _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
-
-
 def _continues(condition: bool, folder: str | Path, reason: str) -> None:
-    """Refuse a checkpoint that cannot be continued."""
     remedy = f"it cannot be continued, since it {reason}, or start a new run from its weights (model_name_or_path)"
     require(condition, "resume_from_checkpoint", str(folder), remedy)
 
@@ -179,7 +166,9 @@ class RunState:
         folder = Path(folder)
         _continues((folder / _STATE).is_file(), folder, f"has no {_STATE} of a G2POTrainer: pass another")
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        check_same_run(state["run"], identity, folder)
+        before = {name: value for name, value in state["run"].items() if value != identity.get(name, value)}
+        changed = [f"{name} was {value!r} and is {identity[name]!r}" for name, value in before.items()]
+        _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
         then = state["num_processes"]
         reason = f"was saved in the middle of an iteration with {then} processes. Use as many"
         _continues(not state["buffered"] or then == self.num_ranks, folder, reason)

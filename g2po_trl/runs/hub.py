@@ -86,6 +86,5 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
 
 
 def _write_gitignore(folder: str | Path) -> None:
-    """Write the .gitignore of files that are not pushed."""
     with atomic_write(Path(folder, ".gitignore")) as file:
         file.writelines(f"{name}\n" for name in _NOT_PUSHED)

@@ -245,34 +245,26 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
 
 def describe_run(
     args: Any,
-    model: str,
     environment_factory: Callable,
     prompt_template: PromptTemplate,
     estimator: str,
-    precision: Mapping[str, str | None],
-    history: str,
-    chat_template: Mapping[str, str],
-    training_tasks: str,
+    play: Mapping[str, str | None],
+    **facts: Any,
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
-    `args` is a `G2POConfig`. `precision` is "dtype" of the weights that are not trained, or of all weights; and
-    "autocast", the dtype in which `generate` computes, if it differs. `chat_template` has the origin of the template
-    that writes the prompts ("of"), and its "hash". `training_tasks` is a hash of the training tasks.
+    `args` is a `G2POConfig`. `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of
+    all weights; and "autocast", the dtype in which `generate` computes, if it differs. `facts` are further entries.
     """
+    play = (
+        {name: getattr(args, name) for name in args.fields_with("plays")} | asdict(args.evaluation_sampling()) | play
+    )
     return {
         "trainer": args.to_dict(),
-        "model": model,
+        **facts,
         "environment": describe_object(environment_factory),
         "prompt": describe_prompt(prompt_template),
-        "chat_template": dict(chat_template),
-        "training_tasks": training_tasks,
-        "play": {
-            **{name: getattr(args, name) for name in args.fields_with("plays")},
-            **asdict(args.evaluation_sampling()),
-            **precision,
-            "history": history,
-        },
+        "play": play,
         "estimator": {
             "estimator_name": estimator,
             "scale_by_std": args.scale_by_std,

@@ -46,7 +46,7 @@ def test_pushed_with_its_card(tmp_path):
     for said in (
         *("AlfworldEnvironment", "manifest", "Advantages: `g2po`", "success: all", "before", "2606.22995"),
         *("| learning_rate | 0.0003 |", "trl 1.", "transformers", "success: pick"),
-        'from_pretrained("someone/agent")',
+        'load_agent("someone/agent")',
     ):
         assert said in card, said
 

@@ -8,7 +8,7 @@ from tools_by_hand import Safe
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.runs.metrics import summarize
-from g2po_trl.runs.model_card import results_of, table_of
+from g2po_trl.runs.model_card import results_of
 from g2po_trl.runs.summary import REPORT, before_and_after, before_and_after_by_panel
 
 
@@ -34,18 +34,6 @@ def test_the_reported_panel_alone_is_shown():
     assert f"`{REPORT}`" in text and "`eval`" not in text
     assert "chosen on another evaluation set" in card((REPORT, 0, 1), best_was_chosen=True)
     assert "chosen on this evaluation set" in card(("eval", 0, 1), best_was_chosen=True)
-
-
-def test_regular_expressions_of_modules_stay_in_their_cell():
-    assert table_of({"Adapter": "LORA, modules q_proj|v_proj", "seed": 1}).splitlines() == [
-        *(r"| Adapter | LORA, modules q_proj\|v_proj |", "| seed | 1 |")
-    ]
-
-
-def test_one_evaluation_is_one():
-    text = card(("eval", 10, 3))
-    assert "step 10" in text and text.partition("success: all")[2].split()[0] == "75.0"
-    assert "This run made no evaluation" in card()
 
 
 def test_only_the_same_tasks_at_the_same_temperature_are_compared():

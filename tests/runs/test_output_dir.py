@@ -369,15 +369,3 @@ def test_a_full_disk_leaves_what_was_complete(make_trainer, run):
     assert load_file(run / "model.safetensors") and load_file(run / "checkpoint-3" / "model.safetensors")
     make_trainer(**{**OPTIONS, "max_steps": 4}).train(resume_from_checkpoint="auto")
     assert (run / "checkpoint-4").is_dir()
-
-
-def test_one_teaching_at_a_time(tmp_path, monkeypatch):
-    pytest.importorskip("alfworld")
-    from g2po_recipes import teach_alfworld
-
-    flags = ["--output-dir", str(tmp_path / "start"), "--bf16", "false", "--use_cpu", "true"]
-    monkeypatch.setattr(sys, "argv", ["teach", *flags])
-    lock = lock_folder(tmp_path / "start", "output_dir")
-    with refused("output_dir"):
-        teach_alfworld.main()
-    lock.release()

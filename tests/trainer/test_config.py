@@ -230,13 +230,6 @@ def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
     assert make(tmp_path, **{**BEST, "eval_steps": 0.3}, save_steps=0.1).save_steps == 0.1, "0.3 % 0.1 is not 0"
 
 
-@pytest.mark.parametrize(("given", "value"), [(0.5, 0.5), (0, 0.0), (1.0, 1.0)])
-def test_value_lambda_is_a_number(tmp_path, given, value):
-    assert make(tmp_path, value_lambda=given).value_lambda == value
-    flags = ["--output_dir", str(tmp_path), "--value_lambda", str(given), "--use_cpu", "--bf16", "false"]
-    assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
-
-
 RESHAPING = [
     *({"presence_penalty": 1.5}, {"frequency_penalty": -1}, {"logit_bias": {5: -100}}, {"typical_p": 0.2}),
     *({"top_h": 1.0}, {"epsilon_cutoff": 1e-3}, {"eta_cutoff": 1e-3}, {"suppress_tokens": [3]}, {"num_beams": 2}),
@@ -290,7 +283,7 @@ def test_estimator_kwargs_are_bound_beside_the_settings_of_the_run(tmp_path, est
 def test_what_an_evaluation_plays_with_is_in_the_description_of_a_run(tmp_path):
     args = make(tmp_path, environment_load_timeout=9, environment_worker_memory_mb=2.0)
     template = PromptTemplate("{observation}", "{observation}")
-    play = describe_run(args, "no/model", LetterEnvironment, template, "g2po", {}, "window", {}, "")["play"]
+    play = describe_run(args, LetterEnvironment, template, "g2po", {"history": "window"})["play"]
     assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
     assert (play["temperature"], play["history"], play["max_turns"]) == (0.4, "window", 50)
     assert "num_environment_workers" not in play and play["environment_worker_resets"] is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from datasets import Dataset, load_from_disk
+from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, ScoredLetterEnvironment
 from letter_trainer import TASKS, flat_weights, make_config
 from refusals import refused
@@ -184,20 +184,22 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"
 PANELS = {"seen": PANEL, "unseen": PANEL}
 
 
-@pytest.mark.parametrize(
-    "options", [BEST, PLATEAU, {**BEST, "load_best_model_at_end": False, "save_strategy": "best"}]
-)
-def test_several_panels_need_a_choice_of_one(make_trainer, options):
-    with refused("metric_for_best_model"):
-        make_trainer(eval_dataset=PANELS, **options)
+COMPARED = [  # the evaluation sets, options, and the field that is refused
+    *((PANELS, options, "metric_for_best_model") for options in (
+        *(BEST, PLATEAU), {**BEST, "load_best_model_at_end": False, "save_strategy": "best"},
+    )),
+    *((PANEL, {"metric_for_best_model": metric, **BEST}, "metric_for_best_model") for metric in (
+        *("loss", "eval_loss", "accuracy", "eval_success_rate/walk", "eval_seen_success_rate"),
+    )),
+    (PANEL, {"callbacks": [EarlyStoppingCallback()]}, "metric_for_best_model"),
+    (PANEL, {"callbacks": [EarlyStoppingCallback()], "metric_for_best_model": "reward"}, "eval_strategy"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "metric", ["loss", "eval_loss", "accuracy", "eval_success_rate/walk", "eval_seen_success_rate"]
-)
-def test_a_metric_that_no_evaluation_has_is_refused_before_any_work(make_trainer, metric):
-    with refused("metric_for_best_model"):
-        make_trainer(eval_dataset=PANEL, metric_for_best_model=metric, **BEST)
+@pytest.mark.parametrize(("panels", "options", "field"), COMPARED)
+def test_a_comparison_of_evaluations_needs_a_metric_of_theirs_before_any_work(make_trainer, panels, options, field):
+    with refused(field):
+        make_trainer(eval_dataset=panels, **options)
 
 
 def test_metrics_that_evaluations_have_are_accepted(make_trainer):
@@ -225,12 +227,6 @@ def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
     assert trainer.args.lr_scheduler_kwargs == {"mode": mode}
     trainer.train()
     assert trainer.lr_scheduler.mode == mode and trainer.lr_scheduler.last_epoch == 2
-
-
-def test_early_stopping_needs_evaluations_and_a_metric(make_trainer):
-    for options, message in (({}, "metric_for_best_model"), ({"metric_for_best_model": "reward"}, "eval_strategy")):
-        with pytest.raises(ValueError, match=message):
-            make_trainer(eval_dataset=PANEL, callbacks=[EarlyStoppingCallback()], **options)
 
 
 # -- datasets with a format -------------------------------------------------------------------------------------------
@@ -274,9 +270,3 @@ def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_t
         lines = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / f"{kind}.jsonl").open()]
         seen = {line["steps"][0]["observation"] for line in lines}
         assert seen and seen <= {repr(row) for row in ROWS}, kind
-
-
-def test_a_tasks_dataset_is_saved_and_loaded(tmp_path):
-    rows = [{"seed": 1}, {"seed": 2, "options": {"a": None}}]
-    tasks_dataset(rows).select([1, 0]).save_to_disk(tmp_path / "tasks")
-    assert [dict(row) for row in load_from_disk(tmp_path / "tasks")] == rows[::-1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import build_tokenizer  # noqa: F401  (its folder is on the path)
 from letter_trainer import make_config
-from mixed_games import ROWS, Lamp, Shop, speaker, table
+from mixed_games import ROWS, Lamp, Shop, speaker
 from run_g2po import outcome
 
 from g2po_trl import G2POTrainer, tasks_dataset
@@ -147,12 +147,3 @@ def test_two_ranks_log_and_train_what_one_does(tmp_path, tiny_model_dir):
         names = [name for name in one if name.startswith("episode/")]
         assert sum("/lamp" in name or "/shop" in name or "/speaker" in name for name in names) == 9
         assert {name: one[name] for name in names} == pytest.approx({name: other[name] for name in names})
-
-
-def test_a_table_of_rows_is_the_same(tmp_path, tiny_model_dir):
-    args = make_config(tmp_path, max_steps=1, max_completion_length=4)
-    games = {"environment_factory": {"lamp": Lamp, "shop": Shop}, "agent": {"speaker": speaker}}
-    trainer = G2POTrainer(str(tiny_model_dir), args, table(ROWS), **games)
-    trainer.train()
-    trainer.close()
-    assert trainer.state.global_step == 1

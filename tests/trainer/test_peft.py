@@ -1,7 +1,5 @@
 """LoRA and QLoRA: the adapter alone is trained, saved and loadable; the base stays what it was, to the bit."""
 
-from importlib.metadata import Distribution, version
-
 import pytest
 import torch
 from families import FAMILIES
@@ -12,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_uti
 from trl.trainer.utils import create_model_from_path
 
 from g2po_trl.evaluation.checkpoints import load_model
-from g2po_trl.runs.run_json import installed_versions
 from g2po_trl.utils.adapters import load_adapter_to_train
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
@@ -42,14 +39,6 @@ def test_an_adapter_is_evaluated_on_the_base_it_was_trained_on(family, tmp_path)
     with torch.no_grad():
         expected, logits = trained(input_ids=ids).logits, loaded(input_ids=ids).logits
     assert torch.equal(logits, expected) and not torch.allclose(expected, without, atol=1e-3)
-
-
-def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch):
-    """Imported by PYTHONPATH it has none; its runs failed at their end."""
-    found = Distribution.from_name
-    hidden = classmethod(lambda cls, name: found("no-such-package" if name == "g2po-trl" else name))
-    monkeypatch.setattr(Distribution, "from_name", hidden)
-    assert installed_versions()["trl"] == version("trl") and "g2po-trl" not in installed_versions()
 
 
 def test_an_adapter_on_a_model_with_code_of_its_own(tmp_path, monkeypatch):

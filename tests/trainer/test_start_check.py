@@ -41,8 +41,11 @@ def changed(model, by=0.3):
     return model
 
 
-def test_the_reference_of_a_model_changed_in_memory_is_that_model(make, tiny_model_dir):
+@pytest.mark.parametrize("kind", ["changed in memory", "without a file"])
+def test_the_reference_is_the_model_that_was_passed(kind, make, tiny_model_dir):
     model = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir))
+    if kind == "without a file":
+        model.config._name_or_path = ""
     trainer = make(model, beta=0.1)
     trainer.train()
     assert logged(trainer, "kl")[0] < 1e-6
@@ -55,14 +58,6 @@ def test_the_reference_of_resized_embeddings_has_the_new_tokens(make, tiny_model
     model.resize_token_embeddings(len(tokenizer))
     trainer = make(model, tokenizer, beta=0.1)
     assert trainer.ref_model.get_input_embeddings().num_embeddings == len(tokenizer)
-    trainer.train()
-    assert logged(trainer, "kl")[0] < 1e-6
-
-
-def test_a_model_without_a_file_has_a_reference(make, tiny_model_dir):
-    config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
-    config._name_or_path = ""
-    trainer = make(AutoModelForCausalLM.from_config(config), beta=0.1)
     trainer.train()
     assert logged(trainer, "kl")[0] < 1e-6
 

@@ -131,7 +131,7 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     inner = functools.partial(Keyed, "SECRET-5")
     factory = functools.partial(inner, options={"password": "SECRET-6", "rooms": ["hall"]}, size=4)
     described = describe_run(
-        args, "http://me:SECRET-7@there/model", factory, PromptTemplate("x", "x"), "G2PO", {}, "window", {}, ""
+        args, factory, PromptTemplate("x", "x"), "G2PO", {"history": "window"}, model="http://me:SECRET-7@there/model"
     )
     folder = RunFolder(tmp_path, save_trajectories=False)
     folder.settings = {"engine_options": {"hf_token": "SECRET-8"}}
