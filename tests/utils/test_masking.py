@@ -146,7 +146,7 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     with pytest.raises(SystemExit):
         read(["--model", str(tmp_path)])
     told = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"(environment_options|generation_kwargs)\.\S+ was left out of run.json", told), told
+    assert re.search(r"(environment_options|generation_kwargs)\.\S+ is .…", told), told
     mine = {"api_key": "mine", "options": {"password": "mine"}}
     given = read(["--model", str(tmp_path), "--environment-options", json.dumps(mine), "--generation-kwargs", "{}"])[0]
     assert given.environment_options == {**mine, "size": 4}
