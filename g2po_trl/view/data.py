@@ -10,7 +10,7 @@ from typing import Any
 from ..runs.iterations import iteration_numbers, load_evaluations, load_exams, load_iteration, load_log
 from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
 from .index import EpisodeIndex
@@ -46,10 +46,9 @@ class Run:
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
         self.index = EpisodeIndex(self.folder)
-        if not self.numbers and not self.sets() and not (live and described):
-            remedy = "pass the output_dir of a run with save_trajectories, or an output folder of `g2po evaluate`"
-            message = f"{str(folder)!r} holds no trajectories: {remedy}{_hint(self.folder)}"
-            raise G2POError(message, "folder", folder)
+        is_run = self.numbers or self.sets() or (live and described)
+        remedy = "it holds no trajectories, pass the output_dir of a run or an evaluation with them"
+        require(bool(is_run), "folder", str(folder), f"{remedy}{_hint(self.folder)}")
 
     def about(self) -> dict[str, Any]:
         """Return name and settings."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..runs.ownership import read_description
 from ..trajectory import read_unfinished
-from ..utils.errors import G2POError
 from ..utils.json import read_json_lines
+from ..utils.options import require
 from .texts import Prompts, Texts, episode_data, step_data, task_data
 
 _SETTINGS = (
@@ -107,11 +107,8 @@ class Evaluation:
             for path in self.folder.glob("trajectories/*.jsonl")
             if (match := re.fullmatch(r".+-(\d+)", path.stem))
         ]
-        if not found:
-            raise G2POError(
-                f"{str(folder)!r} holds no trajectories: the evaluation has not finished an episode yet; start it "
-                "again with the same command"
-            )
+        remedy = "it holds no trajectories, start the evaluation again with the same command"
+        require(bool(found), "folder", str(folder), remedy)
         self._files = sorted(found)
         self._settings = read_description(self.folder, "settings.json")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runs.metrics import METRICS
 from ..runs.summary import REPORT
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .data import Run
 from .episode_sets import EpisodeSet, Evaluation
 
@@ -21,9 +21,8 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
 
     `live`: accept a run that has begun and has no trajectories yet.
     """
-    if not Path(folder).is_dir():
-        message = f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`"
-        raise G2POError(message, "folder", folder)
+    remedy = "there is no such folder, pass the output_dir of a run, or of `g2po evaluate`"
+    require(Path(folder).is_dir(), "folder", str(folder), remedy)
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
     return Evaluation(folder) if is_evaluation else Run(folder, live=live)
 
@@ -54,10 +53,9 @@ class Sources:
     def __init__(self, *sources: Run | Evaluation):
         self.sources = sources
         for source in sources:
-            if len(sources) > 1 and not source.sets() and not source.overview()["curves"]:
-                remedy = f"make one by g2po evaluate --model {source.folder}, and pass its output folder"
-                message = f"{str(source.folder)!r} holds no evaluation and no log to be compared: {remedy}"
-                raise G2POError(message, "folder", source.folder)
+            is_comparable = len(sources) == 1 or source.sets() or source.overview()["curves"]
+            remedy = f"it has nothing to compare, pass the output of g2po evaluate --model {source.folder}"
+            require(bool(is_comparable), "folder", str(source.folder), remedy)
         self.run = sources[0] if len(sources) == 1 and isinstance(sources[0], Run) else None
         self.numbers: Sequence[int] = self.run.numbers if self.run else ()
 

@@ -35,8 +35,7 @@ def push_space(page: Path, name: str) -> str:
         api.create_commit(name, operations, commit_message="g2po view", repo_type="space")
     except Exception as error:  # of the Hub and of the way to it
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise G2POError(
-            f"push_space is {name!r}: the page was not uploaded ({reason}). It is in {page}. `hf auth login` logs in; "
-            "OWNER must be you or an organization of yours"
-        ) from error
+        remedy = f"It is in {page}. `hf auth login` logs in; OWNER must be you or an organization of yours"
+        message = f"push_space is {name!r}: the page was not uploaded ({reason}). {remedy}"
+        raise G2POError(message, "push_space", name) from error
     return str(address)

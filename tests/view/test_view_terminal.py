@@ -1,66 +1,57 @@
 """The viewer as text: what is printed of a run and of an evaluation."""
 
 import json
+from pathlib import Path
 
 import pytest
 from refusals import refused
-from viewing import trajectory
+from viewing import trajectory, write_run
 
 from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.view import Run, open_folder
 from g2po_trl.view.terminal import TerminalView
 
+GOLDEN = Path(__file__).with_name("terminal.txt")
+
 
 @pytest.fixture
 def run(tmp_path):
-    """Three iterations: success 0, 50 and 100 %; an evaluation before and after."""
-    folder = tmp_path / "run"
-    for number in (1, 2, 3):
-        won = trajectory("one", "ha", 10.0, task="wash the mug")
-        lost = trajectory("one", "hab", 0.0, "truncated", task="wash the mug")
-        group = [won, lost] if number == 2 else [won if number == 3 else lost] * 2
-        write_jsonl(folder / "trajectories" / f"train-{number:06d}.jsonl", group)
+    """Three iterations: success 0, 50 and 100 %; an evaluation before and after; then groups that taught nothing."""
+    won = trajectory("one", "ha", 10.0, task="wash the mug")
+    lost = trajectory("one", "hab", 0.0, "truncated", task="wash the mug")
+    files = {"train-000001": [lost] * 2, "train-000002": [won, lost], "train-000003": [won] * 2}
     log = [{"step": n, "episode/success_rate": (n - 1) / 2, "time/update": 1.0} for n in (1, 2, 3)]
-    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
     evaluations = [{"name": "eval", "step": n, "success_rate": n / 3} for n in (0, 3)]
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
-    (folder / "run.json").write_text(json.dumps({"trainer": {}, "optimizer_steps_per_iteration": 1}))
-    return folder
+    return write_run(tmp_path / "run", files, log, evaluations, optimizer_steps_per_iteration=1)
 
 
-def test_the_last_rates_of_success(run):
-    line = TerminalView(Run(run)).text().splitlines()[2]
-    assert line == "Success: last 3 iterations 50.0 %, evaluation 'eval' 100.0 %"
-
-
-def test_groups_and_a_lost_episode(run):
-    text = TerminalView(Run(run)).text(iteration=2)
-    assert "Iteration 2 of 3: 50.0 % of 2 episodes solved\n   1 █· 1/2  wash the mug\n" in text
-    assert "Episode 1.2: out of turns, reward 0, 3 steps" in text, "of a group that also won, a lost one"
-    assert "  Turning point: step 2, V 4.8 to 0.0\n" in text
-    assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible] [turning point]\n" in text
-    assert "     → go 2 [not admissible] [turn limit]\n" in text
-    assert text.endswith("     the end of hab") and "\033" not in text
+def test_what_is_printed(run, tmp_path):
+    """Groups, a failed episode of a group that also succeeded, a board, tasks of one sentence, and an evaluation."""
+    nothing = [trajectory("one", "ha", 0.0, row={"seed": 7}) for _ in range(2)]
+    for step in (step for one in nothing for step in one.steps):
+        step.advantage = 0.0
+    board = trajectory("two", ["x", "y"], 0.0)
+    board.steps[0].observation = "# # # #\n# p o #\n# _ x #\n# # # #"
+    board.steps[1].observation = f"{board.steps[0].observation}\nyou+1+1 box+1+1 goal+0+1"
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", [*nothing, board])
+    alike = [trajectory(name, "ha", 10.0, task="wash the mug") for name in ("level-1", "level-2")]
+    write_jsonl(run / "trajectories" / "train-000005.jsonl", alike)
+    evaluation = tmp_path / "evaluation"
+    ends = [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)]
+    write_jsonl(evaluation / "trajectories" / "panel-0.jsonl", ends)
+    (evaluation / "settings.json").write_text(json.dumps({"panel": "mine"}))
+    view = TerminalView(Run(run), 120)
+    texts = [
+        view.text(2),
+        view.text(4),
+        view.text(4, (2, 1)),
+        view.text(5),
+        TerminalView(open_folder(evaluation)).text(),
+    ]
+    assert "\n=====\n".join(texts) == GOLDEN.read_text().rstrip("\n")
     coloured = TerminalView(Run(run), colour=True).text(2, (1, 1))
     assert "Episode 1.1: \033[32msolved\033[0m" in coloured
-
-
-def test_a_group_that_taught_nothing(run):
-    lost = [trajectory("one", "ha", 0.0, row={"seed": 7}) for _ in range(2)]
-    for one in lost:
-        for step in one.steps:
-            step.advantage = 0.0
-    write_jsonl(run / "trajectories" / "train-000004.jsonl", lost)
-    text = TerminalView(Run(run), 120).text()
-    assert '   1 ·· 0/2  (taught nothing) {"seed": 7}\n' in text and "Turning point: step 2 (fault)\n" in text
-
-
-def test_tasks_of_one_sentence_are_told_apart_by_their_ids(run):
-    path = run / "trajectories" / "train-000004.jsonl"
-    write_jsonl(path, [trajectory(name, "ha", 10.0, task="wash the mug") for name in ("level-1", "level-2")])
-    text = TerminalView(Run(run)).text()
-    assert "1/1  group level-1\n" in text and "1/1  group level-2\n" in text
 
 
 def test_lines_are_not_longer_than_the_terminal(run):
@@ -90,29 +81,6 @@ def test_the_middle_of_a_long_episode_is_left_out(run):
     write_jsonl(run / "trajectories" / "train-000004.jsonl", [trajectory("one", ["x"] * 5000, 0.0)])
     text = TerminalView(Run(run)).text()
     assert " 30. room x\n     → go 29 [not admissible]\n     (4940 steps are left out)\n4971. room x\n" in text
-
-
-def test_a_board_keeps_its_lines(run):
-    board = "\n".join(["# # # #", "# p o #", "# _ x #", "# # # #"])
-    write_jsonl(run / "trajectories" / "train-000004.jsonl", [trajectory("one", [board], 0.0)])
-    path = run / "trajectories" / "train-000004.jsonl"
-    path.write_text(path.read_text().replace("room # # # #", "# # # #"))
-    assert "  1. # # # #\n     # p o #\n     # _ x #\n     # # # #\n     → go 0" in TerminalView(Run(run)).text()
-    with_words = trajectory("one", ["x"], 0.0)
-    with_words.steps[0].observation = f"{board}\nyou+1+1 box+1+1 goal+0+1"
-    write_jsonl(path, [with_words])
-    assert "     # # # #\n     you+1+1 box+1+1 goal+0+1\n     → go 0" in TerminalView(Run(run)).text()
-
-
-def test_an_evaluation_has_tasks(tmp_path):
-    folder = tmp_path / "evaluation"
-    write_jsonl(
-        folder / "trajectories" / "panel-0.jsonl", [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)]
-    )
-    (folder / "settings.json").write_text(json.dumps({"panel": "mine"}))
-    text = TerminalView(open_folder(folder)).text()
-    assert "Evaluation mine: 50.0 % of 2 episodes solved\n   1 █ 1/1  task one\n   2 · 0/1  task two" in text
-    assert "Episode 2.1: failed" in text
 
 
 def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):

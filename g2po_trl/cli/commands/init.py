@@ -12,6 +12,7 @@ from shlex import quote
 import g2po_envs
 
 from ...utils.errors import G2POError
+from ...utils.options import require
 from ..parser import option, parse
 from ..recipe_files import bundled_model
 
@@ -42,8 +43,9 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
     `model` is written into config.yaml. `None`: the bundled model, which is copied into the folder.
     """
     names = FILES[kind] if model else (*FILES[kind], BUNDLED)
-    if there := [name for name in names if (folder / name).exists()]:
-        raise G2POError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
+    there = [name for name in names if (folder / name).exists()]
+    remedy = f"it already holds {', '.join(there)}, choose another name, or move them away"
+    require(not there, "folder", str(folder), remedy)
     folder.mkdir(parents=True, exist_ok=True)
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
     for source in filter(Path.is_file, (SOURCES[kind] / name for name in FILES[kind])):
@@ -86,12 +88,12 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     text = "Write a folder with a small game or agent, its tasks, a configuration and a test."
     options, _ = parse((Options,), argv, command="g2po init", description=text)
-    if options.agent and options.coding:
-        raise G2POError("agent and coding are both given: a coding agent is an agent; leave --agent out")
+    is_one = not (options.agent and options.coding)
+    require(is_one, "agent", True, "leave it out, a coding agent is an agent")
     folder, kind = options.folder, "coding" if options.coding else "agent" if options.agent else "environment"
     try:
         write_folder(folder, options.model, kind)
     except OSError as error:
-        raise G2POError(f"{folder} cannot be written ({error}): choose another folder") from error
+        raise G2POError(f"{folder} cannot be written ({error}): choose another folder", "folder", folder) from error
     copied = "" if options.model else f", {BUNDLED}/ ({'0.2' if kind == 'coding' else '0.7'} M parameters)"
     print(f"{folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(folder))} && g2po check")
