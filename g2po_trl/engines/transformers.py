@@ -130,8 +130,6 @@ class TransformersEngine(Engine):
             logprobs=args.old_log_probs == "auto",
         )
         engine.read_images(parts.image_inputs)
-        if parts.is_sharded:
-            engine.reads_text_because = _SHARDED
         return engine
 
     @classmethod
@@ -143,6 +141,10 @@ class TransformersEngine(Engine):
         `autocast`: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
         """
         return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
+
+    def read_images(self, images: Any) -> None:
+        super().read_images(images)
+        self.reads_text_because = _SHARDED if self.is_collective else self.reads_text_because
 
     def to_engine(self, sampling: Sampling) -> GenerationConfig:
         """Return the `GenerationConfig` of a sampling."""

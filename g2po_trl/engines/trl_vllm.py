@@ -18,7 +18,7 @@ from transformers.utils import is_peft_available
 
 from ..utils.errors import G2POError
 from ..utils.options import require
-from ..utils.trl_compat import gather_params_of, replaced
+from ..utils.trl_compat import gather_params_of, replaced, vllm_generation_class
 from .base import Completion, EngineParts
 from .sampling import Sampling, derived_seed
 from .vllm_requests import RequestEngine, caches_prefixes, sampling_params
@@ -114,12 +114,16 @@ class VLLMEngine(RequestEngine):
         """Return a context in which TRL starts a colocated vLLM: on a free port, with room for an adapter."""
         if args.vllm_mode != "colocate":
             return nullcontext()
-        take_free_port()
+        # TRL chooses a port long before vLLM listens on it: two runs that start together would choose the same one.
+        if not os.environ.get("MASTER_PORT"):
+            with socket.socket() as free:
+                free.bind(("", 0))
+                os.environ["MASTER_PORT"] = str(free.getsockname()[1])
         if not is_peft_available():
             return nullcontext()
-        from .vllm_adapter import adapters_beside_the_base
+        from .vllm_adapter import AdapterGeneration
 
-        return adapters_beside_the_base(merge_adapter)
+        return vllm_generation_class(partial(AdapterGeneration, merge=merge_adapter))
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -220,17 +224,6 @@ class VLLMEngine(RequestEngine):
         for completion, tokens in zip(completions, cached):
             completion.cached_tokens = tokens
         return completions
-
-
-def take_free_port() -> None:
-    """Set MASTER_PORT to a free port, unless a launcher has set it, for a colocated vLLM of one process.
-
-    TRL chooses a port long before vLLM listens on it, so two runs that start together would choose the same one.
-    """
-    if not os.environ.get("MASTER_PORT"):
-        with socket.socket() as free:
-            free.bind(("", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
 
 
 def different_image_settings(processor: Any, place: str) -> list[str]:

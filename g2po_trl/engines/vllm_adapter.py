@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.options import require
-from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
+from ..utils.trl_compat import vllm_engine_options
 from .adapter_weights import Gather, adapter_parameters, check_mergeable, merged_parameters
 
 if TYPE_CHECKING:
@@ -38,16 +36,11 @@ _NOT_SERVED += "alora_invocation_tokens layer_replication arrow_config kasa_conf
 _SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave it alone
 
 
-def adapters_beside_the_base(merge: bool | None) -> AbstractContextManager[None]:
-    """Let a `GRPOTrainer` made inside start its colocated vLLM with room for its adapter, if vLLM can serve it.
+class AdapterGeneration(VLLMGeneration):
+    """TRL's wrapper, which starts a colocated vLLM with room for an adapter that it can serve.
 
-    `merge` is `VLLMEngine`'s `merge_adapter`: in float32, merging loses nothing.
+    TRL has no option for it, so `LLM` is replaced in its module. `merge` is `VLLMEngine`'s `merge_adapter`.
     """
-    return vllm_generation_class(partial(_AdapterGeneration, merge=merge))
-
-
-class _AdapterGeneration(VLLMGeneration):
-    """TRL's wrapper, which starts vLLM with LoRA: TRL has no option for it, so `LLM` is replaced in its module."""
 
     def __init__(self, *args: Any, merge: bool | None, **kwargs: Any):
         self.merge = merge
@@ -134,7 +127,7 @@ class ServedAdapter:
         model: the trained model.
         gather: see `merged_parameters`.
         device: see `merged_parameters`.
-        merge: see `adapters_beside_the_base`; a `G2POError` is raised if it is `False` and `merges`.
+        merge: see `AdapterGeneration`; a `G2POError` is raised if it is `False` and `merges`.
 
     Attributes:
         merges: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and requests are plain.

@@ -32,6 +32,8 @@ _SHORTENED_TO = 0.75  # of the limit: the next turns then continue the conversat
 class RefusedConversationError(G2POError):
     """The chat template cannot render a conversation that an environment or an agent sent."""
 
+    reason = "conversation refused"  # for which the episode ends
+
 
 @dataclass
 class Transcript:

@@ -26,6 +26,8 @@ Prompt = TypeVar("Prompt")  # has `ids`
 class PromptTooLongError(G2POError):
     """The task and the actions alone exceed `max_prompt_length`."""
 
+    reason = "prompt too long"  # for which the episode ends
+
 
 def fit_prompt(
     template: PromptTemplate,

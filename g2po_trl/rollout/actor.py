@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,10 +91,14 @@ class PromptActor:
         """The encoder of chat requests and conversations."""
         return ConversationEncoder(self.encode, self.engine.stop_token_ids)
 
+    def converses(self, seen: Observation) -> bool:
+        """Return whether an observation is answered in a conversation."""
+        return self.history == "conversation" or seen.request is not None
+
     def choose_template(self, first: Observation) -> None:
         """Choose the chat template of conversations now, if a task's first observation is to be answered in one."""
         self.check_images(first)
-        if self.history == "conversation" or first.request is not None:
+        if self.converses(first):
             self.conversation_encoder  # noqa: B018 (the property is cached)
 
     def check_images(self, seen: Observation) -> None:
@@ -173,15 +177,14 @@ class PromptSession:
         clock = time.perf_counter()
         for episode in episodes:
             self.actor.check_images(episode.observation)
-        chats = [e for e in episodes if self.actor.history == "conversation" or e.observation.request is not None]
-        prompts = [*self._continue(chats), *self._window(episodes, chats)]
-        fitting = {asked.episode.number: asked for asked in prompts if self._fits(asked)}
+        windows = self._windows([episode for episode in episodes if not self.actor.converses(episode.observation)])
+        made = [self._asked(episode, windows.get(episode.number)) for episode in episodes]
+        new = {asked.episode.number: asked for asked in made if asked is not None}
         self.stats.prompt_time += time.perf_counter() - clock
-        for number in [episode.number for episode in episodes if episode.number in fitting]:
-            asked = self.asked[number] = fitting[number]
-            if self.actor.streams:
-                more = {"images": asked.prompt.images} if asked.prompt.images else {}
-                self.actor.engine.submit(number, asked.prompt.ids, asked.sampling, self._seed(asked.episode), **more)
+        self.asked |= new
+        for number, asked in new.items() if self.actor.streams else ():
+            more = {"images": asked.prompt.images} if asked.prompt.images else {}
+            self.actor.engine.submit(number, asked.prompt.ids, asked.sampling, self._seed(asked.episode), **more)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         if not self.asked and not self.actor.is_collective:
@@ -190,7 +193,6 @@ class PromptSession:
         completions = self.actor.engine.poll(timeout) if self.actor.streams else self._generate()
         self.stats.generation_time += time.perf_counter() - clock
         answered = [(self.asked.pop(number), completion) for number, completion in completions.items()]
-        self._count(answered)
         return [(asked.episode, self._step(asked, completion)) for asked, completion in answered]
 
     def _generate(self) -> dict[int, Completion]:
@@ -222,64 +224,48 @@ class PromptSession:
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
 
-    def _fits(self, asked: Asked) -> bool:
-        """Return whether there is room for a prompt's completion; an episode without room ends."""
-        limit, length, most = self.actor.context_length, len(asked.prompt.ids), asked.sampling.max_completion_length
-        fits = limit is None or length + most <= limit
-        if not fits:
-            counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"
-            asked.episode.give_up(f"context overflow: {counted}")
-        return fits
+    def _windows(self, episodes: Sequence[Episode]) -> dict[int, tuple[dict[str, Any], FittedPrompt]]:
+        """Return contents and prompts with the last steps by the episodes' numbers, tokenized in one call."""
+        encode, templates = self.actor.encode, self.actor.template
+        contents = [prompt_contents(episode, self.actor.history_length) for episode in episodes]
+        texts = [encode.text(templates.of(e.environment).messages(**shown)) for e, shown in zip(episodes, contents)]
+        prompts = [FittedPrompt(ids, text, False) for ids, text in zip(encode.ids(texts), texts)]
+        return {episode.number: window for episode, *window in zip(episodes, contents, prompts)}
 
-    def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
-        """Yield the prompts of conversations; an episode ends if its prompt cannot be made."""
-        for episode in episodes:
-            request = request_of(episode, self.actor.template.of(episode.environment))
-            try:
-                prompt = self.conversations.prompt(episode, request)
-            except PromptTooLongError as error:
-                episode.give_up(f"prompt too long: {error}")
-            except RefusedConversationError as error:
-                episode.give_up(f"conversation refused: {error}")
-            except UnreadableImageError as error:
-                episode.fail(f"invalid: {error}")
+    def _asked(self, episode: Episode, window: tuple[dict[str, Any], FittedPrompt] | None) -> Asked | None:
+        """Return an episode's prompt, with its window or, without one, of its conversation.
+
+        The episode ends if the prompt cannot be made, or leaves no room for the longest completion.
+        """
+        actor, sampling, request = self.actor, self.sampling, None
+        template, limit = actor.template.of(episode.environment), actor.max_prompt_length
+        try:
+            if window is None:
+                request = request_of(episode, template)
+                prompt, sampling = self.conversations.prompt(episode, request), sampling_of(request, sampling)
             else:
-                yield Asked(episode, prompt, sampling_of(request, self.sampling), request)
-
-    def _window(self, episodes: Sequence[Episode], chats: Sequence[Episode]) -> Iterator[Asked]:
-        """Yield prompts with the last steps, tokenized in one call; an episode ends if its prompt cannot be made."""
-        actor, numbers = self.actor, {episode.number for episode in chats}
-        episodes = [episode for episode in episodes if episode.number not in numbers]
-        contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
-        templates = [actor.template.of(episode.environment) for episode in episodes]
-        texts = [actor.encode.text(one.messages(**shown)) for one, shown in zip(templates, contents)]
-        plain = iter(actor.encode.ids([text for text, shown in zip(texts, contents) if "images" not in shown]))
-        for episode, template, text, shown in zip(episodes, templates, texts, contents):
-            limit = actor.max_prompt_length
-            prompt = None if "images" in shown else FittedPrompt(next(plain), text, False)
-            try:
-                if prompt is None or limit is not None and len(prompt.ids) > limit:
+                shown, prompt = window
+                if "images" in shown or limit is not None and len(prompt.ids) > limit:
                     prompt = fit_prompt(template, actor.encode, limit, **shown)
-            except PromptTooLongError as error:
-                episode.give_up(f"prompt too long: {error}")
-            except UnreadableImageError as error:
-                episode.fail(f"invalid: {error}")
-            else:
-                yield Asked(episode, prompt, self.sampling)
-
-    def _count(self, answered: Sequence[tuple[Asked, Completion]]) -> None:
-        stats = self.stats
-        for asked, completion in answered:
-            tokens, cached = len(asked.prompt.ids), completion.cached_tokens
-            stats.truncated_prompts += asked.prompt.truncated
-            stats.prompt_tokens += tokens
-            stats.generated_tokens += len(completion.ids)
-            stats.truncated_completions += not completion.complete
-            stats.cacheable_tokens += 0 if cached is None else tokens
-            stats.cached_tokens += cached or 0
+        except UnreadableImageError as error:
+            return episode.fail(f"invalid: {error}")
+        except (PromptTooLongError, RefusedConversationError) as error:
+            return episode.give_up(f"{error.reason}: {error}")
+        length, most = len(prompt.ids), sampling.max_completion_length
+        if actor.context_length is not None and length + most > actor.context_length:
+            counted = f"{length} tokens and {most} of the completion exceed the model's {actor.context_length}"
+            return episode.give_up(f"context overflow: {counted}")
+        return Asked(episode, prompt, sampling, request)
 
     def _step(self, asked: Asked, completion: Completion) -> Step:
-        episode, prompt = asked.episode, asked.prompt
+        episode, prompt, stats = asked.episode, asked.prompt, self.stats
+        tokens, cached = len(prompt.ids), completion.cached_tokens
+        stats.truncated_prompts += prompt.truncated
+        stats.prompt_tokens += tokens
+        stats.generated_tokens += len(completion.ids)
+        stats.truncated_completions += not completion.complete
+        stats.cacheable_tokens += 0 if cached is None else tokens
+        stats.cached_tokens += cached or 0
         if asked.request is not None:
             return self.conversations.step(episode, asked.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)

@@ -157,24 +157,30 @@ SENT = {
 }
 
 
-def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
-    vllm = RecordingVLLM()
-    engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_vllm_is_awake_for_a_whole_rollout(monkeypatch, vllm_module, ranks):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks)
+    vllm = RecordingVLLM(tensor_parallel_size=ranks)
+    options = {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}}
+    engine = engine_of(vllm, options)
     with engine.rollout():
         completions = engine.generate([[1], [2, 2]], Sampling(), [5, 6])
         assert [completion.cached_tokens for completion in completions] == [0, 1]
         assert engine.generate([], Sampling()) == []
         engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
-    assert vllm.events == [
-        *("weights", "forget", "wake kv_cache", "answer 2 asleep=False", "answer 1 asleep=False"),
-        *("answer 1 asleep=False", "sleep 2"),
-    ]
-    assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
-    assert [parameters.seed for parameters in vllm.parameters] == [5, 6, None]
-    assert vars(vllm.parameters[-1]) == {
-        **SENT,
-        **{"logprobs": 0, "structured_outputs": {"json": "…"}, "seed": None, "output_kind": "final"},
-    }
+    asked = ["answer 2", "answer 1", "answer 1"] if ranks == 1 else ["generate 2", "generate 1"]
+    asked = [f"{event} asleep=False" for event in asked]
+    assert vllm.events == ["weights", "forget", "wake kv_cache", *asked, "sleep 2"]
+    assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping and engine.streams == (ranks == 1)
+    assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
+    if ranks == 1:
+        assert [parameters.seed for parameters in vllm.parameters] == [5, 6, None]
+        last = {"logprobs": 0, "seed": None, "output_kind": "final"}
+        assert vars(vllm.parameters[-1]) == SENT | {"structured_outputs": {"json": "…"}} | last
+    else:
+        assert vllm.generation_kwargs == SENT | {"structured_outputs": {"json": "…"}}
+    uncached = engine_of(RecordingVLLM(False, ranks)).generate([[1, 2]], Sampling())
+    assert [completion.cached_tokens for completion in uncached] == [None]
 
 
 def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
@@ -192,29 +198,6 @@ def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
     with pytest.raises(ZeroDivisionError):
         engine.generate([[1], [2]], Sampling())
     assert vllm.events[-1] == "abort 2"
-
-
-def test_a_vllm_that_is_not_trained_forgets_an_interrupted_rollout(vllm_module):
-    vllm = RecordingVLLM()
-    engine = RequestEngine(SimpleNamespace(decode=lambda ids: ""), [7])
-    engine.core = vllm.llm.llm_engine
-    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
-        engine.submit(3, [1], Sampling(), seed=3)
-        raise RuntimeError("broken")
-    assert vllm.events == ["abort 1"]
-    with engine.rollout():
-        assert engine.poll(0.0) == {}, "of the rollout before"
-
-
-def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * 2)
-    vllm = RecordingVLLM(tensor_parallel_size=2)
-    engine = engine_of(vllm, {"frequency_penalty": 0.1})
-    assert not engine.streams
-    with engine.rollout():
-        engine.generate([[1], [2]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
-    assert vllm.events == ["weights", "forget", "wake kv_cache", "generate 2 asleep=False", "sleep 2"]
-    assert vllm.generation_kwargs == SENT
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -257,20 +240,6 @@ def test_a_cache_that_cannot_be_forgotten_is_not_used():
     with pytest.raises(RuntimeError, match="prefix cache of the previous weights"), engine_of(vllm).rollout():
         raise AssertionError("nothing is played")
     assert vllm.events == ["weights", "forget"]
-
-
-@pytest.mark.parametrize("ranks_of_a_model", [1, 2])
-def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch, vllm_module):
-    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
-    vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
-    completions = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
-    assert [completion.cached_tokens for completion in completions] == [0, 1, 2]
-    assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
-
-
-def test_where_there_is_no_cache_nothing_is_said_of_it(vllm_module):
-    completions = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
-    assert [completion.cached_tokens for completion in completions] == [None]
 
 
 def test_hit_fraction_over_ranks():

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from g2po_trl.engines.adapter_weights import merged_parameters
-from g2po_trl.engines.vllm_adapter import ServedAdapter, adapters_beside_the_base, why_merged, why_not_served
+from g2po_trl.engines.vllm_adapter import AdapterGeneration, ServedAdapter, why_merged, why_not_served
+from g2po_trl.utils.trl_compat import vllm_generation_class
 
 ALL_LINEAR = {"target_modules": "all-linear"}
 
@@ -113,7 +115,7 @@ def start(monkeypatch):
             num_processes=1, process_index=0, local_process_index=0, is_main_process=True, state=SimpleNamespace()
         )
         monkeypatch.setattr(vllm_generation, "DistributedBackend", lambda accelerator: None)
-        with adapters_beside_the_base(merge), pytest.raises(Started) as what:
+        with vllm_generation_class(partial(AdapterGeneration, merge=merge)), pytest.raises(Started) as what:
             grpo_trainer.VLLMGeneration(
                 model=model, accelerator=accelerator, processing_class=None, mode="colocate", **options
             )

@@ -77,15 +77,6 @@ class RaisingEnvironment(LetterEnvironment):
         raise RuntimeError("the door is stuck")
 
 
-class BreakingEnvironment(LetterEnvironment):
-    """Takes the first look."""
-
-    def step(self, action):
-        if action == "look":
-            return super().step(action)
-        raise RuntimeError("the door is stuck")
-
-
 class NanRewardEnvironment(LetterEnvironment):
     def step(self, action):
         return StepResult("hall", reward=float("nan"), terminated=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from g2po_trl import PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.prompts.template import parse_plain
-from g2po_trl.rollout.actor import PromptActor
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
 
@@ -126,10 +125,3 @@ class ScriptedActor:
     def receive_steps(self, timeout):
         asked, self.asked = self.asked, []
         return list(zip(asked, self.act(asked))) if asked else []
-
-
-def make_actor(encode, kind=ScriptedStream, **options):
-    def answer(prompts):
-        return [Completion(encode.tokenizer("go")["input_ids"], [-0.5]) for _ in prompts]
-
-    return PromptActor(kind(encode.tokenizer, answer, **options), encode, TEMPLATE)

@@ -74,17 +74,30 @@ def largest_difference(trainer) -> float:
     return worst
 
 
-def make_trainer(
-    folder: str,
-    mode: str,
-    rank: int,
-    ranks: int,
-    prompt=ALFWORLD_COMPACT_PROMPT,
-    tasks=16,
-    pretend=lambda: None,
-    **options,
-):
-    """`tasks` of the generated games, and `options` of G2POConfig in place of those below. `pretend`: of sharding."""
+def watch_rollouts(trainer, opened_with) -> None:
+    """Call `opened_with()` once a rollout, within it; `rollout` may be entered again there."""
+    engine = trainer.player.actor.engine
+    opened = engine._open
+
+    @contextmanager
+    def watched():
+        with opened():
+            opened_with()
+            yield
+
+    engine._open = watched
+
+
+def logs_of(trainer) -> list[dict]:
+    return [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+
+
+def prompt_of(trainer, text: str) -> list[int]:
+    return trainer.player.actor.encode([{"role": "user", "content": text}])[0]
+
+
+def make_trainer(folder, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPACT_PROMPT, tasks=16, **options):
+    """`tasks` of the generated games, and `options` of G2POConfig in place of those below."""
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
@@ -146,7 +159,6 @@ def make_trainer(
             advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),  # it never wins
         )
     args = G2POConfig(f"{folder}/out", **{**defaults, **options})
-    pretend()
     return G2POTrainer(
         str(model),
         args,
@@ -192,17 +204,9 @@ def images(folder: str, mode: str, rank: int, ranks: int) -> dict:
         **options,
     )
     differences, engine = [], trainer.player.actor.engine
-    opened = engine._open
-
-    @contextmanager
-    def watched_open():
-        with opened():
-            differences.append(largest_difference(trainer))
-            yield
-
-    engine._open = watched_open
+    watch_rollouts(trainer, lambda: differences.append(largest_difference(trainer)))
     trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    logs = logs_of(trainer)
     trajectories, _ = trainer.play([{"seed": seed} for seed in (1, 1, 2, 2)])
     steps = [step for one in trajectories for step in one.steps]
     result = {"logs": logs, "weight_differences": differences, "shown": [len(step.shown_images) for step in steps]}
@@ -233,7 +237,7 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
     counts, differences, endings, cache = [], [], [], []
     engine = trainer.player.actor.engine
-    submit, read, opened = engine.submit, engine._read, engine._open
+    submit, read = engine.submit, engine._read
     assert trainer.player.streams and engine.streams
 
     def watched_submit(*request, **more):
@@ -247,17 +251,15 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         cache[-1][1] += len(output.prompt_token_ids)
         return completion
 
-    @contextmanager
-    def watched_open():  # once a rollout; `rollout` may be entered again within one
-        with opened():
-            cache.append([0, 0])
-            counts.append(0)
-            differences.append(largest_difference(trainer))
-            yield
+    def opened():
+        cache.append([0, 0])
+        counts.append(0)
+        differences.append(largest_difference(trainer))
 
-    engine.submit, engine._read, engine._open = watched_submit, watched_read, watched_open
+    engine.submit, engine._read = watched_submit, watched_read
+    watch_rollouts(trainer, opened)
     trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    logs = logs_of(trainer)
     after = dict(trainer.model.named_parameters())
     trainer.close()
     return {
@@ -307,12 +309,12 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer.train()
     llm = trainer.vllm_generation.llm
     result = {
-        "logs": [entry for entry in trainer.state.log_history if "episode/success_rate" in entry],
+        "logs": logs_of(trainer),
         "block": llm.llm_engine.vllm_config.cache_config.block_size,
     }
     rooms = ("a desk 1 and a mug 1.\nActions:\ngo to desk 1\ntake mug 1", "a fridge 1.\nActions:\ngo to fridge 1", "")
     texts = [f"{RULES}Task: put some mug on desk\nSeen: You see {room}" for room in rooms]
-    prompts = [trainer.player.actor.encode([{"role": "user", "content": text}])[0] for text in texts]
+    prompts = [prompt_of(trainer, text) for text in texts]
     prompts = [prompts[0]] * 8 + prompts[1:]
     result["prompts"] = prompts
 
@@ -359,7 +361,7 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer = make_trainer(folder, "full", rank, ranks, max_turns=1)
     engine, tokenizer = trainer.player.actor.engine, trainer.processing_class
     texts = [f"Task: put some mug on {place}\nSeen: You see a desk 1 and a mug 1." for place in ("desk", "shelf")]
-    prompts = [trainer.player.actor.encode([{"role": "user", "content": text}])[0] for text in texts]
+    prompts = [prompt_of(trainer, text) for text in texts]
     plain = Sampling(max_completion_length=24)
 
     def ask(order, seeds, sampling=plain, **options) -> list:
@@ -404,7 +406,7 @@ def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """Two rollouts of a bfloat16 model by a moved adapter each; the log-probabilities beside the trainer's."""
     trainer = make_trainer(folder, mode, rank, ranks, max_turns=1)
     engine, result = trainer.player.actor.engine, {"differences": [], "moved": []}
-    prompt = trainer.player.actor.encode([{"role": "user", "content": "Task: put some mug on desk"}])[0]
+    prompt = prompt_of(trainer, "Task: put some mug on desk")
 
     def told(completion) -> torch.Tensor:
         with torch.no_grad():
@@ -487,16 +489,8 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
 def main(folder: str, mode: str) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    by_name = {
-        "cache": cache,
-        "images": images,
-        "offline": offline_images,
-        "requests": requests,
-        "evaluate": evaluate,
-        "serve": serve,
-    }
-    play = by_name.get(mode.split()[0], train)
-    result = play(folder, mode, rank, ranks)
+    by_name = {of.__name__: of for of in (cache, images, requests, evaluate, serve)} | {"offline": offline_images}
+    result = by_name.get(mode.split()[0], train)(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
 
 

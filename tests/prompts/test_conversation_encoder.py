@@ -348,14 +348,6 @@ def test_text_between_turns_without_an_end_token_is_kept():
     assert tokenizer.decode(second.ids) == "user: go\nassistant: hm\nuser: go\nassistant:"
 
 
-def test_use_of_another_template_than_the_models_is_said(caplog):
-    for name, said in (("qwen3", 1), ("qwen2_5", 0)):
-        caplog.clear()
-        tokenizer = tokenizer_of(name)
-        encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
-        assert caplog.text.count("TRL's training version of the chat template") == said == encoder.replaced
-
-
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5"])
 def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     """Also where TRL knows how calls are read by the model's own template alone, which the saved one is not."""

