@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import functools
 import inspect
 import sys
 import threading
@@ -41,7 +42,7 @@ from ..utils.options import require
 from ..utils.show import show
 from .dialects.request import MODEL
 from .endpoint import running_endpoint
-from .session import AgentEnd, Call, Session, TooManyRequestsError
+from .session import AgentEnd, Call, Session
 from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
@@ -55,8 +56,9 @@ _FIELDS = ("reward", "success", "info")
 class AgentClient:
     """An agent's access to the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). The key is valid during the
-    episode only, which may make `max_turns` calls.
+    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). `openai()`, `async_openai()`,
+    `anthropic()` and `async_anthropic()` return clients without a time limit, to which options are passed. The key is
+    valid during the episode only, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -64,22 +66,6 @@ class AgentClient:
     model: str
     session: Session = dataclasses.field(repr=False)
     max_turns: int
-
-    def openai(self, **options: Any) -> Any:
-        """Return an `openai.OpenAI` client without a time limit. `options` are passed to it."""
-        return self._client("openai", "OpenAI", options)
-
-    def async_openai(self, **options: Any) -> Any:
-        """Return an `openai.AsyncOpenAI` client without a time limit; as `openai`."""
-        return self._client("openai", "AsyncOpenAI", options)
-
-    def anthropic(self, **options: Any) -> Any:
-        """Return an `anthropic.Anthropic` client without a time limit; as `openai`."""
-        return self._client("anthropic", "Anthropic", options)
-
-    def async_anthropic(self, **options: Any) -> Any:
-        """Return an `anthropic.AsyncAnthropic` client without a time limit; as `openai`."""
-        return self._client("anthropic", "AsyncAnthropic", options)
 
     @property
     def anthropic_url(self) -> str:
@@ -94,13 +80,18 @@ class AgentClient:
         """Register a function that is called when the episode ends, for any reason, for example to close a browser."""
         self.session.at_end(function)
 
-    def _client(self, library: str, kind: str, options: Mapping[str, Any]) -> Any:
+    def _client(self, library: str, kind: str, **options: Any) -> Any:
         module = import_extra(library)
         transport = module.DefaultAsyncHttpxClient if kind.startswith("Async") else module.DefaultHttpxClient
         http_client = transport(trust_env=False, verify=False)  # loopback has no certificates and no proxies
         url = self.anthropic_url if library == "anthropic" else self.base_url
         given = {"timeout": None, "http_client": http_client, "base_url": url, "api_key": self.api_key}
         return getattr(module, kind)(**{**given, **options})
+
+    openai = functools.partialmethod(_client, "openai", "OpenAI")
+    async_openai = functools.partialmethod(_client, "openai", "AsyncOpenAI")
+    anthropic = functools.partialmethod(_client, "anthropic", "Anthropic")
+    async_anthropic = functools.partialmethod(_client, "anthropic", "AsyncAnthropic")
 
 
 class CommandError(RuntimeError):
@@ -112,9 +103,6 @@ class CommandError(RuntimeError):
     def __init__(self, message: str, info: Mapping[str, Any] | None = None, limit: str | None = None):
         super().__init__(message)
         self.info, self.limit = dict(info or {}), limit
-
-
-_IN_WORDS = (CommandError, TooManyRequestsError)  # exceptions whose message says everything
 
 
 class AgentEnvironment(TextEnvironment):
@@ -313,4 +301,4 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
 def _describe(error: BaseException) -> str:
     """Return an exception in one line; of a program or a limit without its type."""
     lines = str(error).strip().splitlines()[:1]
-    return ("".join(lines) if isinstance(error, _IN_WORDS) else in_words(error))[:300]
+    return ("".join(lines) if hasattr(error, "limit") else in_words(error))[:300]

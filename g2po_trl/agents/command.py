@@ -10,9 +10,9 @@ import math
 import os
 import re
 import shlex
-import string
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -255,12 +255,10 @@ def _words(name: str, command: Any) -> list[str]:
 
 def _check_placeholders(name: str, words: list[str]) -> None:
     try:
-        parts = list(string.Formatter().parse("\n".join(words)))
-    except ValueError:
-        parts = [("", "", "", None)]
-    columns = [(column, form, conversion) for _, column, form, conversion in parts if column is not None]
-    are_names = all(column.isidentifier() and not form and not conversion for column, form, conversion in columns)
-    require(are_names, name, words, "write {column} with the name of a column, and {{ for a brace")
+        "\n".join(words).format_map(defaultdict(str))
+    except (ValueError, AttributeError) as error:
+        remedy = "write {column} with the name of a column, and {{ for a brace"
+        raise G2POError(f"{name} is {words} ({error}): {remedy}", name, words) from error
 
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
@@ -268,10 +266,8 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
     try:  # no argument can contain a zero or a lone surrogate
         return word.format_map(texts).replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     except KeyError as error:
-        message = (
-            f"command has {{{error.args[0]}}}, and the task's columns are {', '.join(task)}: rename the placeholder"
-        )
-        raise G2POError(message, "command", word) from error
+        why = f"command has {{{error.args[0]}}}, and the task's columns are {', '.join(task)}: rename the placeholder"
+        raise G2POError(why, "command", word) from error
 
 
 def _verified(verify: Callable[..., Any]) -> list[str]:

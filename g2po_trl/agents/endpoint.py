@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .dialects import DIALECTS, KEY_HEADERS, ROUTES
-from .dialects.request import AgentRequest, Completion, RefusedRequestError
+from .dialects.request import AgentRequest, Completion, RefusedRequestError, to_body
 from .loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
 from .session import Call, Session
 
@@ -78,11 +78,13 @@ class Endpoint(LoopbackServer):
         status, kind = 200, "application/json"
         if isinstance(answer, RefusedRequestError):
             status, answer = answer.status, dialect.error(answer)
-        elif isinstance(answer, Completion) and asked.stream:
-            answer, kind = dialect.stream(answer, asked), "text/event-stream"
         elif isinstance(answer, Completion):
             answer = dialect.answer(answer, asked)
-        await respond(send, status, kind, answer, ("connection", "close"), more_body=asked is None)
+        if status == 200 and isinstance(asked, AgentRequest) and asked.stream:
+            content, kind = dialect.stream(answer, asked), "text/event-stream"
+        else:
+            content = to_body(answer)
+        await respond(send, status, kind, content, ("connection", "close"), more_body=asked is None)
         if asked is None:  # with unread bytes, closing would take back the answer
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):

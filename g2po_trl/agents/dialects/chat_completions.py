@@ -85,18 +85,13 @@ def _max_tokens(data: Mapping[str, Any]) -> Any:
     return min(given, default=None, key=lambda value: value if type(value) is int else 0)
 
 
-def answer(completion: Completion, request: AgentRequest) -> bytes:
-    return to_body(_written(completion))
-
-
-def error(refusal: RefusedRequestError) -> bytes:
+def error(refusal: RefusedRequestError) -> dict[str, Any]:
     message, kind = str(refusal), "invalid_request_error"
-    return to_body({"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}})
+    return {"error": {"message": message, "type": kind, "param": refusal.parameter, "code": refusal.code}}
 
 
-def stream(completion: Completion, request: AgentRequest) -> bytes:
-    """Return a completion as server-sent events: its role, its text, its tool calls, its end."""
-    written = _written(completion)
+def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
+    """Return a response as server-sent events: its role, its text, its tool calls, its end."""
     (choice,) = written["choices"]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -115,7 +110,7 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
     return b"".join(b"data: " + to_body(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
 
 
-def _written(completion: Completion) -> dict[str, Any]:
+def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, calls = completion.response, []
     for number, name, arguments in completion.calls():
         function = {"name": name, "arguments": arguments_text(arguments)}
@@ -140,6 +135,6 @@ def _written(completion: Completion) -> dict[str, Any]:
 _THE_MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "g2po-trl"}
 ROUTES = {
     "POST /v1/chat/completions": parse,
-    "GET /v1/models": lambda body, headers: to_body({"object": "list", "data": [_THE_MODEL]}),
-    f"GET /v1/models/{MODEL}": lambda body, headers: to_body(_THE_MODEL),
+    "GET /v1/models": lambda body, headers: {"object": "list", "data": [_THE_MODEL]},
+    f"GET /v1/models/{MODEL}": lambda body, headers: _THE_MODEL,
 }

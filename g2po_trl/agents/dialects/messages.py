@@ -27,7 +27,6 @@ from .request import (
     function_tool,
     named_events,
     read_fields,
-    to_body,
 )
 
 _READ = ("max_tokens", "messages", "output_config", "stop_sequences", "stream", "system")
@@ -149,20 +148,15 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
     return functions
 
 
-def count_tokens(body: bytes, headers: Mapping[str, str]) -> bytes:
+def count_tokens(body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return the answer to `POST /v1/messages/count_tokens`: a rough number, by characters."""
     chat = parse(body, headers).chat
     characters = len(str(chat.messages)) + len(str(chat.tools or ""))
-    return to_body({"input_tokens": characters // _CHARACTERS_PER_TOKEN})
+    return {"input_tokens": characters // _CHARACTERS_PER_TOKEN}
 
 
-def answer(completion: Completion, request: AgentRequest) -> bytes:
-    return to_body(_written(completion))
-
-
-def stream(completion: Completion, request: AgentRequest) -> bytes:
-    """Return a completion as server-sent events: its blocks, each with its beginning, content and end."""
-    written = _written(completion)
+def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
+    """Return a response as server-sent events: its blocks, each with its beginning, content and end."""
     begun = {"content": [], "stop_reason": None, "usage": {**written["usage"], "output_tokens": 0}}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": {**written, **begun}}]
     for index, block in enumerate(written["content"]):
@@ -181,12 +175,12 @@ def stream(completion: Completion, request: AgentRequest) -> bytes:
     return named_events(events)
 
 
-def error(refusal: RefusedRequestError) -> bytes:
+def error(refusal: RefusedRequestError) -> dict[str, Any]:
     kind = _ERRORS.get(refusal.status, "invalid_request_error")
-    return to_body({"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None})
+    return {"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None}
 
 
-def _written(completion: Completion) -> dict[str, Any]:
+def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response = completion.response
     content: list[dict[str, Any]] = []
     if response.content or not response.tool_calls:

@@ -29,7 +29,6 @@ from .request import (
     function_tool,
     named_events,
     read_fields,
-    to_body,
 )
 
 _READ = ("input", "instructions", "max_output_tokens", "previous_response_id", "stream", "text", "tools")
@@ -164,18 +163,12 @@ def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = Fa
     return _BLOCKS.read(content, f"{where}: content", ignored, shows_images) or ""
 
 
-def answer(completion: Completion, request: AgentRequest) -> bytes:
-    return to_body(_written(completion, request))
+def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
+    """Return a response as server-sent events: each item added, its text or arguments, and done."""
+    return named_events({**event, "sequence_number": number} for number, event in enumerate(_events(written)))
 
 
-def stream(completion: Completion, request: AgentRequest) -> bytes:
-    """Return a completion as server-sent events: each item added, its text or arguments, and done."""
-    events = enumerate(_events(completion, request))
-    return named_events({**event, "sequence_number": number} for number, event in events)
-
-
-def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str, Any]]:
-    whole = _written(completion, request)
+def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield {"type": "response.created", "response": started}
     yield {"type": "response.in_progress", "response": started}
@@ -200,7 +193,7 @@ def _events(completion: Completion, request: AgentRequest) -> Iterator[dict[str,
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
-def _written(completion: Completion, request: AgentRequest) -> dict[str, Any]:
+def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, output = completion.response, []
     if response.content or not response.tool_calls:
         text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
