@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ from .causes import inner
 if TYPE_CHECKING:
     from .pool.pool import EnvironmentFailure
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PACKAGES = tuple(str(Path(find_spec(name).origin).resolve().parent) for name in ("g2po_trl", "g2po_envs"))
 _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
 
 
@@ -27,7 +28,7 @@ def where_raised(error: BaseException | str) -> str:
         frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
     for file, line in reversed(frames):
         path = Path(file)
-        if path.is_file() and not path.is_relative_to(_PACKAGE) and not file.startswith(_LIBRARIES):
+        if path.is_file() and not any(map(path.is_relative_to, _PACKAGES)) and not file.startswith(_LIBRARIES):
             here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
             return f", {here}, line {line}"
     return ""

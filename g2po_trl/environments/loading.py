@@ -6,15 +6,15 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..prompts.template import PromptTemplate
 from ..utils.errors import G2POError
+from ..utils.options import require
 from .causes import in_words
 from .contract import TextEnvironment
 from .failures import where_raised
@@ -38,11 +38,10 @@ def load(name: str) -> Any:
         return partial(RemoteEnvironment, [name])
     module, _, attribute = resolve_environment_name(name).rpartition(":")
     try:
-        if not module or module.startswith("."):
-            raise ImportError("write module:Class or file.py:Class")
         return getattr(import_named(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise G2POError(f"{name!r} cannot be loaded: {error}", "environment", name) from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # also of "" and relative names
+        remedy = "write module:Class or file.py:Class"
+        raise G2POError(f"{name!r} cannot be loaded ({error}): {remedy}", "environment", name) from error
 
 
 def bundled_environments() -> dict[str, Path]:
@@ -55,9 +54,8 @@ def bundled_environments() -> dict[str, Path]:
 def load_template(name: str) -> PromptTemplate:
     """Return the prompt template of a name, as for `load`."""
     template = load(name) if ":" in str(name) else None
-    if not isinstance(template, PromptTemplate):
-        remedy = "write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
-        raise G2POError(f"prompt is {name!r}, a {type(template).__name__}: {remedy}", "prompt", name)
+    remedy = "write module:TEMPLATE or file.py:TEMPLATE, the name of a PromptTemplate"
+    require(isinstance(template, PromptTemplate), "prompt", name, remedy)
     return template
 
 
@@ -85,52 +83,30 @@ def import_file(path: str | Path) -> ModuleType:
     """Return the module of a file. Its folder is appended to `sys.path`, for imports by name, also in workers.
 
     Raises:
-        G2POError: if the file cannot be imported, or a file of the same name in another folder was.
+        G2POError: if the file cannot be imported, or is called like another module.
     """
     path = Path(path).resolve()
-    if not path.is_file():
-        where = f"there is no file {path.name!r} in {str(path.parent)!r}"
-        raise G2POError(f"{path.name!r} cannot be loaded: {where}", "environment", str(path))
-    for file in path.parent.glob("*.py"):
-        other = Path(getattr(sys.modules.get(file.stem), "__file__", None) or file)
-        if other.parent in FOLDERS and other.parent != path.parent:
-            raise G2POError(
-                f"{path} cannot be imported: {other} was, and a process imports one {file.name}: rename one of them",
-                "environment",
-                str(path),
-            )
-    FOLDERS.append(path.parent)
+    require(path.is_file(), "environment", str(path), "there is no such file")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    FOLDERS.append(path.parent)
     importlib.invalidate_caches()
+    for file in path.parent.glob("*.py"):  # those of another folder would be imported in place of its neighbours
+        _require_same(file, sys.modules.get(file.stem), among=FOLDERS)
     try:
-        spec = find_spec(path.stem)
-        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
-            return importlib.import_module(path.stem)
-        return _import_under_another_name(path)
-    except G2POError:
-        raise
+        module = importlib.import_module(path.stem)
     except Exception as error:
-        raise G2POError(
-            f"{path} cannot be imported: {in_words(error)}{where_raised(error)}", "environment", str(path)
-        ) from error
+        message = f"{path} cannot be imported: {in_words(error)}{where_raised(error)}"
+        raise G2POError(message, "environment", str(path)) from error
+    _require_same(path, module)
+    return module
 
 
-def _import_under_another_name(path: Path) -> ModuleType:
-    """Return the module of a file that is called like an installed package, which `import` means in workers."""
-    import cloudpickle
-
-    name = f"{path.stem} of {path.parent.name}"
-    if name not in sys.modules:
-        spec = spec_from_file_location(name, path)
-        module = sys.modules[name] = module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        cloudpickle.register_pickle_by_value(module)
-    return sys.modules[name]
+def _require_same(file: Path, module: ModuleType | None, among: Sequence[Path] | None = None) -> None:
+    """Refuse a file that is not the source of the module of its name; with `among`, only a source in these folders."""
+    source = Path(getattr(module, "__file__", None) or file).resolve()
+    is_other = source != file and (among is None or source.parent in among)
+    require(not is_other, "environment", str(file), f"a process imports one {file.name}, here {source}: rename one")
 
 
 def resolve_environment_name(name: str) -> str:
@@ -141,27 +117,25 @@ def resolve_environment_name(name: str) -> str:
     Raises:
         G2POError: if the file cannot be imported, lacks the class, or contains no environment or several.
     """
-    return _resolve(name, _is_environment, "environment", "Class", "contains no TextEnvironment")
+    return _resolve(name, _is_environment, "environment", "TextEnvironment")
 
 
 def resolve_agent_name(name: str) -> str:
     """Return the full name of an agent, as `resolve_environment_name` does of an environment."""
-    if name.startswith(("http:", "https:")) or not (":" in name or name.endswith(".py")):
-        remedy = "write FILE.py, or FILE.py:NAME, with a function (task, client)"
-        raise G2POError(f"agent is {name!r}: {remedy}", "agent", name)
-    return _resolve(name, _is_agent, "agent", "NAME", "contains no public function (task, client) and no AgentCommand")
+    is_name = not name.startswith(("http:", "https:")) and (":" in name or name.endswith(".py"))
+    require(is_name, "agent", name, "write FILE.py, or FILE.py:NAME, with a function (task, client)")
+    return _resolve(name, _is_agent, "agent", "public function (task, client)")
 
 
-def _resolve(name: str, fits: Callable[[Any, str], bool], field: str, kind: str, nothing: str) -> str:
+def _resolve(name: str, fits: Callable[[Any, str], bool], field: str, wanted: str) -> str:
     path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
     if not path.endswith(".py") or path.startswith(("http:", "https:")):
         return name
     module = import_file(path)
-    matches = [one for one, value in vars(module).items() if one[0] != "_" and fits(value, module.__name__)]
-    if not (hasattr(module, attribute) if attribute else len(matches) == 1):
-        content = f"contains {', '.join(matches)}" if matches else nothing
-        missing = f"has no {attribute}: it {content}" if attribute else content
-        raise G2POError(f"{path} {missing}: write {path}:{matches[0] if matches else kind}", field, name)
+    matches = [found for found, value in vars(module).items() if found[0] != "_" and fits(value, module.__name__)]
+    is_found = hasattr(module, attribute) if attribute else len(matches) == 1
+    remedy = f"write {path}:{(matches or ['NAME'])[0]}; it contains {', '.join(matches) or f'no {wanted}'}"
+    require(is_found, field, name, remedy)
     return f"{Path(path).resolve()}:{attribute or matches[0]}"
 
 

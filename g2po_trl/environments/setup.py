@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..prompts.tool_calls import TOOL_PROMPT
-from ..utils.errors import G2POError
 from ..utils.options import require
 from .contract import Observation, TextEnvironment
 from .episode_limits import EpisodeLimits
 from .failures import describe_failure
 from .loading import load, resolve_agent_name
 from .pool.pool import EnvironmentFailure, EnvironmentPool
-from .several import PromptTemplates, check_limits, environments_of, for_each, mixed, one_task_each
+from .several import PromptTemplates, check_limits, environments_of, mixed, one_task_each
 from .tasks import check_datasets, plain
 from .tools.trl_rewards import bound_environment, check_reward_columns
 from .tools.trl_tools import is_tool_environment, tool_environment_factory
@@ -58,13 +57,13 @@ class Setup:
     ) -> Setup:
         """Return the setup of a trainer's arguments. Raises `G2POError` if they do not fit each other."""
         check_limits(limits, environment_factory)
-        factory, prompt_template, history = played_as(environment_factory, limits, prompt_template, history)
+        playing = played_as(environment_factory, limits, prompt_template, history)
         train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
-        check_datasets(factory, train_dataset, eval_dataset)
+        check_datasets(playing[0], train_dataset, eval_dataset)
         first_tasks = one_task_each(environment_factory, train_dataset)
         for task in first_tasks:
             check_reward_columns(environment_factory, task)
-        return cls(factory, prompt_template, history, train_dataset, eval_dataset, first_tasks)
+        return cls(*playing, train_dataset, eval_dataset, first_tasks)
 
 
 def played_as(
@@ -73,14 +72,7 @@ def played_as(
     prompt_template: Any = None,
     history: str | None = None,
 ) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
-    """Return the factory, the wording of prompts and the history with which an environment is trained.
-
-    Args:
-        environment_factory: as passed to the trainer.
-        limits: limits of an episode.
-        prompt_template: as passed to the trainer.
-        history: `G2POConfig.history`.
-    """
+    """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments."""
     history = history or default_history(environment_factory, prompt_template)
     template = prompt_template_of(environment_factory, prompt_template)
     return text_environment_factory(environment_factory, limits, history, template), template, history
@@ -97,22 +89,20 @@ def text_environment_factory(
     Args:
         environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
         limits: limits of an episode; with several environments, also of each.
-        history: `"window"`: tools are described in prose, in prompts with the last steps. `"conversation"`:
-            observations are chat requests, with tools as the chat template writes them. `None`: with several
-            environments, the `default_history` of each.
+        history: `"window"`: tools are described in prose. `"conversation"`: observations are chat requests, with
+            tools as the chat template writes them. `None`: with several environments, the default of each.
         prompt_template: with several environments, the result of `prompt_template_of`.
 
     Raises:
         G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
     """
-    if environments_of(environment_factory):
-
-        def playable(name: str, one: Callable) -> Callable:
+    if environments := environments_of(environment_factory):
+        factories = {}
+        for name, factory in environments.items():
             wording = prompt_template and prompt_template.of(name)
-            own = default_history(one, None if wording == default_prompt_template(one) else wording)
-            return text_environment_factory(one, limits.by(name), history or own)
-
-        return for_each(environment_factory, playable)
+            own = default_history(factory, None if wording == default_prompt_template(factory) else wording)
+            factories[name] = text_environment_factory(factory, limits.by(name), history or own)
+        return mixed(factories)
     if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
         return partial(environment_factory, **{name: getattr(limits, name) for name in taken})
     if not is_tool_environment(environment_factory):
@@ -121,10 +111,7 @@ def text_environment_factory(
 
 
 def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
-    """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own.
-
-    `None` for several environments, each of which has its own.
-    """
+    """Return `"conversation"` for a tool-based class without a wording of its own; `None` for several environments."""
     if environments_of(environment_factory):
         return None
     worded = prompt_template is not None or default_prompt_template(environment_factory) is not TOOL_PROMPT
@@ -134,10 +121,9 @@ def default_history(environment_factory: Callable, prompt_template: PromptTempla
 def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
     """Return the environment class's `prompt_template`; without one `TOOL_PROMPT` (tool-based) or `DEFAULT_PROMPT`."""
     made, _ = bound_environment(environment_factory)
-    own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
-    if own is None:
-        return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
-    return _checked(own, f"prompt_template of {made.__name__}")
+    template = getattr(made, "prompt_template", None) if isinstance(made, type) else None
+    default = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
+    return default if template is None else _checked(template)
 
 
 def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
@@ -154,25 +140,20 @@ def prompt_template_of(environment_factory: Callable, given: Any = None) -> Prom
     if not environments or isinstance(given, PromptTemplates):
         return default_prompt_template(environment_factory) if given is None else _checked(given)
     named = given if isinstance(given, Mapping) else {} if given is None else dict.fromkeys(environments, given)
-    if unknown := named.keys() - environments:
-        remedy = f"which is no environment of this run: {', '.join(environments)}"
-        raise G2POError(f"prompt_template has {min(unknown)!r}, {remedy}", "prompt_template", given)
+    remedy = f"the environments of this run are {', '.join(environments)}"
+    require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
     return PromptTemplates.of_environments(
         {name: _checked(named.get(name) or default_prompt_template(one)) for name, one in environments.items()}
     )
 
 
-def _checked(template: Any, name: str = "prompt_template") -> PromptTemplate:
-    require(isinstance(template, PromptTemplate), name, template, "pass a PromptTemplate")
+def _checked(template: Any) -> PromptTemplate:
+    require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
     return template
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
-    """Return the first observations of tasks, after an admissible step in each, for the start of training.
-
-    Raises:
-        EnvironmentContractError: if reset or step fails.
-    """
+    """Return the first observations of tasks, each after a step. Raises `EnvironmentContractError` if one fails."""
     starts, failures = first_steps(pool, tasks)
     for failure in failures:
         raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")

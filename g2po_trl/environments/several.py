@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,8 +34,7 @@ class PromptTemplates(PromptTemplate):
     @classmethod
     def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
         """Return the templates as one."""
-        first = next(iter(templates.values()))
-        return cls(**{one.name: getattr(first, one.name) for one in fields(PromptTemplate)}, by_environment=templates)
+        return cls(**vars(next(iter(templates.values()))), by_environment=templates)
 
     def of(self, environment: str | None) -> PromptTemplate:
         return self.by_environment[environment]
@@ -101,19 +100,14 @@ def environments_of(environment_factory: Any) -> dict[str, Callable]:
     return environment_factory.keywords["environments"]
 
 
-def for_each(environment_factory: Callable, change: Callable[[str, Callable], Callable]) -> Callable:
-    """Return the factory of several environments with each of them changed: name and factory -> factory."""
-    changed = {name: change(name, one) for name, one in environments_of(environment_factory).items()}
-    return partial(MixedEnvironment, environments=changed)
-
-
-def player_of(environment_factory: Callable, task: Mapping[str, Any]) -> tuple[Callable, Mapping[str, Any]]:
+def player_of(
+    environment_factory: Callable, task: Mapping[str, Any], where: str = ""
+) -> tuple[Callable, Mapping[str, Any]]:
     """Return the factory of the environment that plays a task, and the arguments of its `reset`."""
-    environments = environments_of(environment_factory)
-    if not environments:
-        return environment_factory, task
-    chosen = environments[name_in(environments, task)]
-    return chosen, row_of(unwrap_factory(chosen), task)
+    if environments := environments_of(environment_factory):
+        environment_factory = environments[name_in(environments, task, where)]
+        task = row_of(unwrap_factory(environment_factory), task)
+    return environment_factory, task
 
 
 def row_of(environment: Any, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,24 +121,23 @@ def row_of(environment: Any, task: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in task.items() if name != COLUMN and (value is not None or name in named)}
 
 
-def name_in(environments: Iterable[str], task: Mapping[str, Any], where: str = "a task") -> str:
+def name_in(environments: Iterable[str], task: Mapping[str, Any], where: str = "") -> str:
     """Return the environment's name in a task. Raises `G2POError` if it is missing or unknown."""
     name = task.get(COLUMN)
     if not isinstance(name, str) or name not in environments:
         remedy = f"set it to one of {', '.join(environments)}"
-        raise G2POError(f"the column {COLUMN} is {name!r} in {where}: {remedy}", COLUMN, name)
+        raise G2POError(f"{where}the column {COLUMN} is {name!r}: {remedy}", COLUMN, name)
     return name
 
 
 def one_task_each(environment_factory: Callable, tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first task of each environment; of a single environment, the first task."""
-    names = set(environments_of(environment_factory)) or {None}
-    found: dict[str | None, dict[str, Any]] = {}
+    if not environments_of(environment_factory):
+        return [next(iter(tasks))]
+    first: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        found.setdefault(task.get(COLUMN) if names != {None} else None, task)
-        if found.keys() >= names:
-            break
-    return list(found.values())
+        first.setdefault(task[COLUMN], task)
+    return list(first.values())
 
 
 def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
@@ -171,11 +164,10 @@ def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable
     unused = dict(environments)
     for dataset, tasks in datasets.items() if environments else ():
         for number, task in enumerate(tasks, 1):
-            name = name_in(environments, task, f"row {number} of the {dataset} dataset")
+            name = name_in(environments, task, f"{dataset} dataset, row {number}: ")
             unused.pop(name, None)
             if (task_id := task.get("task_id")) is not None:
-                owner = owners.setdefault(str(task_id), name)
-                remedy = f"it is a task of {owner} and of {name}; give each another one, such as '{name}/{task_id}'"
-                require(owner == name, "task_id", task_id, remedy)
+                remedy = f"two environments have it; give each another one, such as '{name}/{task_id}'"
+                require(owners.setdefault(str(task_id), name) == name, "task_id", task_id, remedy)
     remedy = f"no task has it in its column {COLUMN}; add tasks, or leave it out"
     require(not unused, "environment_factory", next(iter(unused), None), remedy)

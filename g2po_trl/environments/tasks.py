@@ -34,15 +34,10 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
         raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}", "tasks", path) from error
     rows = []
     for number, row in json_values(io.BytesIO(text.encode())):
-        place = f"{path}, line {number},"
-        if isinstance(row, bytes):
-            try:
-                json.loads(row)
-            except (ValueError, RecursionError) as error:
-                raise G2POError(f'{place} is not valid JSON ({error}): write {{"seed": 1}}', "tasks", row) from error
         if not isinstance(row, dict):
-            text = f'{place} is {json.dumps(row)[:40]}: write an object, like {{"seed": 1}}'
-            raise G2POError(text, "tasks", row)
+            text = row.decode() if isinstance(row, bytes) else json.dumps(row)
+            remedy = 'write an object, like {"seed": 1}'
+            raise G2POError(f"{path}, line {number}, is {text[:40]}: {remedy}", "tasks", row)
         rows.append(row)
     return rows
 
@@ -59,8 +54,8 @@ def split_tasks(
         remedy = f"{tasks} has {len(train)} tasks; hold out at least 1 and leave at least 1, or pass --eval-tasks FILE"
         require(0 < number < len(train), "num_eval_tasks", number, remedy)
         train, held_out = train[:-number], train[-number:]
-    for name, file, rows in (("tasks", tasks, train), ("eval_tasks", eval_tasks, held_out)):
-        require(bool(rows), name, str(file), "it has no tasks; write one JSON object per line")
+    for name, rows in (("tasks", train), ("eval_tasks", held_out)):
+        require(bool(rows), name, rows, "the file has no tasks; write one JSON object per line")
     return train, held_out
 
 
@@ -79,8 +74,9 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     """
     from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
-    texts = [_as_text(dict(row), number) for number, row in enumerate(rows, 1)]
+    rows = list(map(dict, rows))
     _register_format()
+    texts = [_as_text(row, number) for number, row in enumerate(rows, 1)]
     return Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")})).with_format(FORMAT)
 
 
@@ -129,7 +125,7 @@ def plain(dataset: Any) -> Any:
     from datasets import Dataset
 
     if isinstance(dataset, Mapping):
-        return {name: plain(one) for name, one in dataset.items()}
+        return {name: plain(panel) for name, panel in dataset.items()}
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # which is refused
         return dataset
     if COLUMN in dataset.column_names:
@@ -162,15 +158,18 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     datasets = {"train": train_dataset, **panels_of(eval_dataset)}
     for name, dataset in datasets.items():
-        _check_kind(f"{name}_dataset" if name in ("train", "eval") else f"eval_dataset[{name!r}]", dataset)
-    check_mixture(environment_factory, datasets)
-    for name, dataset in datasets.items():
         check_rows(environment_factory, name, dataset)
+    check_mixture(environment_factory, datasets)
 
 
 def check_rows(environment_factory, name: str, dataset) -> None:
-    """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
-    _check_kind(f"{name} dataset", dataset)
+    """Refuse what `check_datasets` refuses in one dataset."""
+    from datasets import Dataset  # slow to import, and not needed to read a tasks file
+
+    if not (isinstance(dataset, Dataset) and len(dataset) and dataset.format["type"] != "custom"):
+        remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': i} for "
+        remedy += "i in range(99)]) of a list, or one split of a dictionary of them"
+        raise G2POError(f"{name}_dataset is {show(dataset)}: {remedy}", f"{name}_dataset", dataset)
     # Of a table of one environment, all rows have the same columns; of others, the first one of each kind is checked.
     are_mixed, kinds = bool(environments_of(environment_factory)), set()
     for number, row in enumerate(dataset if are_mixed or COLUMN in dataset.column_names else [dataset[0]], 1):
@@ -178,38 +177,21 @@ def check_rows(environment_factory, name: str, dataset) -> None:
         if kind not in kinds:
             check_task_columns(environment_factory, row, f"{name} dataset, row {number}: ")
         kinds.add(kind)
+    remedy = "its text differs each time it is read, so rows cannot be told apart; store a number or a path"
     row, again = dataset[0], dataset[0]
     for column, value in row.items():
-        remedy = (
-            "its text differs each time it is read, so rows cannot be told apart; store a number or the path of a "
-        )
-        remedy += "file, and load it in reset"
         require(task_id_of({column: value}) == task_id_of({column: again[column]}), column, value, remedy)
 
 
 def check_task_columns(environment_factory: Callable, task: Mapping[str, Any], where: str = "") -> None:
     """Refuse (`G2POError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
-    environment_factory, task = player_of(environment_factory, task)
+    environment_factory, task = player_of(environment_factory, task, where)
     made = unwrap_factory(environment_factory)
     if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return
     try:
         inspect.signature(made.reset).bind(None, **dict.fromkeys(task))
     except TypeError as error:
-        raise G2POError(
-            f"{where}{made.__name__}.reset does not take the columns {', '.join(task) or '(none)'} ({error}): add or "
-            "rename a column, or add **columns to reset's arguments",
-            f"{made.__name__}.reset",
-            list(task),
-        ) from error
-
-
-def _check_kind(name: str, dataset: Any) -> None:
-    """Refuse what is not a `Dataset` with rows."""
-    from datasets import Dataset  # slow to import, and not needed to read a tasks file
-
-    fits = isinstance(dataset, Dataset) and len(dataset) and dataset.format["type"] != "custom"
-    remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': i} for i in "
-    remedy += "range(99)]) of a list, or one split of a dictionary of them"
-    if not fits:
-        raise G2POError(f"{name} is {show(dataset)}: {remedy}", name, dataset)
+        name, remedy = f"{made.__name__}.reset", "add or rename a column, or add **columns to reset's arguments"
+        message = f"{where}{name} does not take the columns {', '.join(task) or '(none)'} ({error}): {remedy}"
+        raise G2POError(message, name, list(task)) from error

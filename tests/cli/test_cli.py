@@ -270,12 +270,12 @@ def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
     (tmp_path / "nothing_at_all.py").write_text("")
     several = str(tmp_path / "several.py")
     for command in ("teach", "check", "play", "serve"):
-        assert f"{several} contains A, B: write {several}:A" in outcome(capsys, command, several)[2]
+        assert f"write {several}:A; it contains A, B" in outcome(capsys, command, several)[2]
     assert (
         "broken.py cannot be imported: SyntaxError: invalid syntax"
         in outcome(capsys, "teach", f"{tmp_path}/broken.py")[2]
     )
-    assert "contains no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
+    assert "no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
 
 
 def test_init_writes_once(tmp_path, capsys):

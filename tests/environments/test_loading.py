@@ -46,8 +46,8 @@ FILES = {
     "words/more.py": "import helpers\nMORE = helpers.WHO",
     "data.txt": "a",
     "experts.py": "import environment\nGame = environment.Game",
-    "random.py": f"{GAME}\nfrom random import choice",
-    "datasets.py": f"{GAME}\nfrom datasets import Dataset",
+    "random.py": GAME,
+    "datasets.py": GAME,
     "json.py": "raise RuntimeError('not the standard library')",
 }
 
@@ -60,13 +60,15 @@ def folder(tmp_path):
     return tmp_path / "project%"
 
 
-@pytest.mark.parametrize("name", ["environment", "random", "datasets"])
-def test_a_file_and_its_neighbours_are_imported_here_and_in_workers(folder, name):
-    """A file may be called like an installed package, and imports that package by its name."""
-    game = load(f"{folder}/{name}.py:Game")
-    assert load(f"{folder}/{name}.py:Game") is game and game().reset().text == "a a a a a x"
+def test_a_file_and_its_neighbours_are_imported_here_and_in_workers(folder):
+    """Next to it may be files that are called like installed packages."""
+    game = load(f"{folder}/environment.py:Game")
+    assert load(f"{folder}/environment.py:Game") is game and game().reset().text == "a a a a a x"
     with EnvironmentPool(game, PoolLimits(1)) as pool:
         assert pool.reset([{}])[0].text == "a a a a a x"
+    for name in ("random", "datasets"):
+        with refused("environment"):
+            load(f"{folder}/{name}.py:Game")
     for library in (datasets, multiprocessing, importlib.import_module("json"), importlib.import_module("random")):
         assert str(folder) not in library.__file__
 

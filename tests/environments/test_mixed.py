@@ -78,7 +78,6 @@ def test_tables_fill_in_columns_of_other_environments_which_no_reset_gets(make):
         ([*ROWS, {"environment": "lamb", "seed": 1}], "environment"),
         ([row for row in ROWS if row["environment"] != "shop"], "environment_factory"),
         ([*ROWS, {"environment": "lamp", "sed": 1}], "Lamp.reset"),
-        ([{**row, "task_id": row.get("seed", "0")} for row in ROWS], "task_id"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused_by_name(rows, field):
@@ -89,6 +88,8 @@ def test_tasks_that_do_not_fit_are_refused_by_name(rows, field):
 def test_an_environment_that_only_a_panel_plays_is_used():
     lamps = [row for row in ROWS if row["environment"] == "lamp"]
     check_mixture(GAMES, {"train": lamps, "report": ROWS})
+    with refused("task_id"):
+        check_mixture(GAMES, {"train": [{**row, "task_id": row.get("seed", "0")} for row in ROWS]})
     assert one_task_each(GAMES, lamps) == lamps[:1] and one_task_each(GAMES, ROWS) == ROWS[:3]
     assert one_task_each(Lamp, ROWS[3:]) == ROWS[3:4]
 

@@ -9,9 +9,9 @@ HELPERS = Path(__file__).parent
 def forget():
     loading = sys.modules.get("g2po_trl.environments.loading")
     folders = {folder for folder in loading.FOLDERS if folder != HELPERS} if loading else set()
+    sys.path[:] = [entry for entry in sys.path if Path(entry) not in folders and "pytest-of-" not in str(entry)]
     if folders:
         for name, module in list(sys.modules.items()):
             if folders & set(Path(getattr(module, "__file__", None) or "/").parents):
                 del sys.modules[name]
-        sys.path[:] = [entry for entry in sys.path if Path(entry) not in folders]
         loading.FOLDERS.clear()

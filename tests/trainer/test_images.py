@@ -181,8 +181,8 @@ def test_an_image_is_sent_once_and_is_the_same_after_a_replay():
         tasks = [{"images": [1, 2]}, {"images": [2]}, {"images": [1, 2, 3]}, {"images": [1], "size": 9}]
         seen = pool.reset(tasks)
         assert [image.size for image in seen[0].images] == [(8, 8)] * 2 and seen[0].images[1] is seen[1].images[0]
-        assert "3 images, more than max_observation_images=2" in seen[2].message
-        assert "9 x 9 pixels, more than max_image_pixels=64" in seen[3].message
+        assert "max_observation_images=2" in seen[2].message
+        assert "max_image_pixels=64" in seen[3].message
         assert np.array(seen[0].images[0].open()).tolist() == np.full((8, 8, 3), 1).tolist()
         again = pool.step({0: "on"})[0].observation
         assert again.images == seen[0].images and again.state_key == "on\n" + "\n".join(again.images)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ...utils.show import describe_exit
 from .episode_log import PooledEpisode
-from .limits import PoolLimits
 from .worker_process import Job, WorkerProcess
 
 MAX_TIMEOUTS = 3  # of workers, per answer; then the episode is given up
@@ -29,22 +28,18 @@ def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: 
     """End a worker that failed by `"timeout"`, `"crash"` or a `"corrupt"` message (`why`), and return its failure."""
     job = worker.pending_jobs[0] if worker.pending_jobs and worker.job_started else None
     status = worker.end()
-    if failure_kind != "timeout":
-        how = "it closed its connection" if status is None else describe_exit(status)
-        event = f"died ({how})"
-        if failure_kind == "corrupt":
-            event = f"was killed, since it sent an invalid message ({why}),"
-        when = f"during {job.command} of slot {job.slot}" if job else "before it started a job"
-        when = when if worker.loaded else "while it was loading"
-        return WorkerFailure("crash", f"the worker process of {name} {event} {when}", job, worker.loaded)
-    doing, limit, remedy = f"a worker of {name} starts no job: it", worker.pending_jobs[0].limit, ""
     if job:
-        doing = f"{name}.{job.command} in slot {job.slot}"
-    elif not worker.loaded:
-        doing, limit = f"loading {name} in a worker", worker.load_limit
-        remedy = "; if its imports are only slow, raise environment_load_timeout"
-    message = f"{doing} took more than {limit:g} s; its worker was killed{remedy}"
-    return WorkerFailure("timeout", message, job, worker.loaded)
+        when = f"during {job.command} of slot {job.slot}"
+    else:
+        when = "before it started a job" if worker.loaded else "while it was loading"
+    if failure_kind == "timeout":
+        limit = worker.pending_jobs[0].limit if worker.loaded else worker.load_limit
+        message = f"{when}, {name} took more than {limit:g} s; its worker was killed"
+        message += "" if worker.loaded else "; if its imports are only slow, raise environment_load_timeout"
+        return WorkerFailure("timeout", message, job, worker.loaded)
+    how = "it closed its connection" if status is None else describe_exit(status)
+    how = f"sent an invalid message ({why})" if failure_kind == "corrupt" else f"died ({how})"
+    return WorkerFailure("crash", f"the worker process of {name} {how} {when}", job, worker.loaded)
 
 
 class FailedResets:
@@ -74,25 +69,3 @@ def why_give_up(episode: PooledEpisode, failure: WorkerFailure) -> str | None:
     if failure.job is None and (episode.reassignments > 1 or (failure.kind == "timeout" and not failure.loaded)):
         return ""
     return "given up after several time-outs: " if episode.timeouts >= MAX_TIMEOUTS else None
-
-
-def is_old(limits: PoolLimits, worker: WorkerProcess, live: int, draining: int) -> bool:
-    """Return whether a worker with `live` running episodes has had its resets, and may be replaced now.
-
-    It finishes its running episodes while its replacement starts; since both use memory, a quarter of the workers do
-    so at a time.
-    """
-    old = limits.environment_worker_resets is not None and worker.resets >= limits.environment_worker_resets
-    return old and (not live or draining < max(1, limits.workers // 4))
-
-
-def too_big(limits: PoolLimits, worker: WorkerProcess, live: int) -> str:
-    """Return why the worker exceeds its memory limit, or an empty text; checked once per `live` resets."""
-    limit = limits.environment_worker_memory_mb
-    if limit is None or worker.resets - worker.resets_at_memory_check < max(1, live):
-        return ""
-    worker.resets_at_memory_check = worker.resets
-    memory = worker.memory() / 2**20
-    if memory <= limit:
-        return ""
-    return f"its worker was replaced: it used {memory:,.0f} MiB, and environment_worker_memory_mb is {limit:,.0f}"

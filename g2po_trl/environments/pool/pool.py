@@ -31,7 +31,7 @@ from ..several import environments_of
 from ..validation import factory_name
 from .answers import InvalidAnswerError
 from .episode_log import EnvironmentFailure, PooledEpisode
-from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, is_old, too_big, why_give_up
+from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, why_give_up
 from .limits import PoolLimits
 from .listener import Listener
 from .worker_process import Job, WorkerProcess, end_all, pickled
@@ -265,7 +265,7 @@ class EnvironmentPool:
 
     def _start(self) -> WorkerProcess:
         self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
-        worker = WorkerProcess(self._setup, self.withheld, self.limits.load_timeout)
+        worker = WorkerProcess(self._setup, self.withheld, self.limits)
         self._processes.append(worker)
         self._in_service.append(worker)
         self._listener.add(worker)
@@ -404,8 +404,8 @@ class EnvironmentPool:
         for index, worker in enumerate(self._workers):
             if worker is None:
                 continue
-            worker.over_memory = too_big(self.limits, worker, live[worker])
-            if not worker.over_memory and not is_old(self.limits, worker, live[worker], draining):
+            worker.over_memory = worker.too_big(live[worker])
+            if not worker.over_memory and not worker.is_old(live[worker], draining):
                 continue
             self._workers[index], worker.draining = None, True
             self.recycled += 1

@@ -18,16 +18,11 @@ def clear(folders: Sequence[str]) -> None:
     import psutil  # not at a worker's start
 
     above = {os.path.realpath(folder) for folder in folders}
-    for _ in range(3):  # a killed process may have started another one
-        found = False
-        for pid in psutil.pids() if folders else ():
-            with contextlib.suppress(psutil.Error, OSError):
-                process = psutil.Process(pid)
-                temporary = os.path.realpath(process.environ().get("TMPDIR", "/"))
-                if pid != os.getpid() and not above.isdisjoint([temporary, *map(str, Path(temporary).parents)]):
-                    process.kill()
-                    found = True
-        if not found:
-            break
+    for pid in psutil.pids() if folders else ():
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            temporary = os.path.realpath(process.environ().get("TMPDIR", "/"))
+            if pid != os.getpid() and not above.isdisjoint([temporary, *map(str, Path(temporary).parents)]):
+                process.kill()
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -25,6 +25,7 @@ from ...utils.errors import G2POError
 from ...utils.images import Picture
 from .answers import Answer, InvalidAnswerError, decode
 from .channel import CHUNK_BYTES, Channel
+from .limits import PoolLimits
 from .scratch import clear
 
 # sys.path is an argument, since every Python that an environment starts would inherit PYTHONPATH.
@@ -65,11 +66,10 @@ class WorkerProcess:
     Jobs can be sent at any time. The time limit of the running job starts when the previous answer is read. Any
     traffic resets the deadline, so a slow poller does not time out a healthy worker.
 
-    `setup` is the first message, `withheld` names environment variables that the process does not get, and
-    `load_limit` is in seconds, for importing the environment.
+    `setup` is the first message, `withheld` names environment variables that the process does not get.
     """
 
-    def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
+    def __init__(self, setup: bytes, withheld: Sequence[str], limits: PoolLimits):
         self.scratch = tempfile.mkdtemp(prefix="g2po-worker-")  # removed when the worker ends
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(clear, [self.scratch])
@@ -89,8 +89,8 @@ class WorkerProcess:
         self.over_memory = ""  # why its episodes must be reassigned
         self.resets, self.resets_at_memory_check = 0, 0  # the latter: resets at the last memory check
         self._ending: threading.Thread | None = None
-        self.load_limit = load_limit
-        self.deadline = time.monotonic() + load_limit
+        self.limits, self.load_limit = limits, limits.load_timeout
+        self.deadline = time.monotonic() + self.load_limit
         self.channel.send(setup)
 
     def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
@@ -108,11 +108,9 @@ class WorkerProcess:
                 process_group=0,  # processes that an environment starts end with the worker
             )
         except OSError as error:
-            raise OSError(
-                error.errno,
-                f"no environment worker can be started with {sys.executable!r} ({error}): use fewer workers "
-                "(num_environment_workers), or raise the limits of files and processes (ulimit -n, ulimit -u)",
-            ) from error
+            remedy = "use fewer workers (num_environment_workers), or raise the limits of processes (ulimit -n, -u)"
+            message = f"no environment worker can be started with {sys.executable!r} ({error}): {remedy}"
+            raise OSError(error.errno, message) from error
 
     def send(self, jobs: Sequence[Job]) -> None:
         """Send jobs, and the numbers of ended episodes."""
@@ -183,6 +181,26 @@ class WorkerProcess:
 
     def is_dead(self) -> bool:
         return self.process.poll() is not None
+
+    def is_old(self, live: int, draining: int) -> bool:
+        """Return whether it has had its resets, and may be replaced now.
+
+        It finishes its `live` episodes while its replacement starts; since both use memory, a quarter of the workers
+        do so at a time.
+        """
+        resets = self.limits.environment_worker_resets
+        may_drain = not live or draining < max(1, self.limits.workers // 4)
+        return resets is not None and self.resets >= resets and may_drain
+
+    def too_big(self, live: int) -> str:
+        """Return why it exceeds its memory limit, or an empty text; checked once per `live` resets."""
+        limit = self.limits.environment_worker_memory_mb
+        if limit is None or self.resets - self.resets_at_memory_check < max(1, live):
+            return ""
+        self.resets_at_memory_check = self.resets
+        memory = self.memory() / 2**20
+        text = f"its worker was replaced: it used {memory:,.0f} MiB, and environment_worker_memory_mb is {limit:,.0f}"
+        return text if memory > limit else ""
 
     def memory(self) -> int:
         """Return the resident bytes of the process and its children; 0 if it has died."""

@@ -16,7 +16,7 @@ from ...prompts.conversation import Message
 from ...utils.errors import G2POError
 from ...utils.options import is_of_kind, require
 from ..contract import TextEnvironment
-from ..several import environments_of, for_each, player_of
+from ..several import environments_of, mixed, player_of
 from ..validation import unwrap_factory
 
 NOT_TOOLS = ("reset", "get_reward", "close")
@@ -112,20 +112,18 @@ def with_rewards(
     fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
     remedy = f"give a list of numbers, one for each of the {len(functions)} reward_funcs, or leave it out"
     require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
-    if environments_of(environment_factory):
-        return for_each(environment_factory, lambda _, one: with_rewards(one, reward_funcs, reward_weights, tools))
-    made = environment_factory and unwrap_factory(environment_factory)
-    if not tools and (not functions or not callable(made)):
+    if environments := environments_of(environment_factory):
+        arguments = (reward_funcs, reward_weights, tools)
+        return mixed({name: with_rewards(factory, *arguments) for name, factory in environments.items()})
+    if not tools and (not functions or not callable(environment_factory)):
         return environment_factory
-    remedy = f"leave it out with {getattr(made, '__name__', made)}, whose own steps return rewards"
+    made = environment_factory and unwrap_factory(environment_factory)
     pays = isinstance(made, type) and issubclass(made, TextEnvironment)
+    remedy = f"leave it out with {getattr(made, '__name__', made)}, whose own steps return rewards"
     require(not pays, "reward_funcs" if functions else "tools", functions or tools, remedy)
-    remedy = (
-        "rewards are computed in environment workers; in place of a reward model, pass a function that asks a server"
-    )
-    for function in functions:
-        fits = callable(function) and not isinstance(function, str) and not hasattr(function, "forward")
-        require(fits, "reward_funcs", function, remedy)
+    fits = all(callable(function) and not hasattr(function, "forward") for function in functions)
+    remedy = "they are called in environment workers; in place of a reward model, pass a function that asks a server"
+    require(fits, "reward_funcs", functions, remedy)
     keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
     return functools.partial(TRLEnvironment, environment_factory, **{k: v for k, v in keywords.items() if v})
 
@@ -152,19 +150,16 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
         try:
             inspect.signature(function).bind(**dict.fromkeys(known))
         except TypeError as error:
-            raise G2POError(
-                f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers ({error}): add "
-                "the column to the dataset, give the argument a default, or add **kwargs",
-                "reward_funcs",
-                name,
-            ) from error
+            remedy = f"{error}: add the column, give the argument a default, or add **kwargs"
+            message = f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers, but {remedy}"
+            raise G2POError(message, "reward_funcs", name) from error
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
     """Return functions by name; a number is added to equal names."""
     named = [(getattr(function, "__name__", type(function).__name__), function) for function in functions]
     names = [name for name, _ in named]
-    before = [names[:place].count(name) for place, name in enumerate(names)]
+    before = [names[:index].count(name) for index, name in enumerate(names)]
     return {f"{name}_{number + 1}" if number else name: one for number, (name, one) in zip(before, named)}
 
 
