@@ -1,15 +1,18 @@
 """The pool with environments that raise or answer nonsense: an episode fails alone, whatever the workers."""
 
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from faulty_pools import Reporter, faulty_pool, pids
 from letter_environment import LetterEnvironment
+from refusals import refused
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, read_jsonl, write_jsonl
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, StepResult, read_jsonl, write_jsonl
 from g2po_trl.environments.setup import check_start
-from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.rollout.episode import Episode
 
 
@@ -38,54 +41,47 @@ def test_many_episodes_in_few_processes_and_groups_together(pool):
     assert {o.state_key for o in again} == {o.state_key for o in observations}, "objects are kept and reset"
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [
-        ("raise", "exception", "the door is stuck"),
-        ("nan", "invalid", "reward is nan"),
-        ("none", "invalid", "returned None"),
-        ("long", "invalid", "2000 characters"),
-    ],
-)
-def test_a_bad_step_fails_its_own_episode_alone(pool, fault, kind, message):
+@pytest.mark.parametrize(("fault", "kind"), [("raise", "exception"), ("nan", "invalid"), ("none", "invalid")])
+def test_a_bad_step_fails_its_own_episode_alone(pool, fault, kind):
     pool.reset([{"seed": i} for i in range(4)])
     results = pool.step({0: "go", 1: fault, 2: "go", 3: "go"})
-    assert results[1].kind == kind and message in results[1].message and "Reporter" in results[1].message
+    assert results[1].kind == kind and "Reporter" in results[1].message
     assert [results[i].observation.text for i in (0, 2, 3)] == ["0 go 1", "2 go 1", "3 go 1"]
-    with pytest.raises(ValueError, match="slot 1"):
+    with refused("slot 1"):
         pool.step({1: "go"})
     assert pool.step({0: "go"})[0].observation.text == "0 go 2"
     assert len(pool.reset([{"seed": 7}] * 4)) == 4
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [("raise", "exception", "no such house"), (5, "invalid", "returned 5"), ("kill", "crash", "SIGKILL")],
-)
-def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind, message):
+@pytest.mark.parametrize(("fault", "kind"), [("raise", "exception"), (5, "invalid"), ("kill", "crash")])
+def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind):
     tasks = [{"seed": i, **({"fault": fault} if i == 2 else {})} for i in range(6)]
     results = pool.reset(tasks)
-    assert results[2].kind == kind and message in results[2].message
+    assert results[2].kind == kind
     assert [results[i].text for i in range(6) if i != 2] == [f"seed {i}" for i in range(6) if i != 2]
     assert len(pool.step({i: "go" for i in range(6) if i != 2})) == 5
 
 
-def test_check_says_what_is_wrong(pool):
+def test_the_check_at_start_reports_a_failure(pool):
     check_start(pool, [{"seed": 1}])
-    with pytest.raises(EnvironmentContractError, match="no such house"):
+    with pytest.raises(EnvironmentContractError):
         check_start(pool, [{"fault": "raise"}])
 
 
 def test_bad_arguments():
     running = (i for i in range(3))
-    with pytest.raises(ValueError, match="cannot be sent"):
+    with refused("environment_factory"):
         EnvironmentPool(lambda: next(running) or LetterEnvironment())
-    with pytest.raises(ValueError, match="num_environment_workers"):
+    with refused("num_environment_workers"):
         EnvironmentPool(LetterEnvironment, PoolLimits(0))
+    with refused("environment_variables"):
+        EnvironmentPool(LetterEnvironment, PoolLimits(environment_variables=["NOT_SET"]))
     with EnvironmentPool(LetterEnvironment, SimpleNamespace(num_environment_workers=2)) as pool:
         assert pool.num_workers == 2, "as of a configuration"
-    with EnvironmentPool(LetterEnvironment, PoolLimits(1)) as pool, pytest.raises(ValueError, match="one group"):
-        pool.reset([{"seed": 0}], groups=[0, 1])
+        with refused("groups"):
+            pool.reset([{"seed": 0}], groups=[0, 1])
+        with refused("tasks"):
+            pool.reset([{"seed": lambda: 0}])
 
 
 def play_key_door(num_workers):
@@ -101,8 +97,6 @@ def play_key_door(num_workers):
                 last = turn + 1 == len(walks[slot])
                 assert (result.terminated, result.reward) == (last, 10.0 * last)
             seen.append(results)
-        with pytest.raises(ValueError, match="slot 1"):  # its episode is over
-            pool.step({1: "take key"})
     return seen
 
 
@@ -117,26 +111,51 @@ def test_groups_of_unequal_size_are_balanced():
         assert [len(set(home[:6])), len(set(home[6:])), len(set(home))] == [1, 1, 2]
 
 
+OBSERVATION = Observation("x")
+LIMITS = PoolLimits(max_observation_characters=9)
+
+
+class Itself(dict):
+    """A reference cycle."""
+
+    def __init__(self):
+        super().__init__(itself=self)
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("result", "field"),
     [
-        ("array", "reward is"),
-        ("huge", "reward is"),
-        ("infinite", "reward is -inf"),
-        ("boolean", "reward is True"),
-        ("surrogate", "Observation.text is"),
-        ("bytes", "returned b'x'"),
-        ("terminated", "terminated is 'no'"),
-        ("itself", "info is"),
-        ("score", "info['score'] is nan; give a finite number"),
-        ("success", "info['success'] is [True]; give True or False"),
+        (StepResult(OBSERVATION, np.array([1.0, 2.0])), "reward"),
+        (StepResult(OBSERVATION, 10**400), "reward"),
+        (StepResult(OBSERVATION, -math.inf), "reward"),
+        (StepResult(OBSERVATION, True), "reward"),
+        (StepResult(OBSERVATION, "1"), "reward"),
+        (StepResult(OBSERVATION, terminated="no"), "terminated"),
+        (StepResult(OBSERVATION, truncated=1), "truncated"),
+        (StepResult(OBSERVATION, info=Itself()), "info"),
+        (StepResult(OBSERVATION, info=[1]), "info"),
+        (StepResult(OBSERVATION, info={"score": math.nan}), "info['score']"),
+        (StepResult(OBSERVATION, info={"success": [True]}), "info['success']"),
+        (StepResult(Observation("half \ud83d")), "Observation.text"),
+        (StepResult(Observation(3)), "Observation.text"),
+        (StepResult(Observation("x", state_key=3)), "Observation.state_key"),
+        (StepResult(Observation("x", admissible_actions="go")), "Observation.admissible_actions"),
+        (StepResult(Observation("x", request="go")), "Observation.request"),
+        (StepResult(Observation("x", images=3)), "Observation.images"),
+        (StepResult("x" * 10), "max_observation_characters"),
+        (StepResult(b"x"), "step"),
+        (("x", 1.0), "step"),
     ],
 )
-def test_nonsense_is_invalid(faulty, fault, message):
+def test_what_an_environment_may_not_return_is_refused_by_its_field(result, field):
+    with refused(field):
+        validate_step(result, "step", LIMITS)
+
+
+def test_what_is_refused_fails_its_episode_alone(faulty):
     faulty.reset([{"number": 3}, {"number": 4}])
-    results = faulty.step({0: "go", 1: f"result {fault}"})
-    assert results[0].observation.text == "3 go"
-    assert results[1].kind == "invalid" and message in results[1].message
+    results = faulty.step({0: "go", 1: "result boolean"})
+    assert results[0].observation.text == "3 go" and results[1].kind == "invalid"
     assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
 
 
@@ -171,9 +190,3 @@ def test_long_messages_are_shortened(faulty):
     faulty.reset([{"number": 1}])
     message = faulty.step({0: "shout"})[0].message
     assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message
-
-
-def test_tasks_that_cannot_be_sent(faulty):
-    with pytest.raises(ValueError, match="plain data"):
-        faulty.reset([{"number": 1}, {"number": lambda: 0}])
-    assert faulty.reset([{"number": 1}])[0].text == "number 1"
