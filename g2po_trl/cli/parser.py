@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from ..utils.errors import G2POError
-from ..utils.options import kinds_of
+from ..utils.options import kinds_of, require
 from ..utils.options import option as option  # for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
@@ -93,7 +93,7 @@ def read(
         flags, unknown = parser.split(sys.argv[1:] if argv is None else argv)
         help_ = {"help", "help_all"} & flags.keys()
         if unknown and not help_:
-            raise G2POError(unknown_name(unknown[0], [*parser.flags(), *COMMAND_FLAGS], "a flag"))
+            raise G2POError(unknown_name(unknown[0], [*parser.flags(), *COMMAND_FLAGS], "a flag"), unknown[0])
         if "config" in flags and find_config is not None:
             keys = read_config(find_config(flags.pop("config")))
         else:
@@ -270,8 +270,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise G2POError(f"{name} is {text!r}: write true or false", name, text)
+    require(text.lower() in _BOOLEANS, name, text, "write true or false")
     return _BOOLEANS[text.lower()]
 
 
@@ -311,7 +310,6 @@ def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}", field, path) from error
-    if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
-        remedy = "write one per line, like max_steps: 100"
-        raise G2POError(f"{field} is {str(path)!r}, without fields: {remedy}", field, path)
+    has_fields = isinstance(keys, dict) and all(isinstance(name, str) for name in keys)
+    require(has_fields, field, str(path), "it has no fields, write one per line, like max_steps: 100")
     return {name.replace("-", "_"): value for name, value in keys.items()}
