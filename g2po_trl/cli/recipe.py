@@ -69,10 +69,8 @@ def parse_arguments(
         raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
     check_files_and_packages(values)
     for model_args in (options for options in parsed if isinstance(options, ModelConfig)):
-        of_model = {"dtype": model_args.dtype, "revision": model_args.model_revision}
-        of_model["attn_implementation"] = model_args.attn_implementation
         for args in (options for options in parsed if hasattr(options, "model_init_kwargs")):
-            args.model_init_kwargs = {**of_model, **(args.model_init_kwargs or {})}
+            use_model_arguments(args, model_args)
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
 
@@ -90,6 +88,16 @@ def parser_options(
         "find_config": partial(find_config, kind=configs),
         "default_config": default_config,
         "defaults": lambda given: {**of_machine, **(defaults(given) if callable(defaults) else defaults or {})},
+    }
+
+
+def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
+    """Set `model_init_kwargs` from TRL's `ModelConfig`; entries that are already set stay."""
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..trajectory import Step, Trajectory
+from ..trajectory import Trajectory
 from ..utils.show import ROOM, different_parts, one_line
 from ..view.words import action_text, state_text
 from .key_quality import same_actions
@@ -68,8 +68,12 @@ def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) ->
         return None
     inside = used[pair == worst]
     order = inside[np.argsort(-graph.next_values[inside], kind="stable")]
-    ends = [(_after(graph, steps, trajectories, int(i)), float(graph.next_values[i])) for i in (order[0], order[-1])]
-    first = steps[int(inside[0])]
+    first, ends = steps[int(inside[0])], []
+    for index in (int(order[0]), int(order[-1])):
+        episode = trajectories[graph.trajectory[index]]
+        is_last = graph.next_node[index] >= graph.num_nodes
+        end = f"the end: {episode.final_observation or episode.outcome}"
+        ends.append((end if is_last else state_text(steps[index + 1]), float(graph.next_values[index])))
     return {
         "state": _short(state_text(first)),
         "action": _short(action_text(first)),
@@ -93,14 +97,6 @@ def text(found: dict[str, Any], hidden: dict[str, Any] | None) -> list[str]:
             f"(value {low:.2g})"
         )
     return lines
-
-
-def _after(graph: StateGraph, steps: Sequence[Step], trajectories: Sequence[Trajectory], place: int) -> str:
-    """Return the text of the state that a step leads to."""
-    one = trajectories[graph.trajectory[place]]
-    if graph.next_node[place] >= graph.num_nodes:
-        return f"the end: {one.final_observation or one.outcome}"
-    return state_text(steps[place + 1])
 
 
 def _short(words: str) -> str:

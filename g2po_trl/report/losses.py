@@ -43,16 +43,17 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
     lost = 0
     for iteration in iterations:
         for number, group in enumerate(iteration.groups, 1):
-            for place, one in enumerate(group, 1):
-                if one.counted:
-                    by_task[one.task_id].append((one, iteration.number, f"{number}.{place}"))
-            if any(one.success for one in group):
-                lost += sum(one.counted and not one.success for one in group)
-                for one, step in turning_points(group, gamma):
-                    key = one.steps[step].key
-                    texts.setdefault(key, _short(state_text(one.steps[step])))
-                    is_cut = one.outcome == "truncated" and step == len(one.steps) - 1
-                    turns[key, TURN_LIMIT if is_cut else _short(action_text(one.steps[step]))] += 1
+            for index, episode in enumerate(group, 1):
+                if episode.counted:
+                    by_task[episode.task_id].append((episode, iteration.number, f"{number}.{index}"))
+            if not any(episode.success for episode in group):
+                continue
+            lost += sum(episode.counted and not episode.success for episode in group)
+            for episode, index in turning_points(group, gamma):
+                step = episode.steps[index]
+                texts.setdefault(step.key, one_line(state_text(step), TEXT))
+                is_cut = episode.outcome == "truncated" and index == len(episode.steps) - 1
+                turns[step.key, TURN_LIMIT if is_cut else one_line(action_text(step), TEXT)] += 1
     shown = turns.most_common(SHOWN)
     states = _told_apart(texts, [key for (key, _), _ in shown])
     alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
@@ -106,11 +107,12 @@ def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: 
         for one, *_ in played
     ]
     ends = Counter(key for key, _ in ended).most_common(2)
-    states = _told_apart({key: _short(said) for key, said in ended}, [key for key, _ in ends])
+    states = _told_apart({key: one_line(text, TEXT) for key, text in ended}, [key for key, _ in ends])
     last, iteration, place = played[-1]
+    words = (name if last.row is None else to_json(last.row)) if alike or not last.task else last.task
     return {
         "task_id": name,
-        "name": _short((name if last.row is None else to_json(last.row)) if alike or not last.task else last.task),
+        "name": one_line(words, TEXT),
         "row": last.row,
         "episodes": len(played),
         "ends": [[states[key], number] for key, number in ends],
@@ -133,7 +135,3 @@ def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> 
 
 def _view(task: dict[str, Any], folder: str) -> str:
     return f"g2po view {shlex.quote(folder)} --text --episode {task['episode']} --iterations {task['iteration']}"
-
-
-def _short(words: str) -> str:
-    return one_line(words, TEXT)

@@ -20,21 +20,13 @@ def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dic
     `gamma`: `None`: the run's own, from its run.json (`described`).
     """
     gamma = gamma_of(described) if gamma is None else gamma
-    graphs = [
-        (iteration, StateGraph.from_groups(iteration.groups, gamma, with_actions=True)) for iteration in iterations
-    ]
-    rows = [
-        {
-            "iteration": iteration.number,
-            "gamma": gamma,
-            "unfinished": iteration.unfinished,
-            "steps": int(graph.counted.sum()),
-            "nodes": graph.num_nodes,
-            "group_size": group_size(graph),
-        }
-        for iteration, graph in graphs
-    ]
-    hidden = [found for iteration, graph in graphs if (found := hidden_example(graph, iteration.groups))]
+    rows, hidden = [], []
+    for iteration in iterations:
+        graph = StateGraph.from_groups(iteration.groups, gamma, with_actions=True)
+        sizes = {"steps": int(graph.counted.sum()), "nodes": graph.num_nodes, "group_size": group_size(graph)}
+        rows.append({"iteration": iteration.number, "gamma": gamma, "unfinished": iteration.unfinished, **sizes})
+        if example := hidden_example(graph, iteration.groups):
+            hidden.append(example)
     return {
         "gamma": gamma,
         "iterations": rows,
