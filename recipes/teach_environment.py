@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 from trl import ModelConfig, SFTConfig
@@ -56,7 +56,6 @@ from g2po_trl.teach.experts import (
     with_expert,
 )
 from g2po_trl.teach.sft import BaseModel, load_base_model, run_teaching
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
 from g2po_trl.view.words import failure_kind
@@ -68,20 +67,12 @@ MORE = 10  # times as many demonstrations are suggested where they were too few:
 
 @dataclass
 class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
-    train_config: str | None = option(
-        "Configuration of the training run, with tasks, model and prompts. None: config.yaml.", None
-    )
+    train_config: str | None = option("Configuration of the training run. None: config.yaml.", None)
     expert: str | None = option("file.py:FUNCTION. None: `expert` in the file or the class of the environment.", None)
-    demonstrations: str | None = option(
-        "File of recorded trajectories, whose successful episodes are played again.", None
-    )
+    demonstrations: str | None = option("Recorded trajectories; their successes are played again.", None)
     random_episodes: int = option("Random episodes to play, instead of an expert.", 0, within="[0, inf)")
-    num_episodes: int | None = option(
-        "Episodes of the expert. None: one for each training task.", None, within="[1, inf)"
-    )
-    demonstration_turns: int | None = option(
-        "Maximum turns of a demonstration. None: max_turns.", None, within="[1, inf)"
-    )
+    num_episodes: int | None = option("Episodes of the expert. None: one per task.", None, within="[1, inf)")
+    demonstration_turns: int | None = option("Turns of a demonstration. None: max_turns.", None, within="[1, inf)")
     num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
     target_valid: float = option(
         "Fraction of well-formed completions at which training ends, with target_success.", 0.95, within="[0, 1]"
@@ -111,19 +102,12 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
         return super().split(rows, seed)
 
 
-@dataclass
-class Game:
-    """What is played and how it is prompted, the same in demonstrations, exams and the training that follows.
-
-    Args:
-        factory: constructs the environment.
-        template: wording of prompts.
-        prompts: further fields of a `PromptActor`.
-    """
+class Game(NamedTuple):
+    """What is played and how it is prompted, the same in demonstrations, exams and the training that follows."""
 
     factory: Callable[[], TextEnvironment]
     template: PromptTemplate
-    prompts: dict[str, Any]
+    prompts: dict[str, Any]  # further fields of a `PromptActor`
 
 
 def load_game(options: ScriptArguments) -> Game:
@@ -137,18 +121,10 @@ def load_game(options: ScriptArguments) -> Game:
     return Game(factory, template, {"max_prompt_length": options.max_prompt_length, "history": history})
 
 
-@dataclass
-class Source:
-    """Where demonstrations come from.
+class Source(NamedTuple):
+    """Where demonstrations come from: what answers observations, and the environment and tasks that are played."""
 
-    Args:
-        kind: "expert", "recorded" or "random", for messages.
-        answer: answers observations.
-        factory: constructs the environment that is played.
-        tasks: arguments of its `reset`, one mapping per episode.
-    """
-
-    kind: str
+    kind: str  # "expert", "recorded" or "random", for messages
     answer: Expert
     factory: Callable[[], TextEnvironment]
     tasks: list[dict[str, Any]]
@@ -176,20 +152,13 @@ def choose_source(options: ScriptArguments, rows: Sequence[dict[str, Any]], game
 
 def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
     """Return the successful trajectories of a file whose tasks are among the rows, and these tasks."""
-    by_id = {task_id_of(row): row for row in rows}
-    try:
-        recorded = list(read_jsonl(path))
-    except OSError as error:
-        raise G2POError(f"demonstrations is {path!r}, which cannot be read: {error}", "demonstrations") from error
+    require(Path(path).is_file(), "demonstrations", path, "pass a file of trajectories, as in a run's trajectories/")
+    by_id, recorded = {task_id_of(row): row for row in rows}, list(read_jsonl(path))
     successes = [episode for episode in recorded if episode.success]
     known = [episode for episode in successes if episode.task_id in by_id]
     if len(known) < len(recorded):
-        others = len(recorded) - len(successes), len(successes) - len(known)
-        print(
-            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed, "
-            f"{others[1]} of tasks that are not training tasks",
-            flush=True,
-        )
+        others = f"{len(recorded) - len(successes)} that failed, {len(successes) - len(known)} of other tasks"
+        print(f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others}", flush=True)
     remedy = f"{len(successes)} of its episodes succeed, none of a training task: pass trajectories of these"
     require(bool(known), "demonstrations", path, remedy)
     return known, [by_id[episode.task_id] for episode in known]
@@ -206,12 +175,9 @@ def demonstrate(
     name, processing_class = base_model
     tokenizer = get_tokenizer(processing_class)
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
-    engine.reads_text_because = (
-        None
-        if reads_images(processing_class)
-        else f"{name} has no processor of images that can be loaded here (a file, or a package such as torchvision, "
-        "may be missing): pass a vision-language model, or add what is missing"
-    )
+    needs = "pass a vision-language model, or install what its processor needs, such as torchvision"
+    reads_text = f"{name} has no processor of images that can be loaded here: {needs}"
+    engine.reads_text_because = None if reads_images(processing_class) else reads_text
     encode = ChatEncoder(processing_class, options.chat_template_kwargs)
     actor = ExpertActor(
         engine, encode, game.template, options.history_length, expert=source.answer, seed=seed, **game.prompts
@@ -221,12 +187,11 @@ def demonstrate(
     successes = [episode for episode in trajectories if episode.success]
     reasons = Counter(failure_kind(episode) for episode in trajectories if not episode.success)
     others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
-    if not successes:
-        raise G2POError(
-            f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}): only successful episodes are "
-            "taught. Correct the expert, take easier tasks, or raise demonstration_turns",
-            "expert",
-        )
+    remedy = (
+        f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}), and only successful episodes are "
+        "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
+    )
+    require(bool(successes), "expert", options.expert, remedy)
     lengths = [len(step.completion_ids) for episode in successes for step in episode.steps]
     limit = options.max_completion_length
     too_long = sum(length > limit for length in lengths)
@@ -295,18 +260,12 @@ def main() -> None:
     name = (options.environment or options.agent).removeprefix(f"{Path.cwd()}/")
     following = f"g2po train {f'--agent {name}' if options.agent else name} --model {args.output_dir}"
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
-    if last["reached"]:
-        print(f"Next: {following}")
-        return
     more = f"--num-train-epochs {MORE * args.num_train_epochs:g}"
     if source.kind == "expert":
-        episodes, answers = MORE * len(source.tasks), MORE * options.num_demonstrations
-        more = f"--num-episodes {episodes} --num-demonstrations {answers}"
-    print(
-        f"Next: g2po view {args.output_dir}, its exams\n"
-        f"Or the same command with {more}: at most about {duration(MORE * last['seconds'])} here\n"
-        f"Or, if the model sometimes succeeds: {following}"
-    )
+        more = f"--num-episodes {MORE * len(source.tasks)} --num-demonstrations {MORE * options.num_demonstrations}"
+    longer = f"{more}: at most about {duration(MORE * last['seconds'])} here"
+    steps = [f"g2po view {args.output_dir}, its exams", f"the same command with {longer}", following]
+    print("Next: " + (following if last["reached"] else "\nOr: ".join(steps)))
 
 
 if __name__ == "__main__":

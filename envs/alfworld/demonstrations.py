@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl.environments.contract import Observation, TextEnvironment
+from g2po_trl.environments.contract import TextEnvironment
 from g2po_trl.prompts.template import last_steps
 from g2po_trl.utils.errors import G2POError
 
@@ -72,14 +72,14 @@ class House:
     @classmethod
     def scout(cls, environment: TextEnvironment, task: dict[str, Any]) -> House:
         """Visit and open every place of the room, and record its content."""
-        start = _observation(environment.reset(**task))
+        start = environment.reset(**task)
         receptacles = [a.removeprefix("go to ") for a in start.admissible_actions if a.startswith("go to ")]
         house = cls(receptacles, {}, set())
         for place in receptacles:
-            seen = _observation(environment.step(f"go to {place}").observation)
+            seen = environment.step(f"go to {place}").observation
             if f"open {place}" in seen.admissible_actions:
                 house.closed.add(place)
-                seen = _observation(environment.step(f"open {place}").observation)
+                seen = environment.step(f"open {place}").observation
             _, _, things = seen.text.partition("you see ")
             house.place_of.update((thing, place) for thing in re.findall(r"\ban? (\w+ \d+)", things))
         return house
@@ -237,7 +237,7 @@ class _Walk:
 
     def demonstrations(self, max_turns: int, history_length: int) -> list[Demonstration]:
         house, rng = self.house, self.rng
-        now = _observation(self.environment.reset(**self.task))
+        now = self.environment.reset(**self.task)
         text = now.task
         goal = Goal.from_task(text)
         expert = self.expert_class(goal, rng)
@@ -254,7 +254,7 @@ class _Walk:
             if action in actions:
                 house.apply(action)
             history.append((now.text, action))
-            now = _observation(result.observation)
+            now = result.observation
             if result.terminated or result.truncated:
                 break
         return shown
@@ -276,7 +276,3 @@ def _impossible(house: House, goal: Goal, rng: random.Random) -> str:
             f"move {house.held or f'{goal.kind} 1'} to {goal.place or here} {number}",
         )
     )
-
-
-def _observation(seen: Observation | str) -> Observation:
-    return Observation(seen) if isinstance(seen, str) else seen

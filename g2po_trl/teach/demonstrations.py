@@ -25,7 +25,7 @@ from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.teach.experts import Expert, as_message, prose
 from g2po_trl.trajectory import Step, Trajectory
-from g2po_trl.utils.errors import G2POError
+from g2po_trl.utils.options import require
 
 IMAGES = "shown_images"  # column of hashes; from a column named "images", TRL would render the prompts again
 _PROBE = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}]
@@ -33,15 +33,10 @@ _PROBE = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content":
 
 @dataclass
 class ExpertActor(PromptActor):
-    """A `PromptActor` whose completions are an expert's answers; its engine generates nothing.
-
-    Args:
-        expert: chooses the answers.
-        seed: of the expert's random numbers.
-    """
+    """A `PromptActor` whose completions are an expert's answers; its engine generates nothing."""
 
     expert: Expert | None = None
-    seed: int = 0
+    seed: int = 0  # of the expert's random numbers
 
     @property
     def streams(self) -> bool:
@@ -76,13 +71,10 @@ class ExpertSession(PromptSession):
         else:
             ids = message_ids(encoder, asked.prompt.messages, asked.request.tools, message)
         step = self._step(asked, Completion(ids))
-        if not step.valid:
-            raise G2POError(
-                f"the expert's answer is {answer!r:.200}, and as a completion it is not well-formed: "
-                f"{step.completion!r:.200}. Return an action, a call of a tool or a whole completion",
-                "expert",
-                answer,
-            )
+        remedy = (
+            f"as a completion it is not well-formed: {step.completion!r:.200}. Return an action, a call or a whole one"
+        )
+        require(step.valid, "expert", answer, remedy)
         return step
 
     @cached_property
@@ -142,26 +134,23 @@ def spoken_after(asked: str, answered: str) -> str:
         return rest
     if opened == "<think>":
         return f"</think>\n\n{rest}"
-    if re.fullmatch(r"(<think>\s*)?</think>", opened):
-        return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
-    raise G2POError(
-        "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
-        f"{asked[-40:]!r}. Use a model whose template keeps completions unchanged, or pass --chat-template FILE",
-        "chat_template",
+    remedy = (
+        "a prompt with its completion does not begin with the rollout's prompt, which ends so. Use a model whose "
+        "template keeps completions unchanged, or pass --chat-template FILE"
     )
+    require(re.fullmatch(r"(<think>\s*)?</think>", opened) is not None, "chat_template", asked[-40:], remedy)
+    return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
 
 
 def _until_stop(encode: ChatEncoder, text: str, stops: Collection[int]) -> list[int]:
     """Return the ids of a text up to the first token that ends a completion."""
     ids = encode.ids([text])[0]
     end = next((index for index, token in enumerate(ids) if token in stops), None)
-    if end is None:
-        named = encode.tokenizer.convert_ids_to_tokens(sorted(stops))
-        raise G2POError(
-            f"chat_template: no token that ends a completion ({named}) follows the assistant's message, which ends in "
-            f"{text[-40:]!r}. Add the template's end of turn to eos_token_id of the model's generation_config.json",
-            "chat_template",
-        )
+    remedy = (
+        f"no token of {encode.tokenizer.convert_ids_to_tokens(sorted(stops))} ends the assistant's message. Add the "
+        "template's end of turn to eos_token_id of the model's generation_config.json"
+    )
+    require(end is not None, "chat_template", text[-40:], remedy)
     return list(ids[: end + 1])
 
 
@@ -203,7 +192,5 @@ def build_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
             row["input_ids"] += [*prompt[known:], *step.completion_ids]
             row["actions"] += 1
             row[IMAGES] = images
-    if not any(row[IMAGES] for row in rows):
-        for row in rows:
-            del row[IMAGES]
-    return rows
+    hidden = () if any(row[IMAGES] for row in rows) else (IMAGES,)
+    return [{name: value for name, value in row.items() if name not in hidden} for row in rows]

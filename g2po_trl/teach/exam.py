@@ -118,31 +118,19 @@ class SuccessEvaluation:
         return summarize(trajectories, [row.get("task_type") for row in self.rows]), trajectories
 
 
+@dataclass
 class SuccessEvalCallback(TrainerCallback):
     """Evaluates every `exam_steps` steps and at the end, and stops training at the target success rate.
 
     The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
-
-    Args:
-        exam: the evaluation.
-        processing_class: the model's tokenizer or processor.
-        pool: runs the environment.
-        samples_per_step: samples per optimizer step.
-        num_samples: total samples if the number of epochs ends training, else `None`.
     """
 
-    def __init__(
-        self,
-        exam: SuccessEvaluation,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
-        pool: EnvironmentPool,
-        samples_per_step: int,
-        num_samples: int | None,
-    ):
-        self.exam, self.processing_class, self.pool = exam, processing_class, pool
-        self.samples_per_step, self.num_samples = samples_per_step, num_samples
-        self.results: list[dict[str, Any]] = []
-        self.started = time.perf_counter()
+    exam: SuccessEvaluation
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin
+    pool: EnvironmentPool
+    num_samples: int  # of the data set, times epochs
+    results: list[dict[str, Any]] = field(default_factory=list)
+    started: float = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
@@ -161,7 +149,8 @@ class SuccessEvalCallback(TrainerCallback):
         summary, trajectories = self.exam.evaluate(model, self.processing_class, self.pool, args.seed)
         folder = Path(args.output_dir, "exams")
         write_jsonl(folder / f"exam-{step:06d}.jsonl", trajectories)
-        samples = min(step * self.samples_per_step, self.num_samples or step * self.samples_per_step)
+        samples = step * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        samples = samples if args.max_steps > 0 else min(samples, self.num_samples)
         elapsed = time.perf_counter() - self.started
         self.results.append({"step": step, "samples": samples, "seconds": round(elapsed, 1), **summary})
         write_json(folder / "results.json", self.results, indent=1)

@@ -28,7 +28,6 @@ from g2po_trl.prompts.conversation import ChatResponse, Message, normalize_messa
 from g2po_trl.prompts.tool_format import ProseTools
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import require
 
 Answer = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -145,11 +144,9 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
     if seen.request is not None and seen.request.tools:
         function = rng.choice(seen.request.tools)["function"]
         return {"name": function["name"], "arguments": random_arguments(function, rng)}
-    if seen.admissible_actions:
-        return rng.choice(seen.admissible_actions)
-    raise G2POError(
-        "random_episodes: the environment lists no actions and no tools, write an expert", "random_episodes"
-    )
+    remedy = "the environment lists no actions and no tools, write an expert"
+    require(bool(seen.admissible_actions), "random_episodes", None, remedy)
+    return rng.choice(seen.admissible_actions)
 
 
 def as_message(answer: Any) -> Message:

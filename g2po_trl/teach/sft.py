@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
@@ -39,33 +39,25 @@ from g2po_trl.utils.show import wrapped
 
 BaseModel = tuple[str, PreTrainedTokenizerBase | ProcessorMixin]  # a folder or a Hub id, and what reads its prompts
 _UNSUPPORTED = {
-    "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
-    "load_in_8bit": "fine-tuning needs unquantised weights. Remove it; --use-peft saves memory.",
-    "packing": "each sample is a separate row. Remove it.",
-    "push_to_hub": "the model is not uploaded. Remove it; use `hf upload` with its folder.",
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "fine-tuning needs whole weights, --use-peft saves memory"),
+    "packing": "each sample is a separate row, leave it out",
+    "push_to_hub": "the model is not uploaded, use `hf upload` with its folder",
 }
 
 
 class ProgressBar(ProgressCallback):
     """Transformers' bar without the dictionaries it prints: an evaluation prints a line instead."""
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        pass
+    on_log = TrainerCallback.on_log
 
 
 @dataclass
 class ImageCollator:
-    """Make batches of samples with another collator, and add the model's inputs for their images.
-
-    Args:
-        collate: the other collator.
-        inputs: of the model.
-        pictures: images by their hashes, which samples have in `IMAGES`.
-    """
+    """Make batches of samples with another collator, and add the model's inputs for their images."""
 
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     inputs: ImageInputs
-    pictures: Mapping[str, Picture]
+    pictures: Mapping[str, Picture]  # by their hashes, which samples have in `IMAGES`
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         images = [[self.pictures[name] for name in sample.pop(IMAGES, ())] for sample in samples]
@@ -118,10 +110,8 @@ def teach(
     if (inputs := ImageInputs.of(processing_class, trained)) is not None:
         pictures = {image: image for episode in shown for step in episode.steps for image in step.shown_images}
         trainer.data_collator = ImageCollator(trainer.data_collator, inputs, pictures)
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
-        callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
+        callback = SuccessEvalCallback(exam, processing_class, pool, int(len(samples) * args.num_train_epochs))
         for default in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(default)
         if not args.disable_tqdm:
@@ -162,8 +152,8 @@ def load_base_model(
         and not script_args.overwrite,
         f"{Path(left or '').name} {stopped}": left and not resumes and not script_args.overwrite,
     }
-    for remedy, is_taken in remedies.items():
-        require(not is_taken, "output_dir", args.output_dir, f"it holds {remedy}")
+    holds = next((remedy for remedy, is_taken in remedies.items() if is_taken), None)
+    require(holds is None, "output_dir", args.output_dir, f"it holds {holds}")
     name = model_args.model_name_or_path or str(default(script_args.cache_dir))
     return name, load_processing_class(name, revision=model_args.model_revision)
 

@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import exam_of
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("alfworld")
 pytest.importorskip("textblob")
@@ -26,8 +25,10 @@ from g2po_envs.webshop import ShopSource
 from g2po_envs.webshop import demonstrations as shopping
 from g2po_envs.webshop import tiny as webshop
 from g2po_envs.webshop.make_tiny_model import COURSE, SHOP_SEED
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.prompts.images import load_processor
 from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.utils.images import as_picture
 
 SHOP = ShopSource()
@@ -57,7 +58,12 @@ def test_files_are_small_and_it_plays_undecided(tiny, held_out):
         sokoban: (sokoban.tiny_environment, level_rows("small", 64, held_out=True), SOKOBAN_COMPACT_PROMPT, 12),
         webshop: (partial(webshop.tiny_environment, SHOP), SHOP.rows("held-out", 48), COURSE.template, 12),
     }[tiny]
-    summary = exam_of(tiny.tiny_model_path(), environment, rows, template, tiny.HISTORY_LENGTH, max_turns)
+    options = TeachingArguments(max_completion_length=24, history_length=tiny.HISTORY_LENGTH, max_turns=max_turns)
+    model = AutoModelForCausalLM.from_pretrained(tiny.tiny_model_path(), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.tiny_model_path())
+    with EnvironmentPool(environment, PoolLimits(1)) as pool:
+        exam = SuccessEvaluation(environment, rows, template, options)
+        summary, _ = exam.evaluate(model, tokenizer, pool, seed=0)
     assert summary["valid_action_ratio"] >= 0.95 and 0.02 < summary["success_rate"] < 0.8, summary
 
 

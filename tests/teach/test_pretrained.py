@@ -1,13 +1,9 @@
 """A real pretrained model, SmolLM2-135M, where it is in the cache: `make test-pretrained`, which fetches it."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from families import alone, gradient, in_layout
-from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
@@ -15,7 +11,6 @@ from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, Alfworl
 from g2po_envs.alfworld.demonstrations import demonstrate
 from g2po_envs.tiny.training import Course
 from g2po_recipes.smollm2 import smollm2_in_cache
-from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.teach.demonstrations import state_rows
 
@@ -91,46 +86,3 @@ def test_layouts_are_exact(sequences, dtype):
             assert largest < 1e-4 and by_gradient < 1e-4, (layout, found)
         else:
             assert mean < 1.5 * found["padded"][1] and by_gradient < 1.5 * found["padded"][2], (layout, found)
-
-
-@pytest.mark.parametrize("adapter", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])])
-def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter):
-    """Full training moves every matrix; with LoRA the base stays as it is. Then it is evaluated, and looked at."""
-    args = G2POConfig(
-        str(tmp_path / "run"),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_turns=3,
-        max_completion_length=24,
-        max_steps=1,
-        learning_rate=1e-4,
-        beta=0.0,
-        bf16=True,
-        use_cpu=not torch.cuda.is_available(),
-        report_to="none",
-        num_environment_workers=1,
-    )
-    trainer = G2POTrainer(
-        str(FOLDER),
-        args,
-        Dataset.from_list(games.rows()[:2]),
-        environment_factory=partial(AlfworldEnvironment, games, intro=False),
-        prompt_template=ALFWORLD_COMPACT_PROMPT,
-        # It never wins: something must be better than something else.
-        advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),
-        peft_config=adapter,
-    )
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.train()
-    assert trainer.update.layout.kind == "shared"
-    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
-    matrices = {name for name in before if name.endswith("proj.weight")}
-    if adapter is None:
-        assert matrices <= moved
-    else:
-        assert moved and all("lora_" in name for name in moved)
-        assert {name for name in before if "lora_B" in name} <= moved
-    trainer.save_model()
-    trainer.close()
-    played = list(read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl"))
-    assert len(played) == 8 and all(step.completion_ids for trajectory in played for step in trajectory.steps)
