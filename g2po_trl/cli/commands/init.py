@@ -16,11 +16,9 @@ from ...utils.options import require
 from ..parser import option, parse
 from ..recipe_files import bundled_model
 
-SOURCES = {
-    "environment": Path(g2po_envs.__file__).parent / "starters" / "environment",
-    "agent": Path(g2po_envs.__file__).parent / "starters" / "agent",
-    "coding": Path(g2po_envs.__file__).parent / "coding",
-}
+_ENVIRONMENTS = Path(g2po_envs.__file__).parent
+SOURCES = {kind: _ENVIRONMENTS / "starters" / kind for kind in ("environment", "agent")}
+SOURCES["coding"] = _ENVIRONMENTS / "coding"
 BUNDLED = "model"  # the bundled model's folder in the new one
 FILES = {
     kind: (f"{kind}.py", "tasks.jsonl", "config.yaml", "teach.yaml", f"test_{kind}.py", "README.md")
@@ -30,11 +28,7 @@ FILES["coding"] = (*FILES["agent"], "run_tests.py", "repositories")
 # Of a model from the Hub, and of the bundled one of 0.7 M parameters.
 SETTINGS = {"RATE": "1.0e-6", "STEPS": "100", "TOKENS": "128", "TEACH_RATE": "1.0e-4"}
 _SMALL = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
-BUNDLED_SETTINGS = {
-    "environment": _SMALL,
-    "agent": _SMALL,
-    "coding": {**_SMALL, "TOKENS": "32", "TEACH_RATE": "2.0e-4"},
-}
+BUNDLED_SETTINGS = dict.fromkeys(FILES, _SMALL) | {"coding": {**_SMALL, "TOKENS": "32", "TEACH_RATE": "2.0e-4"}}
 
 
 def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:

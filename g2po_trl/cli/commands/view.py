@@ -87,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             _serve(sources, args)
         return
     if args.text:
-        _print(sources, args)
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
+        episode = tuple(map(int, args.episode.split("."))) if args.episode else None
+        print(view.text(*(args.iterations or (None,)), episode))
         return
     chosen = sorted(set(args.iterations)) or sources.numbers
     others = "-".join(source.name for source in sources.sources[1:])
@@ -104,13 +107,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(push_space(page, args.push_space))
     elif args.open:
         webbrowser.open(page.resolve().as_uri())
-
-
-def _print(sources: Sources, args: ViewOptions) -> None:
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
-    episode = tuple(map(int, args.episode.split("."))) if args.episode else None
-    print(view.text(*(args.iterations or (None,)), episode))
 
 
 def _serve(sources: Sources, args: ViewOptions) -> None:
