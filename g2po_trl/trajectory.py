@@ -314,6 +314,8 @@ def read_unfinished(path: str | Path) -> Iterator[Trajectory | None]:
             except (ValueError, KeyError, TypeError) as error:
                 if line.endswith(b"\n"):
                     raise G2POError(
-                        f"{path}, line {number}: not a trajectory ({error}): restore the file, or delete the line"
+                        f"{path}, line {number}: not a trajectory ({error}): restore the file, or delete the line",
+                        "trajectories",
+                        number,
                     ) from error
                 yield None

@@ -117,9 +117,8 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
     remedy = f"resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run, the other continues it"
     require(not (resumes and overwrite), "overwrite", overwrite, f"{remedy}; choose one")
     kept = kept_in(folder)
-    others = [what for name, what in _OTHERS.items() if Path(folder, name) in kept]
-    for what in () if resumes else others:
-        require(False, "output_dir", str(folder), f"it holds {what}; pass another --output-dir")
+    others = " and ".join(what for name, what in _OTHERS.items() if Path(folder, name) in kept)
+    require(resumes or not others, "output_dir", str(folder), f"it holds {others}; pass another --output-dir")
     remedy = (
         f"it holds another run ({named(kept)}): pass --resume-from-checkpoint auto to continue it, --overwrite to "
         "delete it, or another --output-dir (in a script: train(resume_from_checkpoint='auto'), overwrite=True)"

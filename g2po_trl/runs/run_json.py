@@ -37,6 +37,7 @@ from ..utils.adapters import ADAPTER_CONFIG
 from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.masking import masked
+from ..utils.options import require
 from .ownership import FILE, read_description
 
 _WITH_FILES = ("model", "environment", "prompt", "evaluation", "script")
@@ -66,8 +67,7 @@ def find_run(folder: str | Path) -> Path | None:
 def panels_in(folder: str | Path) -> dict[str, Path]:
     """Return the files with the tasks of a run's evaluation sets, by name. Raises `G2POError` if there is none."""
     panels = {path.stem: path for path in sorted(Path(folder, "panels").glob("*.jsonl"))}
-    if not panels:
-        raise G2POError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
+    require(bool(panels), "tasks", None, f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
     return panels
 
 
@@ -228,18 +228,17 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
     for name, one in values.get("by_environment", {}).items():
         values["by_environment"] = {**values["by_environment"], name: load_prompt(one)}
     for name in ("class", "parse_completion", "show_observation"):
-        if values.get(name, "") is None:
-            local = "a local one, or one with more than fields" if name == "class" else "a lambda or a local function"
-            raise G2POError(
-                f"the run's prompt has a {name} that cannot be imported ({local}): define it in a module, or pass "
-                "--prompt module:TEMPLATE"
-            )
+        remedy = (
+            "it was local, a lambda, or had more than fields: define it in a module, or pass --prompt module:TEMPLATE"
+        )
+        require(values.get(name, "") is not None, f"prompt.{name}", None, remedy)
     try:
         return values.pop("class", PromptTemplate)(**values)
     except TypeError as error:
         raise G2POError(
             f"the run's prompt was written by another version of g2po_trl or of its class ({error}): pass --prompt "
-            "module:TEMPLATE"
+            "module:TEMPLATE",
+            "prompt",
         ) from error
 
 

@@ -5,6 +5,7 @@ import torch
 from families import FAMILIES
 from letter_trainer import make_config
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 from trl.trainer.utils import create_model_from_path
@@ -59,7 +60,7 @@ def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     renamed = {name.replace("model.layers", "model.language_model.layers"): w for name, w in weights.items()}
     save_file(renamed, tmp_path / "adapter" / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="adapter does not fit .*base, loaded as Qwen2ForCausalLM: .* merge it"):
+    with refused("model"):
         load_model(str(tmp_path / "adapter"))
 
 
