@@ -28,15 +28,14 @@ def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: 
     """End a worker that failed by `"timeout"`, `"crash"` or a `"corrupt"` message (`why`), and return its failure."""
     job = worker.pending_jobs[0] if worker.pending_jobs and worker.job_started else None
     status = worker.end()
-    if job:
-        when = f"during {job.command} of slot {job.slot}"
-    else:
-        when = "before it started a job" if worker.loaded else "while it was loading"
+    when = "before it started a job" if worker.loaded else "while it was loading"
     if failure_kind == "timeout":
         limit = worker.pending_jobs[0].limit if worker.loaded else worker.load_limit
-        message = f"{when}, {name} took more than {limit:g} s; its worker was killed"
+        what = f"{name}.{job.command} in slot {job.slot}" if job else f"{when}, a worker of {name}"
+        message = f"{what} took more than {limit:g} s; its worker was killed"
         message += "" if worker.loaded else "; if its imports are only slow, raise environment_load_timeout"
         return WorkerFailure("timeout", message, job, worker.loaded)
+    when = f"during {job.command} of slot {job.slot}" if job else when
     how = "it closed its connection" if status is None else describe_exit(status)
     how = f"sent an invalid message ({why})" if failure_kind == "corrupt" else f"died ({how})"
     return WorkerFailure("crash", f"the worker process of {name} {how} {when}", job, worker.loaded)
