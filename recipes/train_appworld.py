@@ -67,21 +67,14 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     remedy = "it shares tasks with eval_split, which chooses the checkpoint; name another"
     require(not any(row in held_out for row in reported), "report_split", report_split, remedy)
     shown = {"key": options.key, "max_turns": args.max_turns, "code_timeout": options.code_timeout}
+    server = {"max_worlds": options.max_worlds, "max_memory": options.max_server_memory_mb * 2**20}
+    factory = partial(AppworldEnvironment, installation, refused=tuple(options.refused), **server, **shown)
     return Task(
         train=rows,
         held_out=held_out,
         reported=reported,
         facts={"Training tasks": f"AppWorld {options.train_split}, {len(rows)} tasks"},
-        trainer={
-            "environment_factory": partial(
-                AppworldEnvironment,
-                installation,
-                refused=tuple(options.refused),
-                max_worlds=options.max_worlds,
-                max_memory=options.max_server_memory_mb * 2**20,
-                **shown,
-            )
-        },
+        trainer={"environment_factory": factory},
         prompt=APPWORLD_PROMPT,
         evaluation={
             "environment": "appworld",

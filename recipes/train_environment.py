@@ -28,7 +28,6 @@ from g2po_trl.cli.recipe import Task, train
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.tasks import split_tasks
-from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.options import Options, option, require
 
 
@@ -37,27 +36,18 @@ class OwnArguments(Options):
     """What is played: an environment or an agent, its tasks and its prompts."""
 
     environment: str | None = option("module:Class, file.py:Class, or an OpenEnv server's address.", None)
-    agent: str | None = option(
-        "Instead of an environment: file.py:NAME, a function (task, client) or an AgentCommand.", None
-    )
-    tasks: str | None = option(
-        "File with one task per line, as JSON: the arguments of reset, or the agent's task.", None
-    )
+    agent: str | None = option("Instead: file.py:NAME, a function (task, client) or an AgentCommand.", None)
+    tasks: str | None = option("File with one task per line, as JSON: arguments of reset, or the agent's task.", None)
     eval_tasks: str | None = option("File with the held-out tasks. None: see num_eval_tasks.", None)
-    num_eval_tasks: int | None = option(
-        "Number of held-out tasks, the last lines of `tasks`. None: a fifth. Unused with eval_tasks.", None
-    )
+    num_eval_tasks: int | None = option("Held-out tasks, the last of `tasks`. None: a fifth, or eval_tasks.", None)
     chat_template: str | None = option("File with a Jinja chat template, for a model that has none.", None)
     prompt: str | None = option("module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default.", None)
 
     def __post_init__(self):
         super().__post_init__()
-        if (self.environment is None) == (self.agent is None):
-            both = "None" if self.agent is None else "both given"
-            raise G2POError(
-                f"environment and agent are {both}: pass --environment FILE.py:Class or --agent FILE.py:NAME",
-                "environment",
-            )
+        is_one = (self.environment is None) != (self.agent is None)
+        remedy = f"and agent is {self.agent!r}: pass one of --environment FILE.py:Class and --agent FILE.py:NAME"
+        require(is_one, "environment", self.environment, remedy)
         own = self.agent is not None and self.prompt is not None
         require(not own, "prompt", self.prompt, "an agent writes its prompts itself, leave it out")
         require(self.tasks is not None, "tasks", None, "pass --tasks FILE, one task per line, as JSON")
@@ -69,9 +59,7 @@ class OwnArguments(Options):
 
 @dataclass
 class ScriptArguments(OwnArguments):
-    agent_state_key: str | None = option(
-        "file.py:FUNCTION, from the messages of an agent's request to its state key.", None
-    )
+    agent_state_key: str | None = option("file.py:FUNCTION, from an agent's messages to their state key.", None)
 
     def __post_init__(self):
         super().__post_init__()

@@ -218,7 +218,7 @@ def test_arguments_of_a_recipe(tmp_path, own):
     [
         ("--gama 1", "--gama is not a flag: did you mean --gamma?"),
         ("--gamma 1.5", "gamma"),
-        ("--agent a.py:b", "environment and agent are both given"),
+        ("--agent a.py:b", "pass one of --environment"),
         ("--agent_state_key a.py:b", "agent_state_key"),
         ("--config alfworld/tiny", "game_size"),
         ("--lora_r 3", None),
