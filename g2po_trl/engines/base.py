@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-    from ..utils.images import Picture
-
-    # Token ids (R, L), and the images of each row -> a model's further inputs; see `prompts.images.ImageInputs`.
-    ImageInputs = Callable[[torch.Tensor, Sequence[Sequence[Picture]]], dict[str, torch.Tensor]]
+    from ..prompts.images import ImageInputs
 
     # Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
     GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
@@ -64,8 +61,7 @@ class EngineParts:
         gather: gathers parameters that ZeRO-3 shards.
         is_sharded: whether each rank has only a part of the weights.
         vllm: TRL's wrapper of vLLM, if TRL has started vLLM.
-        image_inputs: token ids (R, L) and the images of each row -> further inputs of the model; `None`: it reads text
-            only.
+        image_inputs: the inputs of a model that reads images; `None`: it reads text only.
     """
 
     args: Any

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
 _NOT_SERVED = "use_dora modules_to_save rank_pattern alpha_pattern target_parameters lora_bias use_qalora use_bdlora "
-_NOT_SERVED += "alora_invocation_tokens layer_replication arrow_config kasa_config"
+_NOT_SERVED += "alora_invocation_tokens layer_replication arrow_config kasa_config trainable_token_indices bias"
 _SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave it alone
 
 
@@ -107,11 +107,9 @@ def why_not_served(config: PeftConfig, has_base: bool = False) -> str | None:
     """
     if config.peft_type != PeftType.LORA:
         return "it serves one LoRA adapter"
-    for name in _NOT_SERVED.split():
-        if getattr(config, name, None):
-            return f"it does not serve LoRA with {name}"
-    if getattr(config, "trainable_token_indices", None) or config.bias != "none":
-        return "it serves only LoRA, and other weights are trained too"
+    unserved = [name for name in _NOT_SERVED.split() if (getattr(config, name, None) or "none") != "none"]
+    if unserved:
+        return f"it does not serve LoRA with {', '.join(unserved)}"
     if not has_base and config.init_lora_weights not in _SAME_BASE:
         return f"init_lora_weights={config.init_lora_weights!r} changes the base, which it has from elsewhere"
     if config.r > RANKS[-1]:

@@ -13,7 +13,7 @@ from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
 from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message
-from ..prompts.images import ImageEncoder, ImageInputs, load_processor, reads_images
+from ..prompts.images import ImageEncoder, ImageInputs, load_processor
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
 from ..utils.errors import G2POError
@@ -209,7 +209,7 @@ def load_vllm(
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
         found = (load_processor(place) for place in engine.images_from)
-        if (processor := next(filter(reads_images, found), None)) is not None:
+        if (processor := next(filter(None, found), None)) is not None:
             engine.read_images(ImageEncoder(processor))
         return EngineChat(engine, engine.longest, chat_template_kwargs)
     except BaseException:

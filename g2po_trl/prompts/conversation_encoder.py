@@ -117,7 +117,7 @@ class ConversationEncoder:
         tokenizer, template = self.encode.tokenizer, self.encode.text.template
         changed = [(owner, "chat_template", template) for owner in (tokenizer, self.encode.processing_class)]
         for name in ("response_template", "response_schema"):  # TRL knows it by the model's own template alone
-            if read_by := getattr(getattr(self.tools, "tokenizer", None), name, None):
+            if read_by := getattr(self.tools.tokenizer, name, None):
                 changed.append((tokenizer, name, read_by))
         before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changed]
         try:

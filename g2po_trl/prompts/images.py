@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,11 +31,12 @@ def reads_images(processing_class) -> bool:
 
 
 def load_processor(place: str, revision: str | None = None):
-    """Return the processor of a folder or a Hub id; `None` if it has none, or without what that needs."""
+    """Return the processor of images and text of a folder or a Hub id; `None` if it has none, or what that needs."""
     from transformers import AutoProcessor
 
     with suppress(ImportError, OSError, ValueError):  # the model still reads text
-        return AutoProcessor.from_pretrained(place, revision=revision, padding_side="left")
+        processor = AutoProcessor.from_pretrained(place, revision=revision, padding_side="left")
+        return processor if reads_images(processor) else None
 
 
 def load_processing_class(place: str, revision: str | None = None, **options: Any):
@@ -44,20 +46,15 @@ def load_processing_class(place: str, revision: str | None = None, **options: An
     """
     from transformers import AutoTokenizer
 
-    if reads_images(processor := load_processor(place, revision)):
-        return processor
-    return AutoTokenizer.from_pretrained(place, revision=revision, **options)
+    return load_processor(place, revision) or AutoTokenizer.from_pretrained(place, revision=revision, **options)
 
 
 def content_blocks(message: dict[str, Any]) -> list[dict[str, str]]:
     """Return a message's content as chat templates take it with images: a block for each text and each image."""
     if not message.get("images"):
         return [{"type": "text", "text": message["content"]}]
-    first, *others = ({"type": "text", "text": text} for text in message["content"].split(PLACE))
-    blocks = [first]
-    for text in others:
-        blocks += [{"type": "image"}, text]
-    return [block for block in blocks if block.get("text") != ""]
+    blocks = [[{"type": "image"}, {"type": "text", "text": text}] for text in message["content"].split(PLACE)]
+    return [block for block in chain(*blocks) if block.get("text") != ""][1:]
 
 
 class UnreadableImageError(G2POError):
@@ -183,9 +180,8 @@ class ImageInputs:
         """Return the inputs of a model; `None` for one that reads text alone, or whose tokenizer is given alone."""
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         accepted = frozenset(inspect.signature(model.forward).parameters)
-        return (
-            cls(processing_class, accepted) if reads_images(processing_class) and "pixel_values" in accepted else None
-        )
+        fits = reads_images(processing_class) and "pixel_values" in accepted
+        return cls(processing_class, accepted) if fits else None
 
     @property
     def token_ids(self) -> list[int]:

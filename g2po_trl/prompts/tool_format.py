@@ -84,7 +84,7 @@ class NativeTools:
 class ProseTools:
     """Tools described in the system message; calls and results as text. Has the methods of `NativeTools`."""
 
-    native = False
+    native, tokenizer = False, None
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         rendered = [_as_prose(message) for message in messages]

@@ -90,14 +90,6 @@ def test_generate_stops_at_stop_sequences(make_trainer):
         assert not any(letter in before for letter in letters), text
 
 
-def test_cut_off_completions_can_be_left_untrained(make_trainer):
-    trainer = make_trainer(LongLetterEnvironment, max_completion_length=2, mask_truncated_completions=True)
-    trainer.train()
-    entry = trainer.state.log_history[0]
-    assert entry["rollout/truncated_completions"] > 0
-    assert entry["rollout/truncated_completions"] <= entry["update/step_samples"]
-
-
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 
