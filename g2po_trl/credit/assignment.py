@@ -71,25 +71,17 @@ class Credit:
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
-    """Return the groups of all ranks' records: `num_generations` consecutive ones each, all of one task."""
-    groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
-    for group in groups:
-        if len({r.task_id for r in group}) != 1:
-            raise RuntimeError(
-                f"a group holds the tasks {sorted({r.task_id for r in group})}: the rows of a batch did not arrive as "
-                f"num_generations={num_generations} copies of one task. Does the dataset repeat a row?"
-            )
-    return groups
+    """Return the groups of all ranks' records, `num_generations` consecutive ones each; a graph wants one task each."""
+    return [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
 
 
 def advantages_of_rank(
     advantages: np.ndarray, records: Sequence[TrajectoryRecord], first: int, count: int
 ) -> np.ndarray:
     """Return the advantages of `count` trajectories, from number `first` of all ranks' `records` on."""
-    lengths = [len(record.keys) for record in records]
-    check_advantages(advantages, sum(lengths))
-    start = sum(lengths[:first])
-    return advantages[start : start + sum(lengths[first : first + count])]
+    ends = np.cumsum([0, *(len(record.keys) for record in records)])
+    check_advantages(advantages, ends[-1])
+    return advantages[ends[first] : ends[first + count]]
 
 
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:

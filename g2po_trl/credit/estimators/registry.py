@@ -12,8 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...utils.errors import G2POError
-from ...utils.options import check_options
+from ...utils.options import check_options, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,8 +100,8 @@ def make_estimator(
     from ..graph import StateGraph
 
     row, kwargs = ESTIMATORS[name], estimator_kwargs or {}
-    for option in RUN_SETTINGS.keys() & kwargs:
-        raise G2POError(f"estimator_kwargs has {option!r}: set {RUN_SETTINGS[option]} instead")
+    fields = [RUN_SETTINGS[option] for option in RUN_SETTINGS.keys() & kwargs]
+    require(not fields, "estimator_kwargs", kwargs, f"set {', '.join(fields)} instead")
     check_options("estimator_kwargs", kwargs, row.options, f"advantage_estimator={name!r}")
     used = {setting: value for setting, value in settings.items() if setting in row.parameters}
     estimator = partial(row.function, **used, **kwargs)
