@@ -71,7 +71,7 @@ class Credit:
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
-    """Return the groups of all ranks' records, `num_generations` consecutive ones each; a graph wants one task each."""
+    """Return the groups of all ranks' records, `num_generations` consecutive ones each."""
     return [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
 
 

@@ -220,7 +220,7 @@ def test_two_keys_are_refused(make_trainer):
 
 
 def test_the_trainers_key_is_a_function(make_trainer):
-    with pytest.raises(TypeError, match="state_key"):
+    with refused("state_key"):
         make_trainer(key_function="similar")
 
 

@@ -25,7 +25,6 @@ from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
 from ...logs.credit import TraceCredit, counts, credit_traces, extremes, rows, states
 from ...logs.traces import Traces, trajectories_of_file
-from ...runs.ownership import read_description
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
@@ -97,6 +96,8 @@ def _read(file: Path, state_key: str | None) -> Traces:
 def _check_output(output: Path) -> None:
     """Refuse a folder with the files of something else, e.g. a training run."""
     if (output / "run.json").exists() or (output / "trajectories").exists():
+        from ...runs.ownership import read_description  # needs more than numpy
+
         remedy = "it holds another run, pass another --output FOLDER"
         require("traces" in read_description(output, "run.json"), "output", str(output), remedy)
 
