@@ -107,6 +107,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         "biased if they do not. `g2po report` tests the keys of a run.",
         1.0,
         within="[0, 1]",
+        of_graph=True,
     )
     advantage_estimator: str = _advantage(
         "How advantages are estimated. An `advantage_fn` given to the trainer replaces it.",
@@ -120,23 +121,27 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         "released code; long episodes weigh more). As a flag: JSON, `--estimator-kwargs '{\"edge_centric\": false}'`.",
         None,
         of_estimator=True,
+        of_graph=True,
     )
     step_advantage_weight: float = _advantage(
         "Weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO.",
         1.0,
         within="[0, inf)",
         of_estimator=True,
+        of_graph=True,
     )
     state_key: str | None = _advantage(
         "Which steps of a group are in the same state. `None`: those with equal `Observation.state_key`, or else "
         'equal observations. `"similar"`: those whose keys share 90 % of their word bigrams, `"similar:0.8"`: '
         "80 %; needs the extra `similarity`. A function `Step -> str` is passed to the trainer instead.",
         None,
+        of_graph=True,
     )
     state_key_ignores: list[str] | None = _advantage(
         'Details to leave out of state keys: any of `"numbers"`, `"case"`.',
         None,
         choices=IGNORABLE,
+        of_graph=True,
     )
     invalid_action_penalty: float = _advantage(
         "Subtracted from the advantage of a completion without the required format.",

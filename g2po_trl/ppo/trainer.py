@@ -81,7 +81,7 @@ class PPOConfig(G2POConfig):
             self.critic_learning_rate = 10 * self.learning_rate
 
     def _check_estimator(self) -> None:
-        for name in ("value_lambda", "step_advantage_weight", "estimator_kwargs", "state_key", "state_key_ignores"):
+        for name in self.fields_with("of_graph"):
             value, default = getattr(self, name), getattr(type(self), name)
             require(value == default, name, value, f"PPO's advantages come from its critic; leave it at {default!r}")
 
