@@ -194,12 +194,8 @@ class AgentEnvironment(TextEnvironment):
         _strays[:] = [(thread, since) for thread, since in _strays if thread.is_alive()]
         unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)
         if unusable:
-            print(
-                f"an agent kept running for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: let "
-                "agents end when their requests are refused",
-                file=sys.stderr,
-                flush=True,
-            )
+            why = f"an agent kept running for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: let "
+            print(f"{why}agents end when their requests are refused", file=sys.stderr, flush=True)
         return unusable
 
     def _observe(self, call: Call, task: str | None = None) -> Observation:
@@ -244,25 +240,22 @@ class AgentEnvironment(TextEnvironment):
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts about the episode so far."""
-        facts: dict[str, Any] = {}
-        if self._session.ignored:
-            facts["ignored_fields"] = sorted(self._session.ignored)
-        if self._session.refused:
-            facts["refused_requests"] = len(self._session.refused)
-            facts["refusal"] = self._session.refused[-1]
-        if self._session.out_of_turns:
-            facts["out_of_turns"] = True
-        return facts
+        session = self._session
+        facts = {
+            "ignored_fields": sorted(session.ignored),
+            "refused_requests": len(session.refused),
+            "refusal": "".join(session.refused[-1:]),
+            "out_of_turns": bool(session.out_of_turns),
+        }
+        return {name: fact for name, fact in facts.items() if fact}
 
     def close(self) -> None:
         """End the session and its agent, or note an agent that does not end."""
-        session, thread = self._session, self._thread
+        thread = self._thread
+        self.end_episode()
         self._call = self._thread = None
-        if session is not None:
-            running_endpoint().close_session(session)
         if thread is not None:
             thread.join(END_SECONDS)
-            _strays.append((thread, time.monotonic()))
 
 
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"  # in `run.json`

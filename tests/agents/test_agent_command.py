@@ -11,22 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from refusals import refused
-from scripted_agents import play, says, wait_until
+from scripted_agents import ASKING, play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.agents.agent import CommandError
 
-SOLVE = """
-import json, os, sys, urllib.error, urllib.request
-
-def ask(text):
-    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)["choices"][0]["message"]["content"]
-
-said = ""
+SOLVE = (
+    ASKING
+    + """said = ""
 for turn in range(9):
     said = ask(sys.argv[1] + said)
     if said == "crash":
@@ -38,7 +30,7 @@ for turn in range(9):
     if said == "abort":
         os.abort()
     if said == "sleep":
-        import subprocess, time
+        import time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         open(sys.argv[2], "w").write(f"{os.getpid()} {child.pid}")
         time.sleep(60)
@@ -47,6 +39,7 @@ for turn in range(9):
         print("done", turn, sorted(os.listdir()))
         sys.exit(0)
 """
+)
 
 
 @pytest.fixture

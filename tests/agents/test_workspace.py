@@ -12,23 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 from refusals import refused
-from scripted_agents import ask, play, says
+from scripted_agents import ASKING, ask, play, says
 
 from g2po_trl import AgentCommand
 from g2po_trl.agents import program
 from g2po_trl.agents.workspace import MAX_DIFF_CHARACTERS, Workspace
 
 # Runs each answer as a shell command, as coding agents do, until the model says "done".
-AGENT = """
-import json, os, subprocess, urllib.request
-
+AGENT = f"""{ASKING}
 said, output = None, "begin"
 while said != "done":
-    body = json.dumps({"messages": [{"role": "user", "content": output}]}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    with urllib.request.urlopen(request) as response:
-        said = json.load(response)["choices"][0]["message"]["content"]
+    said = ask(output)
     output = subprocess.run(said, shell=True, text=True, capture_output=True).stdout
 """
 

@@ -21,6 +21,18 @@ ADD = {
     },
 }
 
+# The beginning of a program that asks the model without any library.
+ASKING = """import json, os, subprocess, sys, urllib.request
+
+def ask(text):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+"""
+
 
 def says(content, **fields):
     """The action of a completion without tool calls."""
