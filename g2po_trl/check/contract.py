@@ -7,27 +7,24 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..environments.causes import inner
+from ..environments.causes import in_words, inner
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.failures import where_raised
 from ..environments.tasks import check_task_columns
 from ..environments.validation import EnvironmentContractError, factory_name, validate_observation, validate_step
 from ..utils.show import show
-from .findings import Finding, Kind
+from .findings import Finding, Kind, has_errors
 
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
 
 
 def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
     """Return impossible actions and near misses of admissible ones, as a language model writes them."""
-    kinds: dict[str, str] = {}
-    for action in admissible_actions:
-        kinds.setdefault(action.partition(" ")[0], action)
+    kinds = {action.partition(" ")[0]: action for action in reversed(admissible_actions)}
     near = []
-    for action in list(kinds.values())[:6]:
-        words = action.split(" ")
-        near += [" ".join([*words[:-1], "xyzzy"]), f"{action} xyzzy", f" {action}\n"]
-        near += [" ".join(words[:-1])] if len(words) > 1 else []
+    for action in [*reversed(kinds.values())][:6]:
+        *words, _ = action.split(" ")
+        near += [" ".join([*words, "xyzzy"]), f"{action} xyzzy", f" {action}\n", *[" ".join(words)] * bool(words)]
     return [*IMPOSSIBLE, *dict.fromkeys(near)]
 
 
@@ -52,7 +49,8 @@ def check_environment(
     check_task_columns(environment_factory, task)
     for finding in contract_findings(environment_factory, task, actions, max_steps):
         if finding.level == "error":
-            raise EnvironmentContractError(f"{finding.text}. {finding.remedy}".removesuffix(". "))
+            message = str(finding).removeprefix("error").strip()
+            raise EnvironmentContractError(message, finding.facts.get("field", finding.kind.name))
 
 
 def contract_findings(
@@ -69,10 +67,10 @@ def contract_findings(
     try:
         environment = environment_factory()
     except Exception as error:
-        return [Finding.error(Kind.CONSTRUCTION, name=name, error=_short(error), where=where_raised(error))]
+        return [Kind.CONSTRUCTION.found(name=name, error=in_words(error)[:300], where=where_raised(error))]
     missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
     if missing:
-        return [Finding.error(Kind.METHODS, name=name, methods=missing)]
+        return [Kind.METHODS.found(name=name, methods=missing)]
     try:
         return _Probe(name, environment, task).play(actions, max_steps)
     finally:
@@ -88,25 +86,23 @@ class _Probe:
 
     def play(self, actions: Sequence[str] | None, max_steps: int) -> list[Finding]:
         first, again = self._reset(), self._reset()
-        if first is None or again is None:
-            return list(self.findings.values())
-        if first != again:
-            texts = {"first": show(first.text), "then": show(again.text)}
-            self.findings["start"] = Finding.error(Kind.RANDOM_RESET, name=self.name, **texts)
-        for action in mutated_actions(first.admissible_actions or ()):
-            if self._step(action) is None:
-                self._reset()
-        self._step_through(actions, max_steps)
-        if not any(finding.level == "error" for finding in self.findings.values()):
-            self._compare_actions(first.admissible_actions or ())
+        if first is not None and again is not None:
+            if first != again:
+                texts = {"first": show(first.text), "then": show(again.text)}
+                self.findings["start"] = Kind.RANDOM_RESET.found(name=self.name, **texts)
+            for action in mutated_actions(first.admissible_actions or ()):
+                if self._step(action) is None:
+                    self._reset()
+            self._step_through(actions, max_steps)
+            if not has_errors(self.findings.values()):
+                self._compare_actions(first.admissible_actions or ())
         return list(self.findings.values())
 
     def _step_through(self, actions: Sequence[str] | None, max_steps: int) -> None:
         rng, observation = random.Random(0), self._reset()
         for number in range(max_steps if actions is None else len(actions)):
-            if observation is None:
-                if actions is not None or (observation := self._reset()) is None:
-                    return
+            if observation is None and (actions is not None or (observation := self._reset()) is None):
+                return
             action = rng.choice(observation.admissible_actions or ["look"]) if actions is None else actions[number]
             observation = self._step(action)
 
@@ -119,40 +115,33 @@ class _Probe:
             return result.observation.text, result.observation.images, result.reward, result.terminated
 
         invalid = respond("xyzzy plugh") if admissible_actions else None
-        if refused := [action for action in admissible_actions if respond(action) == invalid]:
-            facts = {"count": len(refused), "listed": len(admissible_actions), "response": invalid[0][:60]}
-            shown = [*map(repr, refused[:3]), *["…"] * (len(refused) > 3)]
-            self.findings["refused"] = Finding.warning(Kind.NO_EFFECT, **facts, actions=shown)
+        if same := [action for action in admissible_actions if respond(action) == invalid]:
+            facts = {"count": len(same), "listed": len(admissible_actions), "response": invalid[0][:60]}
+            shown = [*map(repr, same[:3]), *["…"] * (len(same) > 3)]
+            self.findings["no effect"] = Kind.NO_EFFECT.found(**facts, actions=shown)
 
     def _reset(self) -> Observation | None:
-        try:
-            return validate_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
-        except Exception as error:
-            self._add(error, Kind.RAISED_IN_RESET)
-            return None
+        return self._call(Kind.RAISED_IN_RESET, "", "reset", validate_observation, **deepcopy(self.task))
 
     def _step(self, action: str) -> Observation | None:
         """Return the next observation; `None` after an error, and at the end of an episode."""
+        result = self._call(Kind.RAISED_IN_STEP, show(action), "step", validate_step, action)
+        return None if result is None or result.terminated or result.truncated else result.observation
+
+    def _call(self, kind: Kind, action: str, method: str, validate: Callable, /, *args: Any, **task: Any) -> Any:
+        """Return the validated result of a method; after an error `None`, with a finding."""
         try:
-            result = validate_step(self.environment.step(action), f"{self.name}.step")
+            return validate(getattr(self.environment, method)(*args, **task), f"{self.name}.{method}")
         except Exception as error:
-            self._add(error, Kind.RAISED_IN_STEP, action=show(action))
+            text, where = in_words(error)[:300], where_raised(error)
+            same = f"{', '.join(type(part).__name__ for part in inner(error))}{where}"
+            facts = {"name": self.name, "error": text, "where": where, "action": action}
+            if isinstance(error, EnvironmentContractError):
+                same = " ".join(str(error).split())
+                kind, facts = Kind.REFUSED, {"what": "", "error": same, "field": error.field}
+            elif isinstance(
+                error, ConnectionError
+            ):  # of a server: no task is to blame, and the message has the remedy
+                kind, same, facts = Kind.REFUSED, "connection", {"what": f"{self.name}: ", "error": text + where}
+            self.findings.setdefault(same, kind.found(**facts))
             return None
-        return None if result.terminated or result.truncated else result.observation
-
-    def _add(self, error: Exception, kind: Kind, **facts: Any) -> None:
-        if isinstance(error, EnvironmentContractError):
-            text = " ".join(str(error).split())
-            self.findings.setdefault(text, Finding.error(Kind.VIOLATION, error=text))
-            return
-        where = where_raised(error)
-        same = f"{', '.join(type(part).__name__ for part in inner(error))}{where}"
-        if isinstance(error, ConnectionError):  # of a server: no task is to blame, and the message has the remedy
-            same, kind = "ConnectionError", Kind.CONNECTION
-        facts |= {"name": self.name, "error": _short(error), "where": where}
-        self.findings.setdefault(same, Finding.error(kind, **facts))
-
-
-def _short(error: BaseException) -> str:
-    text = "; ".join(f"{type(part).__name__}: {' '.join(str(part).split())}" for part in inner(error))
-    return text if len(text) <= 300 else f"{text[:297]}..."

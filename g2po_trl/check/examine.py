@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.contract import Observation
 from ..environments.episode_limits import EpisodeLimits
@@ -21,8 +23,8 @@ from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from . import measure
-from .findings import Finding, Kind, worst_first
-from .play import TEXTS, Answer, Played, play, probe, probed, random_answer
+from .findings import Finding, Kind, has_errors, worst_first
+from .play import TEXTS, Answer, Played, play, probe, probed, random_answer, replay_difference
 
 if TYPE_CHECKING:
     from ..evaluation.chat_models import ChatCompletion, ChatModel
@@ -46,9 +48,9 @@ class Examination:
         turns: maximum turns of an episode.
         limits: limits of environment workers.
         episode_limits: limits of an episode, in addition to `turns`.
-        extra: functions that return further findings about the episodes.
         state_key_ignores: details that keys leave out, as in training.
         texts: an agent's random responses without tool calls.
+        model: folder of the model whose tokenizer should know the words of the episodes.
         name: name of the environment in a run with several.
     """
 
@@ -58,9 +60,9 @@ class Examination:
     turns: int = 30
     limits: PoolLimits | None = None
     episode_limits: EpisodeLimits | None = None
-    extra: Sequence[Callable[[Played], list[Finding]]] = ()
     state_key_ignores: Sequence[str] | None = None
     texts: Sequence[str] = TEXTS
+    model: str | Path | None = None
     name: str | None = None
 
     def __post_init__(self):
@@ -72,9 +74,9 @@ class Examination:
     def at_random(self) -> list[Finding]:
         """Return the findings of random episodes, the worst first; errors of the environment are findings, too."""
         try:
-            return self._of_each(lambda one: one._agent() if one.is_agent else one._environment())
+            return self._of_each(lambda part: part._agent() if part.is_agent else part._environment())
         except ValueError as error:  # e.g. tools without a description, variables that are not set, unknown tasks
-            return [Finding.error(Kind.REFUSED, error=str(error))]
+            return [Kind.REFUSED.found(what="", error=str(error))]
 
     def with_model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, prompt_template: PromptTemplate | None = None
@@ -90,13 +92,14 @@ class Examination:
         Raises:
             G2POError: if a server rejects requests or cannot be reached, or a task has no known environment.
         """
-        return self._of_each(lambda one: one._model(chat, sampling, settings, prompt_template))
+        return self._of_each(lambda part: part._model(chat, sampling, settings, prompt_template))
 
     def with_expert(self, answer: Answer) -> list[Finding]:
         """Return the findings of an expert's episodes. `answer`: an episode -> an action, a response, or `None`."""
         with EnvironmentPool(self.environment_factory, self.one_worker) as pool:
             played = play(pool, self.tasks, self.episodes, self.episode_limits, answer)
-        return [*measure.expert_findings(played, self.turns), *self._extra(played)]
+        words = measure.spelled_words(played.steps, self.model, with_actions=True)
+        return [measure.expert_finding(played, self.turns), *words]
 
     def _of_each(self, find: Callable[[Examination], list[Finding]]) -> list[Finding]:
         environments = environments_of(self.environment_factory)
@@ -109,8 +112,8 @@ class Examination:
             rows = [dict(player_of(self.environment_factory, row)[1]) for row in self.tasks if row[COLUMN] == name]
             limits = self.episode_limits.by(name)
             changes = {"tasks": rows, "turns": limits.max_turns, "episode_limits": limits, "name": name}
-            found = find(replace(self, environment_factory=factory, **changes))
-            findings += [replace(finding, environment=name) for finding in found]
+            part = replace(self, environment_factory=factory, **changes)
+            findings += [replace(finding, environment=name) for finding in find(part)]
         return worst_first(findings)
 
     def _agent(self) -> list[Finding]:
@@ -118,12 +121,12 @@ class Examination:
         factory = text_environment_factory(self.environment_factory, self.episode_limits)
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
             played = self._play_at_random(pool, self.tasks)
-            findings = [*measure.agent_failures(played), *measure.limits_reached(played, self.episode_limits)]
+            findings = measure.agent_failures(played)
+            findings += measure.environment_findings(played, "a model call")
             if not played.episodes:
                 return findings
-            again = [] if played.failures else [measure.replayed(second, self.tasks, played)]
-        findings += [*measure.agent_findings(played, self.turns), measure.speed(played, "a model call")]
-        findings += [*measure.long_texts(played), *self._states(played)]
+            again = [] if played.failures else [self._replayed(second, self.tasks, played)]
+        findings += [*measure.agent_findings(played, self.turns), *self._states(played)]
         if played.has_tools or self.texts is not TEXTS:  # of words that it does not understand nothing is expected
             findings.append(measure.outcomes(played, self.turns, "random responses"))
         return findings + again
@@ -139,47 +142,58 @@ class Examination:
                 check_task_columns(factory, task)
                 tasks.append(task)
             except ValueError as error:
-                findings.append(Finding.error(Kind.TASK_REFUSED, task=number, error=str(error)))
+                findings.append(Kind.REFUSED.found(what=f"task {number}: ", error=str(error)))
         if not tasks:
             return findings
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(probed(factory), patient) as second:
             return findings + self._in_pools(pool, second, tasks)
 
     def _in_pools(self, pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]]) -> list[Finding]:
+        def failed(what: str, failures: Sequence[Any]) -> list[Finding]:
+            return [Kind.FAILED.found(what=what, failure=describe_failure(failure)) for failure in failures]
+
         starts, failures = first_steps(pool, tasks, tasks)
         playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
-        failed = [Finding.error(Kind.FAILED_AT_START, failure=describe_failure(failure)) for failure in failures]
+        errors = failed("in a worker process it", failures)
         if any(failure.kind in ("timeout", "crash") for failure in failures):
-            return failed[:1]
+            return errors[:1]
         played = self._play_at_random(second, playable)
-        failed += [Finding.error(Kind.FAILED_EPISODE, failure=describe_failure(one)) for one in played.failures]
+        errors += failed("a random episode", played.failures)
         if played.takes_long:
-            return failed[-1:]
+            return errors[-1:]
         findings = [found for task in tasks for found in probe(second, task, self.turns)]
-        findings += measure.limits_reached(played, self.episode_limits)
-        findings += [] if _has_errors(findings) else failed
+        findings += [] if has_errors(findings) else errors
         if played.steps:
-            findings += [measure.speed(played, "a step"), *measure.long_texts(played), *measure.hints(played)]
-        if _has_errors(findings):
+            findings += measure.environment_findings(played, "a step")
+            findings += [] if played.has_task else [Kind.NO_TASK.found()]
+            findings += [] if played.lists_actions else [Kind.NO_ACTIONS.found()]
+        if has_errors(findings):
             return findings
-        findings += [Finding.ok(Kind.CONTRACT_KEPT), measure.replayed(pool, playable, played), *self._states(played)]
+        findings += [self._replayed(pool, playable, played), *self._states(played)]
         return findings + ([measure.outcomes(played, self.turns)] if played.answers_are_known else [])
 
     def _play_at_random(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> Played:
         return play(pool, tasks, self.episodes, self.episode_limits, random_answer(random.Random(0), self.texts))
 
+    def _replayed(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> Finding:
+        """Return a finding about playing the actions of each task's longest episode in another process."""
+        for task, group in zip(tasks, played.groups):
+            longest = max(group, key=lambda trajectory: len(trajectory.steps), default=None)
+            if longest and (different := replay_difference(pool, task, longest.steps)):
+                level = "error" if different.is_error else "warning"
+                return Kind.NOT_REPLAYED.found(level=level, difference=different.text)
+        return Kind.CONTRACT_KEPT.found()
+
     def _states(self, played: Played, kind: str = "random ") -> list[Finding]:
         """Return findings about what training compares, with the keys of training, and further ones."""
-        played.ignore(self.state_key_ignores)
+        if self.state_key_ignores:
+            assign_keys(played.episodes, make_state_key(None, self.state_key_ignores))
         findings = measure.faults(played)
         if not any(finding.kind is Kind.SINGLE_STATE for finding in findings):
             findings += measure.recurrence(played, kind, self.is_agent)
         if self.is_agent:
             findings += measure.recurrence_by_key(played, "state_key" in self.environment_factory.keywords)
-        return findings + self._extra(played)
-
-    def _extra(self, played: Played) -> list[Finding]:
-        return [finding for find in self.extra for finding in find(played)]
+        return findings + measure.spelled_words(played.steps, self.model)
 
     def _model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
@@ -204,8 +218,7 @@ class Examination:
             player = Player(pool, EvaluationActor(chat, agent, count=count), self.episode_limits)
             trajectories, _ = player.play(rows, sampling, groups, seeds)
         for start in range(0, len(rows), self.episodes):
-            played.groups.append([])
-            played.add(trajectories[start : start + self.episodes])
+            played.add(trajectories[start : start + self.episodes], is_new=True)
         findings = measure.agent_failures(played, "the agent" if self.is_agent else "an episode")
         if not played.episodes:
             return findings
@@ -214,7 +227,3 @@ class Examination:
         if any(step.admissible is not False for step in played.steps):  # else no action had an effect
             findings += self._states(played, kind="")
         return [*findings, measure.outcomes(played, self.turns, "the model's responses", "this model")]
-
-
-def _has_errors(findings: Sequence[Finding]) -> bool:
-    return any(finding.level == "error" for finding in findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..runs.verdict import Fault
@@ -15,39 +16,40 @@ _VISITS = (
     "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are in a state "
     "visited once"
 )
-_RARE = f"{_VISITS}: most actions are compared with no other, and G2PO is little more than GRPO"
 _EXPERT = (
     "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g}); other "
     "endings: {reasons}"
 )
+_TEACH = "or fine-tune it on demonstrations (g2po teach)."
 
 
 class Wording(NamedTuple):
-    """What a finding says, with its facts in braces, and what to do; `is_final`: nothing would be learned."""
+    """A kind's text with facts in braces, its remedy and usual level. `is_final`: nothing would be learned."""
 
     text: str
     remedy: str = ""
+    level: str = "warning"
     is_final: bool = False
+
+
+_error, _ok = partial(Wording, level="error"), partial(Wording, level="ok")
 
 
 class Kind(Enum):
     """What a finding is about, with its wording."""
 
-    # The contract of an environment
-    CONSTRUCTION = Wording(
-        "constructing {name} raised {error}{where}", "Bind the arguments that it needs with functools.partial."
-    )
-    METHODS = Wording("{name} has no method {methods}", "Derive it from TextEnvironment.")
-    VIOLATION = Wording("{error}")
-    CONNECTION = Wording("{name}: {error}{where}")
-    RAISED_IN_RESET = Wording(
+    # The contract of an environment, and what its workers do
+    REFUSED = _error("{what}{error}")
+    METHODS = _error("{name} has no method {methods}", "Derive it from TextEnvironment.")
+    CONSTRUCTION = _error("constructing {name} raised {error}{where}", "Bind its arguments with functools.partial.")
+    RAISED_IN_RESET = _error(
         "{name} raised {error} in reset{where}", "Remove tasks that cannot be played from the dataset."
     )
-    RAISED_IN_STEP = Wording(
+    RAISED_IN_STEP = _error(
         "{name} raised {error} on the action {action}{where}",
         "Return an observation for an impossible action instead of raising.",
     )
-    RANDOM_RESET = Wording(
+    RANDOM_RESET = _error(
         "{name}.reset is not deterministic: the same task gave {first} and then {then}",
         "Episodes of a group must start in the same state: seed randomness from the task.",
     )
@@ -55,20 +57,14 @@ class Kind(Enum):
         "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}",
         "List only executable actions, or describe their effect.",
     )
-    CONTRACT_KEPT = Wording("keeps the contract of reset, step and close, also for invalid actions")
-    # Workers
-    REFUSED = Wording("{error}")
-    TASK_REFUSED = Wording("task {task}: {error}")
-    FAILED_AT_START = Wording("in a worker process it {failure}")
-    FAILED_PROBE = Wording("a probe of its contract {failure}")
-    FAILED_EPISODE = Wording("a random episode {failure}")
-    REPLAYED = Wording("the same actions lead to the same states, also in another process")
+    FAILED = _error("{what} {failure}")
     NOT_REPLAYED = Wording(
         "the same actions do not lead to the same states in another process: {difference}",
         "An episode that loses its worker then ends as lost. Seed all randomness from the task (hash() of a text and "
         "the order of a set differ by process), and show no clocks and random names.",
     )
-    SPEED = Wording(
+    CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
+    SLOW = Wording(
         "{what} takes {step:.3g} ms, a reset {reset:.3g} ms (medians, to a worker and back)",
         "This is slow: cache what is recomputed, or raise num_environment_workers.",
     )
@@ -76,7 +72,6 @@ class Kind(Enum):
         "{count} of {episodes} episodes ended as failures by the {limit}",
         "Raise it, or let episodes end earlier: a failure gets no further reward.",
     )
-    NO_TOOLS = Wording("{why}. Limit other episodes by max_turns")
     # Observations
     LONG_TEXT = Wording(
         "an observation or a request has {characters} characters, about {tokens} tokens",
@@ -91,16 +86,11 @@ class Kind(Enum):
         "The model has to know the possible actions: list them, or describe them in the prompt template.",
     )
     # States
-    RECURRENCE = Wording(f"{_VISITS}: there is a graph to learn from")
+    RECURRENCE = _ok(f"{_VISITS}: there is a graph to learn from")
     RARE_STATES = Wording(
-        _RARE,
-        "Give equal states an equal state_key (leave out counters and clocks), or see the options state_key and "
-        "state_key_ignores.",
-    )
-    RARE_REQUESTS = Wording(
-        _RARE,
-        "Pass a state_key, a function of a request's messages ('State keys' on the page 'Your agent'), or use "
-        "--advantage-estimator grpo.",
+        f"{_VISITS}: most actions are compared with no other, and G2PO is little more than GRPO",
+        "Give equal states an equal state_key without counters and clocks (for an agent, a function of a request's "
+        "messages), set state_key_ignores, or use --advantage-estimator grpo.",
     )
     COUNTER = Wording(
         "{counter}", "Leave counters and clocks out of the state_key, or set state_key_ignores: [numbers]."
@@ -111,12 +101,11 @@ class Kind(Enum):
         "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.",
     )
     SHORT_TEXT = Wording(
-        "the short text {text!r} is one state in {visits} steps, and the same action leads from it "
-        "to different states",
+        "the short text {text!r} is one state in {visits} steps, and the same action leads from it to others",
         "Situations with this text are compared as one: add what is missing to the text or the state_key.",
     )
     # Rewards
-    OUTCOMES = Wording(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
+    OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(
         f"{_EPISODES}: there is nothing to learn, since a group whose episodes all succeed has no advantages",
         "Make the tasks harder: more steps to the goal, or wrong actions that end an episode.",
@@ -127,16 +116,15 @@ class Kind(Enum):
         "Start from one that sometimes succeeds, or from easier tasks.",
         is_final=True,
     )
-    ENDINGS = Wording("episodes that ended for another reason than their rewards: {reasons}")
+    ENDINGS = _ok("episodes that ended for another reason than their rewards: {reasons}")
     # The environment's faults of the diagnosis that the end of training and reports read
     DIFFERENT_STARTS = Wording(*Fault.DIFFERENT_STARTS.wording)
     CONTEXT_OVERFLOW = Wording(*Fault.CONTEXT_OVERFLOW.wording, is_final=True)
     SINGLE_STATE = Wording(*Fault.SINGLE_STATE.wording)
     NO_REWARD = Wording(*Fault.NO_REWARD.wording)
     # Agents
-    FAILED_AGENT = Wording("{who} {failure} ({count} of {failures} failed episodes)")
+    FAILED_AGENT = _error("{who} {failure} ({count} of {failures} failed episodes)")
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")
-    CALLS = Wording("calls the model {least} to {most} times per episode (median {median:g}), {tools}")
     RAISED_IN_AGENT = Wording(
         "raises {error}{where} in {count} of {episodes} episodes: each is a failure with reward 0",
         "If the model can correct itself, send it the error as a message instead.",
@@ -145,7 +133,7 @@ class Kind(Enum):
         "asks for more than {turns} calls in {count} of {episodes} episodes, and is refused",
         "End the loop earlier, or raise max_turns.",
     )
-    IGNORED_FIELDS = Wording("sets {fields}, which has no effect: the trainer's configuration decides how to sample")
+    IGNORED_FIELDS = _ok("sets {fields}, which has no effect: the trainer's configuration decides how to sample")
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model
     LENGTHS = Wording(
@@ -154,32 +142,34 @@ class Kind(Enum):
     )
     FORMAT = Wording(
         "{broken} of {completions} completions do not have the required format",
-        "Read some with g2po check --show and g2po play --model MODEL; or fine-tune the model (g2po teach).",
+        f"Read some with g2po check --show and g2po play --model MODEL; {_TEACH}",
     )
     ADMISSIBLE = Wording(
         "{admissible} of {listed} actions are among those that the environment lists",
-        "The model does not copy them: use a larger one, or fine-tune it on demonstrations (g2po teach).",
+        f"The model does not copy them: use a larger one, {_TEACH}",
     )
     TOOL_CALLS = Wording(
         "{called} of {offered} completions call a tool; {parsed} of these can be parsed, {known} call a known one",
-        "Use a model that was trained to call tools, or fine-tune it on demonstrations (g2po teach).",
+        f"Use a model that was trained to call tools, {_TEACH}",
     )
     SPELLED_WORDS = Wording(
         "the tokenizer of {model} spells {words} in pieces, which a model of this size is slow to learn",
         "Use words that are one token, or a larger model.",
     )
     # Experts
-    EXPERT = Wording(_EXPERT)
+    EXPERT = _ok(_EXPERT)
     EXPERT_NEEDS_ALL_TURNS = Wording(
         _EXPERT, "Raise max_turns: with one action more than the expert's, the episode fails."
     )
     EXPERT_FAILS = Wording(
         _EXPERT,
-        "g2po teach trains on successes alone, and a model hardly surpasses its expert: correct the expert or the "
-        "reward, or raise max_turns.",
+        "g2po teach trains on successes alone: correct the expert or the reward, or raise max_turns.",
         is_final=True,
     )
-    EXPERT_REFUSED = Wording("the expert: {error}")
+
+    def found(self, /, *, level: str | None = None, **facts: Any) -> Finding:
+        """Return a finding of this kind, at its usual level unless another is given."""
+        return Finding(self, level or self.value.level, facts)
 
 
 @dataclass(frozen=True)
@@ -198,43 +188,16 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
 
-    @classmethod
-    def ok(cls, kind: Kind, /, **facts: Any) -> Finding:
-        """Return a finding that needs no change."""
-        return cls(kind, "ok", facts)
-
-    @classmethod
-    def warning(cls, kind: Kind, /, **facts: Any) -> Finding:
-        """Return a finding that may keep a model from learning."""
-        return cls(kind, "warning", facts)
-
-    @classmethod
-    def error(cls, kind: Kind, /, **facts: Any) -> Finding:
-        """Return a finding that must be corrected before training."""
-        return cls(kind, "error", facts)
-
-    @property
-    def text(self) -> str:
-        """What was found."""
-        text = self.kind.value.text.format(**{name: _shown(value) for name, value in self.facts.items()})
-        return f"{self.environment}: {text}" if self.environment else text
-
-    @property
-    def remedy(self) -> str:
-        """What to do; empty if nothing needs to change."""
-        return "" if self.level == "ok" else self.kind.value.remedy
-
     def __str__(self) -> str:
-        return f"{self.level:9} {' '.join(filter(None, [f'{self.text}.', self.remedy]))}"
+        text = self.kind.value.text.format(**{name: _shown(value) for name, value in self.facts.items()})
+        owner = f"{self.environment}: " if self.environment else ""
+        remedy = self.kind.value.remedy if self.level != "ok" else ""
+        return f"{self.level:9} {owner}{text}. {remedy}".rstrip()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
-        return {"kind": self.kind.name, "level": self.level, "facts": dict(self.facts)}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """Return the finding that `to_dict` made plain."""
-        return cls(Kind[data["kind"]], data["level"], data["facts"])
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Return whether something must be corrected before training."""
+    return any(finding.level == "error" for finding in findings)
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -1,18 +1,16 @@
-"""What episodes of `g2po check` show about speed, texts, states, rewards, agents and completions, as findings."""
+"""What episodes of `g2po check` show about texts, states, rewards, agents and completions, as findings."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ..credit.graph import StateGraph, record
-from ..environments.episode_limits import LIMITS, EpisodeLimits
+from ..environments.episode_limits import LIMITS
 from ..environments.failures import describe_failure, where_raised
-from ..environments.pool.pool import EnvironmentPool
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
 from ..runs.metrics import Summary
@@ -20,7 +18,7 @@ from ..runs.verdict import Tally
 from ..trajectory import Step
 from ..view.words import NEWS_KEYS, failure_kind
 from .findings import Finding, Kind
-from .play import Played, replay_difference
+from .play import Played
 from .statistics import count_in_keys, shared_share
 
 SLOW_STEP = 0.2  # seconds
@@ -38,53 +36,19 @@ def faults(played: Played) -> list[Finding]:
     """Return the environment's faults of the diagnosis that the end of training and reports read."""
     tally = Tally()
     tally.add([list(map(record, group)) for group in played.groups], Summary.of(played.episodes))
-    facts = {**vars(tally), "counted": tally.counted}
-    return [Finding.warning(Kind[fault.name], **facts) for fault in tally.faults()]
+    return [Kind[fault.name].found(**vars(tally), counted=tally.counted) for fault in tally.faults()]
 
 
-def replayed(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> Finding:
-    """Return a finding about playing the actions of each task's longest episode in another process."""
-    for task, group in zip(tasks, played.groups):
-        longest = max(group, key=lambda trajectory: len(trajectory.steps), default=None)
-        if longest and (found := replay_difference(pool, task, longest.steps)):
-            return Finding(Kind.NOT_REPLAYED, "error" if found.is_error else "warning", {"difference": found.text})
-    return Finding.ok(Kind.REPLAYED)
-
-
-def speed(played: Played, what: str) -> Finding:
-    """Return a finding about the time of `what`, e.g. a step."""
-    step, reset = median(played.step_seconds), median(played.reset_seconds)
-    facts = {"what": what, "step": 1000 * step, "reset": 1000 * reset}
-    return Finding(Kind.SPEED, "warning" if step > SLOW_STEP else "ok", facts)
-
-
-def limits_reached(played: Played, limits: EpisodeLimits) -> list[Finding]:
-    """Return findings about limits that ended episodes, but turns, and about one of tool calls without tools."""
-    reasons, number = Counter(_reason(t.failure_reason) for t in played.episodes), len(played.episodes)
-    found = [
-        Finding(
-            Kind.LIMIT,
-            "warning" if reasons[limit] > MANY * number else "ok",
-            {"count": reasons[limit], "episodes": number, "limit": limit},
-        )
-        for limit in LIMITS
-        if reasons[limit]
-    ]
-    has_tools = played.has_tools or any(step.tool_calls for step in played.steps)
-    why = None if has_tools else limits.without_tools()
-    return found if why is None else [*found, Finding.ok(Kind.NO_TOOLS, why=why)]
-
-
-def long_texts(played: Played) -> list[Finding]:
-    """Return a warning about texts that are too long for prompts."""
-    facts = {"characters": played.longest, "tokens": played.longest // 4}
-    return [Finding.warning(Kind.LONG_TEXT, **facts)] if played.longest > LONG_TEXT else []
-
-
-def hints(played: Played) -> list[Finding]:
-    """Return warnings about missing information in observations."""
-    found = [] if played.has_task else [Finding.warning(Kind.NO_TASK)]
-    return found if played.lists_actions else [*found, Finding.warning(Kind.NO_ACTIONS)]
+def environment_findings(played: Played, what: str) -> Iterator[Finding]:
+    """Yield findings about the time of `what`, e.g. a step, about long texts, and about limits that ended episodes."""
+    if played.step_seconds and (step := median(played.step_seconds)) > SLOW_STEP:
+        yield Kind.SLOW.found(what=what, step=1000 * step, reset=1000 * median(played.reset_seconds))
+    if played.longest > LONG_TEXT:
+        yield Kind.LONG_TEXT.found(characters=played.longest, tokens=played.longest // 4)
+    number, reasons = len(played.episodes), Counter(_reason(t.failure_reason) for t in played.episodes)
+    for limit in LIMITS:
+        if reasons[limit] > MANY * number:
+            yield Kind.LIMIT.found(count=reasons[limit], episodes=number, limit=limit)
 
 
 def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) -> list[Finding]:
@@ -95,17 +59,15 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     graph = StateGraph.from_groups(groups)
     statistics = graph.statistics()
     alone = statistics["singleton_step_fraction"]
-    facts = {"kind": kind, "visits": statistics["mean_group_size"], "alone": alone}
     # Where a turn has one state, its number is all that tells states apart.
     most_turns = sum(max(len(trajectory.steps) for trajectory in group) for group in groups)
     is_known = played.answers_are_known or is_agent
     if (graph.num_nodes > most_turns or not is_known) and (counted := count_in_keys(played.episodes)):
-        return [Finding.warning(Kind.COUNTER, counter=str(counted), **counted._asdict())]
+        return [Kind.COUNTER.found(counter=str(counted), **counted._asdict())]
     if not is_known:  # random actions without a list lead nowhere
         return []
-    rare = Kind.RARE_REQUESTS if is_agent else Kind.RARE_STATES
-    found = Finding.warning(rare, **facts) if alone > 0.5 else Finding.ok(Kind.RECURRENCE, **facts)
-    return [found, *short_texts(played)]
+    found = Kind.RARE_STATES if alone > 0.5 else Kind.RECURRENCE
+    return [found.found(kind=kind, visits=statistics["mean_group_size"], alone=alone), *short_texts(played)]
 
 
 def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
@@ -117,8 +79,8 @@ def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
     key = "your state key" if is_own else "files and new messages" if has_files else "the default key"
     used, (news, normalised) = shared_share(groups), (shared_share(groups, key) for key in NEWS_KEYS.values())
     is_coarser = not is_own and not has_files and max(news, normalised) > used + MANY
-    facts = {"used": used, "key": key, "news": news, "normalised": normalised}
-    return [Finding(Kind.KEYS, "warning" if is_coarser else "ok", facts)]
+    level = "warning" if is_coarser else "ok"
+    return [Kind.KEYS.found(level=level, used=used, key=key, news=news, normalised=normalised)]
 
 
 def short_texts(played: Played) -> list[Finding]:
@@ -133,103 +95,77 @@ def short_texts(played: Played) -> list[Finding]:
                     visits[number, step.observation] += 1
                     nexts[number, step.observation, step.key, step.compared_action].add(after)
     hiding = {state[:2] for state, after in nexts.items() if len(after) > 1}
-    for (number, text), count in visits.most_common():
-        if (number, text) in hiding:
-            return [Finding.warning(Kind.SHORT_TEXT, text=text, visits=count)]
-    return []
+    found = [Kind.SHORT_TEXT.found(text=text[1], visits=n) for text, n in visits.most_common() if text in hiding]
+    return found[:1]
 
 
 def outcomes(played: Played, turns: int, who: str = "random actions", learner: str = "") -> Finding:
     """Return a finding about successes and rewards. `learner`: who learns nothing if rewards are equal."""
     trajectories = played.episodes
     rewards, successes = [t.reward for t in trajectories], sum(t.success for t in trajectories)
-    facts = {
-        "who": who,
-        "successes": successes,
-        "episodes": len(trajectories),
-        "ended": sum(t.outcome != "truncated" for t in trajectories),
-        "turns": turns,
-        "low": min(rewards),
-        "high": max(rewards),
-        "learner": learner or "a model that acts randomly",
-    }
-    if successes == len(trajectories):
-        return Finding.warning(Kind.ALL_WON, **facts)
-    if len(set(rewards)) == 1:
-        return Finding.warning(Kind.EQUAL_REWARDS, **facts)
-    return Finding.ok(Kind.OUTCOMES, **facts)
+    all_won, are_equal = successes == len(trajectories), len(set(rewards)) == 1
+    kind = Kind.ALL_WON if all_won else Kind.EQUAL_REWARDS if are_equal else Kind.OUTCOMES
+    return kind.found(
+        who=who,
+        successes=successes,
+        episodes=len(trajectories),
+        ended=sum(t.outcome != "truncated" for t in trajectories),
+        turns=turns,
+        low=min(rewards),
+        high=max(rewards),
+        learner=learner or "a model that acts randomly",
+    )
 
 
 def agent_failures(played: Played, who: str = "the agent") -> list[Finding]:
     """Return findings about the most frequent environment errors, which teach nothing. `who`: subject of the text."""
-    texts: Counter[str] = Counter()
-    for failure in played.failures:
-        texts[describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]] += 1
-    facts = {"who": who, "failures": len(played.failures)}
+    failures = [describe_failure(failure).removeprefix("the agent ") for failure in played.failures]
+    texts = Counter(text.partition(" ('{")[0] for text in failures)
     return [
-        Finding.error(Kind.FAILED_AGENT, failure=text, count=count, **facts)
+        Kind.FAILED_AGENT.found(who=who, failure=text, count=count, failures=len(failures))
         for text, count in texts.most_common(SHOWN)
     ]
 
 
-def agent_findings(played: Played, turns: int) -> list[Finding]:
-    """Return findings about an agent's calls, exceptions and requests."""
+def agent_findings(played: Played, turns: int) -> Iterator[Finding]:
+    """Yield findings about an agent's calls, exceptions and requests."""
     infos, number = [trajectory.info for trajectory in played.episodes], len(played.episodes)
-    errors = Counter(filter(None, map(_raised, infos)))
+    errors: Counter[tuple[str, str]] = Counter()
+    for info in infos:
+        kind, _, error = str(info.get("failure_reason", "")).partition(": ")
+        if kind == "agent error":  # raised after the first request
+            errors[error, where_raised(info.get("traceback", ""))] += 1
     level = "error" if errors.total() == number else "warning"
-    calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
-    found = []
-    if calls[-1] > 1:
-        tools = "with tools" if played.has_tools else "without tools"
-        facts = {"least": calls[0], "most": calls[-1], "median": median(calls), "tools": tools}
-        found.append(Finding.ok(Kind.CALLS, **facts))
-    elif level != "error":  # one that raises in its first call may make more
-        found.append(Finding.warning(Kind.ONE_CALL))
+    if level == "warning" and all(len(trajectory.steps) <= 1 for trajectory in played.episodes):
+        yield Kind.ONE_CALL.found()  # one that raises in its first call may make more
     for (error, where), count in errors.items():
-        facts = {"error": error, "where": where, "count": count, "episodes": number}
-        found.append(Finding(Kind.RAISED_IN_AGENT, level, facts))
+        yield Kind.RAISED_IN_AGENT.found(level=level, error=error, where=where, count=count, episodes=number)
     if out := sum(bool(info.get("out_of_turns")) for info in infos):
-        found.append(Finding.warning(Kind.TOO_MANY_CALLS, turns=turns, count=out, episodes=number))
+        yield Kind.TOO_MANY_CALLS.found(turns=turns, count=out, episodes=number)
     if ignored := sorted({name for info in infos for name in info.get("ignored_fields", ())}):
-        found.append(Finding.ok(Kind.IGNORED_FIELDS, fields=ignored))
+        yield Kind.IGNORED_FIELDS.found(fields=ignored)
     if refused := [info for info in infos if info.get("refused_requests")]:
-        facts = {"count": len(refused), "episodes": number, "refusal": refused[-1].get("refusal", "")}
-        found.append(Finding.warning(Kind.REFUSED_REQUESTS, **facts))
-    return found
+        refusal = refused[-1].get("refusal", "")
+        yield Kind.REFUSED_REQUESTS.found(count=len(refused), episodes=number, refusal=refusal)
 
 
-def _raised(info: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the exception that an agent raised after its first request, and its place."""
-    kind, _, error = str(info.get("failure_reason", "")).partition(": ")
-    return (error, where_raised(info.get("traceback", ""))) if kind == "agent error" else None
-
-
-def _reason(text: str | None) -> str:
-    """Return the kind in a failure reason, "kind: detail"."""
-    return (text or "").partition(":")[0]
-
-
-def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Return findings about a model's completions: lengths in tokens, format, listed actions, tool calls, endings."""
-    steps, found = played.steps, []
-
-    def add(kind: Kind, fits: bool, **facts: Any) -> None:
-        found.append(Finding(kind, "ok" if fits else "warning", facts))
-
+def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> Iterator[Finding]:
+    """Yield findings about a model's completions: lengths in tokens, format, listed actions, tool calls, endings."""
+    steps, levels = played.steps, {True: "ok", False: "warning"}
     if steps:
         longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
         cut = sum(step.completion_truncated for step in steps) / len(steps)
-        add(Kind.LENGTHS, cut <= MANY, longest=longest, written=written, cut=cut)
+        yield Kind.LENGTHS.found(level=levels[cut <= MANY], longest=longest, written=written, cut=cut)
     formatted = [step.valid for step in steps if step.call is None]
     if broken := formatted.count(False):
-        add(Kind.FORMAT, broken <= MANY * len(formatted), broken=broken, completions=len(formatted))
+        fits = broken <= MANY * len(formatted)
+        yield Kind.FORMAT.found(level=levels[fits], broken=broken, completions=len(formatted))
     if listed := [step.admissible for step in steps if step.admissible is not None]:
-        admissible = sum(listed)
-        add(Kind.ADMISSIBLE, 2 * admissible > len(listed), admissible=admissible, listed=len(listed))
-    found += call_findings(steps)
+        fits = 2 * sum(listed) > len(listed)
+        yield Kind.ADMISSIBLE.found(level=levels[fits], admissible=sum(listed), listed=len(listed))
+    yield from call_findings(steps)
     if reasons := Counter(_reason(t.failure_reason) for t in played.episodes if t.failure_reason):
-        found.append(Finding.ok(Kind.ENDINGS, reasons=dict(reasons.most_common())))
-    return found
+        yield Kind.ENDINGS.found(reasons=dict(reasons.most_common()))
 
 
 def call_findings(steps: Sequence[Step]) -> list[Finding]:
@@ -238,27 +174,25 @@ def call_findings(steps: Sequence[Step]) -> list[Finding]:
     called = calls.total() - calls["none"]
     parsed = called - calls["unreadable"]
     known = parsed - calls["unknown"]
+    level = "warning" if not known or known < called * (1 - MANY) else "ok"
     facts = {"offered": calls.total(), "called": called, "parsed": parsed, "known": known}
-    few = not known or known < called * (1 - MANY)
-    return [Finding(Kind.TOOL_CALLS, "warning" if few else "ok", facts)] if calls else []
+    return [Kind.TOOL_CALLS.found(level=level, **facts)] if calls else []
 
 
-def expert_findings(played: Played, turns: int) -> list[Finding]:
-    """Return a finding about an expert's success within the turns of an episode."""
+def expert_finding(played: Played, turns: int) -> Finding:
+    """Return the finding about an expert's success within the turns of an episode."""
     won = [trajectory for trajectory in played.episodes if trajectory.success]
     others = [failure_kind(trajectory) for trajectory in played.episodes if not trajectory.success]
     number = len(played.episodes) + len(played.failures)
     steps = median([len(trajectory.steps) for trajectory in won or played.episodes] or [0])
     reasons = sorted({*others, *map(describe_failure, played.failures)})[:SHOWN]
-    facts = {"successes": len(won), "episodes": number, "turns": turns, "steps": steps, "reasons": reasons}
-    if len(won) < FEW * number:
-        return [Finding.warning(Kind.EXPERT_FAILS, **facts)]
-    if won and steps >= turns > 1 and reasons:
-        return [Finding.warning(Kind.EXPERT_NEEDS_ALL_TURNS, **facts)]
-    return [Finding.ok(Kind.EXPERT, **facts)]
+    needs_all = won and steps >= turns > 1 and reasons
+    fails = len(won) < FEW * number
+    kind = Kind.EXPERT_FAILS if fails else Kind.EXPERT_NEEDS_ALL_TURNS if needs_all else Kind.EXPERT
+    return kind.found(successes=len(won), episodes=number, turns=turns, steps=steps, reasons=reasons)
 
 
-def spelled_words(steps: Sequence[Step], model: str | Path, with_actions: bool = False) -> list[Finding]:
+def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions: bool = False) -> list[Finding]:
     """Return a warning about words that a model has to write and its tokenizer splits into several tokens.
 
     Empty for a model that is not in a folder, or has a large vocabulary.
@@ -268,8 +202,8 @@ def spelled_words(steps: Sequence[Step], model: str | Path, with_actions: bool =
         model: a folder.
         with_actions: also the words of the actions that were played, e.g. by an expert.
     """
-    file = Path(model, "tokenizer.json")
-    if not file.is_file():
+    file = Path(model or "", "tokenizer.json")
+    if model is None or not file.is_file():
         return []
     from tokenizers import Tokenizer
 
@@ -289,4 +223,9 @@ def spelled_words(steps: Sequence[Step], model: str | Path, with_actions: bool =
         counts.update({word for text in written for word in _WORD.findall(text)})
     spelled = [word for word, _ in counts.most_common() if pieces(word) > 1]
     shown = [*spelled[:SHOWN_WORDS], *[f"… ({len(spelled)} words)"] * (len(spelled) > SHOWN_WORDS)]
-    return [Finding.warning(Kind.SPELLED_WORDS, model=str(model), words=shown)] if spelled else []
+    return [Kind.SPELLED_WORDS.found(model=str(model), words=shown)] if spelled else []
+
+
+def _reason(text: str | None) -> str:
+    """Return the kind in a failure reason, "kind: detail"."""
+    return (text or "").partition(":")[0]

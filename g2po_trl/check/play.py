@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling
 from ..environments.contract import Observation, StepResult, TextEnvironment
 from ..environments.episode_limits import EpisodeLimits
@@ -62,15 +61,11 @@ class Played:
         """Whether further episodes may take as long as the time limit, since one timed out or crashed."""
         return any(failure.kind not in ("exception", "invalid") for failure in self.failures)
 
-    def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add episodes to the last group; failures of the environment are kept apart."""
+    def add(self, trajectories: Sequence[Trajectory], is_new: bool = False) -> None:
+        """Add episodes to the last group, or as a new one; failures of the environment are kept apart."""
+        self.groups += [[]] if is_new else []
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
         self.groups[-1] += [trajectory for trajectory in trajectories if trajectory.counted]
-
-    def ignore(self, details: Iterable[str] | None) -> None:
-        """Leave details out of the keys, as training with `state_key_ignores` does."""
-        if details:
-            assign_keys(self.episodes, make_state_key(None, details))
 
     def note(self, observation: Observation, is_first: bool) -> None:
         request = observation.request
@@ -95,7 +90,7 @@ class AnswerActor:
 
     played: Played
     answer: Answer
-    asked: list[Episode] = field(default_factory=list)
+    asked: Sequence[Episode] = ()
     sent: float = 0.0
     is_collective = streams = False
 
@@ -107,30 +102,23 @@ class AnswerActor:
         return nullcontext()
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> AnswerActor:
-        self.asked, self.sent = [], time.perf_counter()
+        self.asked, self.sent = (), time.perf_counter()
         return self
 
     def ask(self, episodes: Sequence[Episode]) -> None:
         self.asked = list(episodes)
         for episode in episodes:
-            self._time(episode)
+            seconds = self.played.step_seconds if episode.steps else self.played.reset_seconds
+            seconds.append(time.perf_counter() - self.sent)
             self.played.note(episode.observation, is_first=not episode.steps)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
         steps = [(episode, self._step(episode)) for episode in self.asked]
-        self.asked, self.sent = [], time.perf_counter()
+        self.asked, self.sent = (), time.perf_counter()
         return steps
-
-    def ended(self, episode: Episode) -> None:
-        if episode.steps and episode.error is None:
-            self._time(episode)
 
     def close(self) -> None:
         pass
-
-    def _time(self, episode: Episode) -> None:
-        seconds = self.played.step_seconds if episode.steps else self.played.reset_seconds
-        seconds.append(time.perf_counter() - self.sent)
 
     def _step(self, episode: Episode) -> Step | None:
         answer, request = self.answer(episode), episode.observation.request
@@ -146,30 +134,25 @@ def random_answer(rng: random.Random, texts: Sequence[str]) -> Answer:
     """Return a function that answers with a listed action, or a request with a random call or one of `texts`."""
 
     def answer(episode: Episode) -> str | ChatResponse:
-        request = episode.observation.request
+        request: ChatRequest | None = episode.observation.request
         if request is None:
             return rng.choice(episode.observation.admissible_actions or ["look"])
-        return random_response(request, rng, texts)
+        if not request.tools or rng.random() < TEXT_SHARE:
+            return ChatResponse(rng.choice(texts))
+        function = rng.choice(request.tools)["function"]
+        chosen = {"name": function["name"], "arguments": random_arguments(function, rng)}
+        return ChatResponse("", ({"type": "function", "function": chosen},), "tool_calls")
 
     return answer
-
-
-def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[str]) -> ChatResponse:
-    """Return a call of a random tool with random arguments, or one of the texts."""
-    if not request.tools or rng.random() < TEXT_SHARE:
-        return ChatResponse(rng.choice(texts))
-    function = rng.choice(request.tools)["function"]
-    call = {"type": "function", "function": {"name": function["name"], "arguments": random_arguments(function, rng)}}
-    return ChatResponse("", (call,), "tool_calls")
 
 
 def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return random arguments of the right types for a function's description."""
     properties = (function.get("parameters") or {}).get("properties") or {}
-    return {name: random_value(schema, rng) for name, schema in properties.items()}
+    return {name: _random_value(schema, rng) for name, schema in properties.items()}
 
 
-def random_value(schema: Any, rng: random.Random) -> Any:
+def _random_value(schema: Any, rng: random.Random) -> Any:
     """Return a random value of a JSON schema's type; the schema `True` allows any value."""
     schema = schema if isinstance(schema, Mapping) else {}
     if "const" in schema:
@@ -177,7 +160,7 @@ def random_value(schema: Any, rng: random.Random) -> Any:
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return random_value(rng.choice(choices), rng)
+        return _random_value(rng.choice(choices), rng)
     kind = schema.get("type", "string")
     kind = rng.choice(kind) if isinstance(kind, list) else kind
     values = {"integer": rng.randrange(10), "number": float(rng.randrange(10)), "boolean": rng.random() < 0.5}
@@ -189,13 +172,11 @@ def play(
 ) -> Played:
     """Play episodes of each task, one after another, until one times out or crashes."""
     played = Played()
-    actor = AnswerActor(played, answer)
-    player = Player(pool, actor, limits)
+    player = Player(pool, AnswerActor(played, answer), limits)
     for task in tasks:
-        played.groups.append([])
-        for _ in range(episodes):
+        for number in range(episodes):
             if not played.takes_long:
-                played.add(player.play([task], on_end=actor.ended)[0])
+                played.add(player.play([task])[0], is_new=number == 0)
     return played
 
 
@@ -203,8 +184,8 @@ def probe(pool: EnvironmentPool, task: dict[str, Any], turns: int) -> list[Findi
     """Return the contract findings of a task, from a worker of an environment that `probed` made."""
     (answer,) = pool.reset([{**task, _PROBE: turns}])
     if isinstance(answer, EnvironmentFailure):
-        return [Finding.error(Kind.FAILED_PROBE, failure=describe_failure(answer))]
-    return [Finding.from_dict(data) for data in json.loads(answer.text)]
+        return [Kind.FAILED.found(what="a probe of its contract", failure=describe_failure(answer))]
+    return [Finding(Kind[name], *more) for name, *more in json.loads(answer.text)]
 
 
 def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], TextEnvironment]:
@@ -225,9 +206,8 @@ class _ProbedEnvironment(TextEnvironment):
 
     def reset(self, **task) -> Observation | str:
         if (max_steps := task.pop(_PROBE, None)) is not None:
-            return json.dumps(
-                [found.to_dict() for found in contract_findings(self.factory, task, max_steps=max_steps)]
-            )
+            findings = contract_findings(self.factory, task, max_steps=max_steps)
+            return json.dumps([[found.kind.name, found.level, found.facts] for found in findings])
         self.environment = self.environment or self.factory()
         return self.environment.reset(**task)
 
@@ -272,10 +252,9 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
 def _difference(before: Step, seen: Observation) -> str | None:
     if seen.text != before.observation:
         return f"the observation is {seen.text[:200]!r}, and was {before.observation[:200]!r}"
-    if list(seen.images) != (before.images or []):
-        return "the images are different"
-    if (seen.admissible_actions or None) != (before.admissible_actions or None):
-        return "the listed actions are different"
-    if seen.state_key != before.state_key:
-        return "the environment's state key is different"
-    return None
+    parts = {
+        "images": (list(seen.images), before.images or []),
+        "listed actions": (seen.admissible_actions or None, before.admissible_actions or None),
+        "environment's state keys": (seen.state_key, before.state_key),
+    }
+    return next((f"the {name} are different" for name, (now, then) in parts.items() if now != then), None)

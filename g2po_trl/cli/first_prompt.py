@@ -22,6 +22,7 @@ from ..rollout.actor import PromptActor
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..utils.errors import G2POError
+from ..utils.options import require
 
 
 @dataclass
@@ -30,20 +31,17 @@ class FirstPrompt:
 
     Args:
         episode: an episode that has begun.
-        template: prompt template of the environment.
-        history: "window" or "conversation".
+        agent: the prompts of training, before a model's chat template.
         settings: settings of the training run for prompts: `history_length`, `max_prompt_length`,
             `chat_template_kwargs`, each optional.
     """
 
     episode: Episode
-    template: PromptTemplate
-    history: str
+    agent: DirectAgent
     settings: Mapping[str, Any]
 
     def __post_init__(self):
-        """Make chat messages and tools, before a model's chat template."""
-        request = DirectAgent(self.template, history=self.history).ask(self.episode, ())
+        request = self.agent.ask(self.episode, ())
         self.messages, self.tools = request.messages, request.tools
 
     @classmethod
@@ -70,10 +68,10 @@ class FirstPrompt:
         with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
             (first,) = pool.reset([task])
         if isinstance(first, EnvironmentFailure):
-            raise G2POError(f"the environment {describe_failure(first)}")
+            raise G2POError(f"the environment {describe_failure(first)}", "reset", task)
         episode = Episode("task")
         episode.open(first)
-        return cls(episode, template, history, settings)
+        return cls(episode, DirectAgent(template, history=history), settings)
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:
         """Return the prompt's token ids and text for a model, a folder or a Hub id.
@@ -91,22 +89,21 @@ class FirstPrompt:
 
         kind = AutoProcessor if pictures_of(self.messages) else AutoTokenizer
         processing_class = kind.from_pretrained(model, padding_side="left")
+        has_template = get_chat_template(processing_class) is not None
+        require(has_template, "model", model, "its tokenizer has no chat template; pass another")
+        names = {"history_length", "max_prompt_length"} & self.settings.keys()
         tokenizer = get_tokenizer(processing_class)
-        if get_chat_template(processing_class) is None:
-            raise G2POError(f"model is {model!r}, whose tokenizer has no chat template: pass another")
-        lengths = {
-            name: self.settings[name] for name in ("history_length", "max_prompt_length") if name in self.settings
-        }
         engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model))
         engine.reads_text_because = (
             None if reads_images(processing_class) else f"{model} reads only text: pass another"
         )
         encode = ChatEncoder(processing_class, self.settings.get("chat_template_kwargs"))
-        actor = PromptActor(engine, encode, self.template, history=self.history, **lengths)
+        lengths = {name: self.settings[name] for name in names}
+        actor = PromptActor(engine, encode, self.agent.template, history=self.agent.history, **lengths)
         session = actor.session(Sampling(), None, RolloutStats())
         session.ask([self.episode])
-        if not session.asked:
-            raise G2POError(f"the first prompt ends the episode: {self.episode.failure_reason or self.episode.error}")
+        why = self.episode.failure_reason or self.episode.error
+        require(bool(session.asked), "model", model, f"the first prompt ends the episode: {why}")
         prompt = session.asked[self.episode.number].prompt
         return list(prompt.ids), tokenizer.decode(prompt.ids)
 

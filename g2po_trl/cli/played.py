@@ -10,8 +10,9 @@ from typing import Any
 from ..environments.loading import beside, load
 from ..environments.several import mixed
 from ..environments.tasks import read_tasks
-from ..runs.run_json import load_object, panels_in, read_run
+from ..runs.run_json import FILE, load_object, panels_in, read_run
 from ..utils.errors import G2POError
+from ..utils.options import require
 from .parser import json_object
 
 ENVIRONMENT = "environment.py"
@@ -27,8 +28,8 @@ def environment_and_tasks(
     if Path(name).is_dir():
         file = next(iter(panels_in(name).values())) if file is None and not given else file
         return environment_of(read_run(name), name), tasks_of(name, given, file)
-    if name == ENVIRONMENT and not Path(name).is_file():
-        raise G2POError("there is no environment.py here: name an environment, as file.py or module:Class")
+    remedy = "there is no such file here; name an environment, as file.py or module:Class"
+    require(name != ENVIRONMENT or Path(name).is_file(), "environment", name, remedy)
     return mixed(load(name)), tasks_of(name, given, file)
 
 
@@ -43,24 +44,20 @@ def _task(text: str) -> dict[str, Any]:
         return json_object(text)
     except ArgumentTypeError as error:
         why = f" ({error.__cause__})" if error.__cause__ else ""
-        raise G2POError(f"task is {text:.80}{why}: write a JSON object, such as '{{\"seed\": 1}}'") from error
+        remedy = "write a JSON object, such as '{\"seed\": 1}'"
+        raise G2POError(f"task is {text:.80}{why}: {remedy}", "task", text) from error
 
 
 def environment_of(run: Mapping[str, Any], folder: str | Path) -> Callable:
     """Return the environment of a run's description."""
-    if not run:
-        raise G2POError(f"{folder} has no run.json, which names the environment: pass FILE.py:Class and --task")
-    if not run.get("environment"):
-        raise G2POError(
-            f"environment is missing in {folder}/run.json, since it cannot be imported: pass FILE.py:Class"
-        )
+    remedy = f"{folder}/{FILE} does not name what can be imported; pass FILE.py:Class and --task"
+    require(bool(run.get("environment")), "environment", run.get("environment"), remedy)
     return load_object(run["environment"])
 
 
 def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:
     """Return one of the tasks, counted from 1."""
-    if not 1 <= line <= len(tasks):
-        raise G2POError(f"line is {line}, and there are {len(tasks)} tasks: choose one of them")
+    require(1 <= line <= len(tasks), "line", line, f"there are {len(tasks)} tasks; choose one of them")
     return dict(tasks[line - 1])
 
 

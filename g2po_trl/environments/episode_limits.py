@@ -97,15 +97,6 @@ class EpisodeLimits(Options):
                 return f"{one.metadata['reason']}: {what}, more than {one.name}={limit}"
         return None
 
-    def without_tools(self) -> str | None:
-        """Return what `max_tool_calls` does in a run without tools, if it is set anywhere."""
-        set_ones = [self.max_tool_calls, *(self.by(name).max_tool_calls for name in self.environment_limits or ())]
-        for number in filter(lambda limit: limit is not None, set_ones):
-            return (
-                f"max_tool_calls is {number}, and no request offers tools: only calls in <tool_call> tags are counted"
-            )
-        return None
-
 
 # What a failure by a limit is called in `failure_reason`; the last is an `AgentCommand`'s, of processes and disk.
 LIMITS = tuple(one.metadata["reason"] for one in fields(EpisodeLimits) if one.metadata.get("reason"))

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..engines.sampling import Sampling, derived_seed
-from ..prompts.conversation import ChatRequest, prefix_digests, response_action
+from ..prompts.conversation import ChatRequest, Message, prefix_digests, response_action
 from ..prompts.conversation_encoder import Transcript
 from ..prompts.tool_calls import call_in
 from ..rollout.actor import PromptActor, PromptSession
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step
-from ..utils.errors import G2POError
+from ..utils.options import require
 from .agents import Agent, DirectAgent
 from .chat_models import ChatCompletion, ChatModel, EngineChat
 
@@ -55,36 +55,32 @@ class EvaluationActor:
         self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats
     ) -> TokenSession | TextSession:
         if self.prompts:
-            return TokenSession(self, self.prompts.session(sampling, seeds, stats))
+            return TokenSession(self.prompts, sampling, seeds, stats, owner=self)
         return TextSession(self, sampling, seeds or ())
 
     def close(self) -> None:
         pass
 
 
-@dataclass
-class TokenSession:
+@dataclass(kw_only=True)
+class TokenSession(PromptSession):
     """Session of training's actor, whose tokens are counted."""
 
-    actor: EvaluationActor
-    inner: PromptSession
-
-    @property
-    def waiting(self) -> int:
-        return self.inner.waiting
+    owner: EvaluationActor
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        self.actor.check()
-        self.inner.ask(episodes)
+        self.owner.check()
+        super().ask(episodes)
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
-        steps, chat = self.inner.receive_steps(timeout), self.actor.chat
+        steps, engine = super().receive_steps(timeout), self.actor.engine
         for episode, step in steps:
             if step.messages is None:  # the folder of an evaluation has no tokenizer for the viewer
-                step.prompt = chat.encode.tokenizer.decode(step.prompt_ids)
-            end = step.completion_ids[-1:]
-            written = len(step.completion_ids) - (bool(end) and end[0] in chat.engine.stop_token_ids)
-            self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
+                step.prompt = self.actor.encode.tokenizer.decode(step.prompt_ids)
+            written = len(step.completion_ids) - sum(
+                token in engine.stop_token_ids for token in step.completion_ids[-1:]
+            )
+            self.owner.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
         return steps
 
 
@@ -111,12 +107,9 @@ class TextSession:
         actor = self.actor
         actor.check()
         for episode in episodes:
-            if episode.observation.images:
-                raise G2POError(
-                    f"the observation has {len(episode.observation.images)} images, and this model reads text only: "
-                    "evaluate a vision-language checkpoint, with --agent direct"
-                )
-        requests = [actor.agent.of(one.environment).ask(one, actor.notes(one)) for one in episodes]
+            remedy = "this model reads text only; evaluate a vision-language checkpoint, with --agent direct"
+            require(not episode.observation.images, "images", len(episode.observation.images), remedy)
+        requests = [actor.agent.of(each.environment).ask(each, actor.notes(each)) for each in episodes]
         seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
         completions = actor.chat.generate(requests, self.sampling, seeds)
         return [
@@ -131,32 +124,26 @@ class TextSession:
         if completion.error:
             episode.give_up(f"context overflow: {completion.error}")
             return None
-        truncated = not completion.complete
+        fields = {"completion_truncated": not completion.complete}
         if episode.observation.request is not None:
-            return _response_step(episode, request, completion, truncated)
-        admissible = episode.observation.admissible_actions
-        agent = self.actor.agent.of(episode.environment)
-        action, valid = agent.read(completion.text, completion.prompt_end, admissible)
-        shown = request.messages[-1]["content"]
-        call = call_in(agent.template, action, valid) if isinstance(agent, DirectAgent) else None
-        about = {"valid": valid, "call": call, "completion_truncated": truncated, "prompt": shown}
-        return episode.step(action, completion.text, **about)
+            answer = completion.message
+            action, valid = response_action(answer), request.is_valid(answer)
+            fields |= {
+                "call": request.call_in(answer, completion.text, valid),
+                "messages": _new(episode, request, answer),
+            }
+        else:
+            agent = self.actor.agent.of(episode.environment)
+            action, valid = agent.read(completion.text, completion.prompt_end, episode.observation.admissible_actions)
+            fields["prompt"] = request.messages[-1]["content"]
+            fields["call"] = call_in(agent.template, action, valid) if isinstance(agent, DirectAgent) else None
+        return episode.step(action, completion.text, valid=valid, **fields)
 
 
-def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion, truncated: bool) -> Step:
-    """Return the step that answers an environment's chat request with an assistant message."""
-    answer = completion.message
-    transcript = episode.transcript = episode.transcript or Transcript()
-    digests = prefix_digests(request.messages, request.tools)
-    known = [index for index, digest in enumerate(digests) if digest in transcript.ids]
-    whole = prefix_digests([*request.messages, answer], request.tools)[-1]
-    transcript.ids[whole] = [], []  # a server reports no ids
-    valid = request.is_valid(answer)
-    return episode.step(
-        response_action(answer),
-        completion.text,
-        valid=valid,
-        call=request.call_in(answer, completion.text, valid),
-        completion_truncated=truncated,
-        messages=request.messages[max(known, default=0) :],
-    )
+def _new(episode: Episode, request: ChatRequest, answer: Message) -> Sequence[Message]:
+    """Return the messages of a request that follow the last completion, and note the conversation with its answer."""
+    known = episode.transcript = episode.transcript or Transcript()
+    digests = prefix_digests([*request.messages, answer], request.tools)
+    start = max((index for index, digest in enumerate(digests[:-1]) if digest in known.ids), default=0)
+    known.ids[digests[-1]] = [], []  # a server reports no ids
+    return request.messages[start:]

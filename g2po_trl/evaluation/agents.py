@@ -20,7 +20,7 @@ from ..rollout.actor import prompt_contents
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
+from ..utils.options import require
 
 _ACTION = re.compile(r"^\s*action\s*:", re.IGNORECASE | re.MULTILINE)
 _FENCE = re.compile(r"^\s*```\w*\s*\n(.*?)\n?```", re.DOTALL)
@@ -97,31 +97,23 @@ class ReActAgent:
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
         if episode.observation.request is not None:
-            raise G2POError(
-                f"agent is {self.name!r}, and the environment sends chat requests, which are prompts already: pass "
-                "--agent direct"
-            )
-        system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
-        instructions = [f"Your task: {episode.task}"] if episode.task else []
+            remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
+            require(False, "agent", self.name, remedy)
+        first, *later = [step.observation for step in episode.steps] + [episode.observation.text]
+        opening = [f"Your task: {episode.task}"] if episode.task else []
         if notes:
             listed = "\n".join(f"- {note}" for note in notes)
-            instructions.append(f"What you noted after earlier attempts at it:\n{listed}")
-        now = episode.observation.text
-        exchanges = [
-            [
-                {"role": "assistant", "content": step.completion},
-                {"role": "user", "content": f"Observation: {after}"},
-            ]
-            for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), now])
-        ]
-        first = episode.steps[0].observation if episode.steps else now
-        opening = [{"role": "user", "content": "\n\n".join([*instructions, f"Observation: {first}"])}]
-        shown = last_steps(exchanges, self.history_length)
-        if len(shown) < len(exchanges):
-            opening[0]["content"] += f"\n\n({len(exchanges) - len(shown)} steps are left out here.)"
-            opening[0]["content"] += "" if shown else f"\n\nObservation: {now}"
-        conversation = [{"role": "system", "content": system}, *opening]
-        conversation += [message for exchange in shown for message in exchange]
+            opening.append(f"What you noted after earlier attempts at it:\n{listed}")
+        opening.append(f"Observation: {first}")
+        shown = last_steps(list(zip(episode.steps, later)), self.history_length)
+        if len(shown) < len(later):
+            opening.append(f"({len(later) - len(shown)} steps are left out here.)")
+            opening += [] if shown else [f"Observation: {later[-1]}"]
+        system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
+        conversation = [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(opening)}]
+        for step, after in shown:
+            conversation.append({"role": "assistant", "content": step.completion})
+            conversation.append({"role": "user", "content": f"Observation: {after}"})
         if actions := episode.observation.admissible_actions:
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
         return ChatRequest(conversation, stop=("\nObservation:",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ from ..prompts.conversation import ChatRequest, Message
 from ..prompts.images import ImageEncoder, ImageInputs, load_processor
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
-from ..utils.errors import G2POError
 from ..utils.json import write_json
+from ..utils.options import require
 from .checkpoints import load_model, load_tokenizer
 
 
@@ -69,19 +69,15 @@ class TokenBudget:
         """Save the counts. Raises `G2POError` if the limit is reached."""
         self.save()
         if self.limit is not None and self.read + self.written >= self.limit:
-            raise G2POError(
-                f"max_total_tokens is {self.limit}, and {self.read + self.written} tokens were used: run the same "
-                "command with a larger --max-total-tokens to resume"
-            )
+            used = f"{self.read + self.written} tokens were used"
+            require(False, "max_total_tokens", self.limit, f"{used}; run the same command with a larger one to resume")
 
     def count(self, completion: ChatCompletion) -> None:
         """Add the tokens of a completion and its prompt. Raises `G2POError` if tokens are limited and not reported."""
         tokens = completion.prompt_tokens + completion.completion_tokens
         if self.limit is not None and not completion.error and tokens == 0:
-            raise G2POError(
-                f"max_total_tokens is {self.limit}, and the server reports no token usage to count: limit the costs "
-                "at the provider, and leave --max-total-tokens out"
-            )
+            remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
+            require(False, "max_total_tokens", self.limit, remedy)
         self.read += completion.prompt_tokens
         self.written += completion.completion_tokens
 
@@ -100,16 +96,11 @@ class ChatModel(Protocol):
         """Free resources."""
 
 
-class SeededBatches(Engine):
-    """An engine without seeds, made reproducible for equal batches by a random state from all seeds."""
+def _seeded(generate: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
+    """Return the `generate` of an engine without seeds, with a random state from the seeds of each call's batch."""
 
-    def __init__(self, engine: Engine):
-        super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)
-        self.engine = engine
-        self.images, self.reads_text_because = engine.images, engine.reads_text_because
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
+    def generate_seeded(
+        prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
     ) -> list[Completion]:
         import torch
 
@@ -118,10 +109,9 @@ class SeededBatches(Engine):
             combined = (combined * 1_000_003 + seed) % (2**63)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(combined)
-            return self.engine.generate(prompts, sampling, **more)
+            return generate(prompts, sampling, **more)
 
-    def close(self) -> None:
-        self.engine.close()
+    return generate_seeded
 
 
 class EngineChat:
@@ -135,7 +125,9 @@ class EngineChat:
 
     def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: dict[str, Any] | None = None):
         self.independent, self.longest = engine.takes_seeds, longest
-        self.engine = engine if engine.takes_seeds else SeededBatches(engine)
+        self.engine = engine
+        if not engine.takes_seeds:  # reproducible for equal batches
+            engine.generate = _seeded(engine.generate)
         self.encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
 
     def generate(
@@ -150,12 +142,13 @@ class EngineChat:
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
         completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
         generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
-        for i, one in zip(fitting, generated):
-            last = bool(one.ids) and one.ids[-1] in self.engine.stop_token_ids
-            text = self.encode.decode(one.ids, self.engine.stop_token_ids)
+        for i, completion in zip(fitting, generated):
+            ids = completion.ids
+            last = bool(ids) and ids[-1] in self.engine.stop_token_ids
+            text = self.encode.decode(ids, self.engine.stop_token_ids)
             cut = cut_before(text, requests[i].stop)
-            complete = one.complete or cut != text
-            completions[i] = ChatCompletion(cut, len(prompts[i]), len(one.ids) - last, complete, texts[i][-64:])
+            is_whole = completion.complete or cut != text
+            completions[i] = ChatCompletion(cut, len(prompts[i]), len(ids) - last, is_whole, texts[i][-64:])
         return completions
 
     def close(self) -> None:
@@ -208,8 +201,8 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     try:
-        found = (load_processor(place) for place in engine.images_from)
-        if (processor := next(filter(None, found), None)) is not None:
+        processors = filter(None, map(load_processor, engine.images_from))
+        if (processor := next(processors, None)) is not None:
             engine.read_images(ImageEncoder(processor))
         return EngineChat(engine, engine.longest, chat_template_kwargs)
     except BaseException:

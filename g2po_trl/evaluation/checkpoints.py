@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import xxhash
 
 from ..prompts.images import load_processor
 from ..utils.adapters import ADAPTER_CONFIG, adapter_of, find_adapter, load_adapter
-from ..utils.errors import G2POError
+from ..utils.options import require
 
 # Files of a model: weights, configuration, tokenizer; not critics and training samples of a run.
 _MODEL_FILES = "*model*.safetensors* *model*.bin *config.json *token* vocab* merges.txt *.model *.jinja".split()
@@ -53,15 +54,12 @@ def load_tokenizer(model: str, loaded: Any):
         return processor or AutoTokenizer.from_pretrained(place, padding_side="left")
 
     places, adapter = [model], getattr(loaded, "active_peft_config", None)
-    if adapter is not None:
-        above = Path(model).parent  # the run's folder, if the model is a subfolder of it
-        places += [str(above)] if (above / "tokenizer_config.json").is_file() else []
+    if adapter is not None:  # the run's folder, if the model is a subfolder of it, and the base
+        places += [str(above) for above in [Path(model).parent] if (above / "tokenizer_config.json").is_file()]
         places.append(adapter.base_model_name_or_path)
     for place in places[:-1]:
-        try:
+        with suppress(OSError, ValueError):  # it has none
             return load(place)
-        except (OSError, ValueError):  # it has none
-            continue
     return load(places[-1])
 
 
@@ -91,8 +89,7 @@ def weights_hash(model: str, revision: str | None = None) -> str:
 
         options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
         found = [path for name in ("config.json", ADAPTER_CONFIG) if (path := cached_file(model, name, **options))]
-        if not found:
-            raise G2POError(f"model is {model!r}: it is not a folder, and the Hub has no configuration of that name")
+        require(bool(found), "model", model, "it is not a folder, and the Hub has no configuration of that name")
         return f"{model}@{extract_commit_hash(found[0], None)}"
     adapter = find_adapter(folder)
     files = [path for place in {folder, adapter or folder} for path in place.iterdir() if path.is_file()]

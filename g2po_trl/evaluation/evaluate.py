@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import isnan
 from os.path import isfile
 from pathlib import Path
@@ -61,12 +61,12 @@ def load_panel(options: EvaluateOptions) -> Panel:
     for name in ("max_turns", "history_length") if options.agent == "direct" else ("max_turns",):
         if getattr(options, name) is not None:
             changed[name] = getattr(options, name)
-    own = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
+    template = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
     if (prompt := options.prompt) is not None:  # a name, or what a run.json has
-        own = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
+        template = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
     if options.agent == "direct":
-        changed["history"] = options.history or default_history(panel.environment_factory, own)
-    changed["prompt_template"] = prompt_template_of(panel.environment_factory, own)
+        changed["history"] = options.history or default_history(panel.environment_factory, template)
+    changed["prompt_template"] = prompt_template_of(panel.environment_factory, template)
     of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(panel.environment_factory)}
     return replace(panel, **changed, columns={**panel.columns, **of_environments})
 
@@ -81,10 +81,13 @@ def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
     """Return the agent that the options name."""
     if options.agent == "direct":
         return DirectAgent(panel.prompt_template, panel.history_length, options.max_prompt_length, panel.history)
-    about = {"about": panel.about, "form": panel.action_form, "multiline": panel.multiline}
-    about |= {"lower_case": panel.lower_case}
-    about |= {} if options.history_length is None else {"history_length": options.history_length}
-    return ReActAgent(**about) if options.agent == "react" else ReflexionAgent(**about, trials=options.trials)
+    about = panel.about, panel.action_form, panel.multiline, panel.lower_case
+    more = {} if options.history_length is None else {"history_length": options.history_length}
+    return (
+        ReActAgent(*about, **more)
+        if options.agent == "react"
+        else ReflexionAgent(*about, **more, trials=options.trials)
+    )
 
 
 def make_chat_model(options: EvaluateOptions) -> ChatModel:
@@ -156,9 +159,12 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
     direct = options.agent == "direct"
     return {
         **model,
-        "precision": _precision(options),
+        **vars(Sampling.of(options)),
         "generation_kwargs": options.generation_kwargs or {},
         "chat_template_kwargs": options.chat_template_kwargs or {},
+        "agent": options.agent,
+        "batch_size": options.batch_size,
+        "precision": _precision(options),
         "environment": by_names(options.environment),
         "environment_options": by_names(options.environment_options),
         "environment_files": files_hash(_files_in(options.environment_options)),
@@ -166,16 +172,12 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "panel_options": by_names(options.panel_options),
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
-        "agent": options.agent,
         "prompt": _hash(by_names(describe_prompt(panel.prompt_template))) if direct else panel.about,
         "trials": agent.trials,
         "history": panel.history if direct else None,
         "history_length": agent.history_length,
-        "max_turns": panel.max_turns,
-        **{name: value for name, value in vars(EpisodeLimits.of(options, max_turns=1)).items() if name != "max_turns"},
         "max_prompt_length": options.max_prompt_length if direct else None,
-        "batch_size": options.batch_size,
-        **{one.name: getattr(options, one.name) for one in fields(Sampling)},
+        **vars(EpisodeLimits.of(options, max_turns=panel.max_turns)),
         "versions": installed_versions(),
     }
 
@@ -200,8 +202,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             spent, or if a server rejects requests or cannot be reached.
     """
     panel, output = load_panel(options), options.output
-    if not panel.rows:
-        raise G2POError(f"{panel.name} has no tasks: there is nothing to evaluate")
+    require(bool(panel.rows), "tasks", [], f"there is nothing to evaluate in {panel.name}")
     limits, environments = EpisodeLimits.of(options, max_turns=panel.max_turns), panel.environment_factory
     check_limits(limits, environments)
     environment_factory = text_environment_factory(environments, limits, panel.history, panel.prompt_template)
@@ -209,7 +210,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         try:
             check_task_columns(environment_factory, row)
         except ValueError as error:
-            raise G2POError(f"task {number} of {panel.name}: {error}") from error
+            raise G2POError(f"task {number} of {panel.name}: {error}", "tasks", row) from error
     agent, sampling = make_agent(options, panel), Sampling.of(options)
     about = json.loads(to_json(masked(identity(options, panel, agent))))
     _check_output(output, about, options.overwrite)
@@ -221,18 +222,13 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         _begin(output, about, options.overwrite)  # an evaluation whose model cannot be loaded deletes nothing
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         budget = TokenBudget(options.max_total_tokens, path=output / "tokens.json")
-        print(
-            f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {options.agent} agent, "
-            f"{options.model}, temperature {options.temperature}",
-            flush=True,
-        )
+        about_set = f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns"
+        print(f"{about_set}; {options.agent} agent, {options.model}, temperature {options.temperature}", flush=True)
         try:
             for seed in range(options.seeds):
                 path = output / "trajectories" / f"{options.agent}-{seed}.jsonl"
-                player = PanelPlayer(
-                    panel, pool, chat, agent, sampling, seed, path, budget, options.batch_size, limits
-                )
-                trajectories = player.play()
+                how = agent, sampling, seed, path, budget, options.batch_size, limits
+                trajectories = PanelPlayer(panel, pool, chat, *how).play()
                 rows.append(seed_row(panel, trajectories))
                 reasons.append(summarize(trajectories)["failure_reasons"])
                 errors += [trajectory.error for trajectory in trajectories if not trajectory.counted]
@@ -254,18 +250,12 @@ def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> No
     remedy = "it holds trajectories that no evaluation wrote; pass another --output"
     require(settings.is_file(), "output", str(output), remedy)
     before = json.loads(settings.read_text(encoding="utf-8"))
-    changed = [
-        f"{name} {before.get(name)!r} -> {about.get(name)!r}"
-        for name in {**before, **about}
-        if before.get(name) != about.get(name)
-    ]
+    changed = {name: (before.get(name), about.get(name)) for name in {**before, **about}}
+    changed = {name: values for name, values in changed.items() if values[0] != values[1]}
     if changed and not overwrite:
-        raise G2POError(
-            f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
-            "delete it",
-            "output",
-            str(output),
-        )
+        told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+        remedy = "pass another --output, or --overwrite to delete it"
+        raise G2POError(f"{output} holds another evaluation ({told}): {remedy}", "output", changed)
 
 
 def _begin(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:

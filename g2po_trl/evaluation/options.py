@@ -88,8 +88,9 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         super().__post_init__()
         stops = self.stop_sequences
         require(all(stops or ()), "stop_sequences", stops, "an empty text ends no completion, remove it")
-        if reserved := reserved_option(self.generation_kwargs or ()):
-            require(False, "generation_kwargs", reserved[0], "another option or the model sets it; remove it")
+        reserved = reserved_option(self.generation_kwargs or ())
+        remedy = "another option or the model sets it; remove it"
+        require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
         self._choose_environment()
         for field in fields(self):
             for place in masked_names(getattr(self, field.name), field.name):
@@ -107,13 +108,13 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
 
     def _choose_environment(self) -> None:
         """Resolve the names of environment and agent, and find tasks next to their files."""
-        own = None
+        agent = None
         if not is_missing(self.environment):  # of a run: see `check_is_there`
-            self.environment, own = asked_for(self.agent, self.environment)
-        if own is not None:
+            self.environment, agent = asked_for(self.agent, self.environment)
+        if agent is not None:
             described = self.environment_options.get("agent")
-            is_of_run = isinstance(described, Mapping) and stands_for(own, described.get("import"))
-            described = {**(described if is_of_run else {}), "import": own}
+            is_of_run = isinstance(described, Mapping) and stands_for(agent, described.get("import"))
+            described = {**(described if is_of_run else {}), "import": agent}
             self.environment_options = {**self.environment_options, "agent": described}
             self.agent = "direct"
         if self.environment == AGENT_ENVIRONMENT:

@@ -49,16 +49,15 @@ class PanelPlayer:
         self.finished = read_finished(self.path)
         actor = EvaluationActor(self.chat, self.agent, self._notes, self.budget.check, self._count)
         self.player = Player(self.pool, actor, self.limits or EpisodeLimits(self.panel.max_turns))
-        number_of_tasks = len(self.panel.rows)
-        for start in range(0, number_of_tasks, self.batch_size):
-            indices = list(range(start, min(start + self.batch_size, number_of_tasks)))
-            if self.chat.independent:
-                indices = [index for index in indices if index not in self.finished]
-            if all(index in self.finished for index in indices):
-                continue
-            _remove_episodes(self.path, indices)  # errors, and the unfinished batch of a killed process
-            self._play_batch(indices)
-        return [self.finished[index] for index in range(number_of_tasks)]
+        everything = range(len(self.panel.rows))
+        for start in everything[:: self.batch_size]:
+            indices = everything[start : start + self.batch_size]
+            left = [index for index in indices if index not in self.finished]
+            if left:
+                indices = left if self.chat.independent else indices
+                _remove_episodes(self.path, indices)  # errors, and the unfinished batch of a killed process
+                self._play_batch(indices)
+        return [self.finished[index] for index in everything]
 
     def _play_batch(self, indices: Sequence[int]) -> None:
         self.notes: dict[int, list[str]] = {}
@@ -90,10 +89,8 @@ class PanelPlayer:
 
     def _reflect(self, indices: Sequence[int], trajectories: dict[int, Trajectory]) -> None:
         self.budget.check()
-        requests = [
-            self.agent.reflect(trajectories[index], self.tasks.get(index, ""), self.notes.get(index, ()))
-            for index in indices
-        ]
+        asked = [(trajectories[index], self.tasks.get(index, ""), self.notes.get(index, ())) for index in indices]
+        requests = [self.agent.reflect(*facts) for facts in asked]
         seeds = [derived_seed(self._seed(index), -1) for index in indices]
         for index, completion in zip(indices, self.chat.generate(requests, self.sampling, seeds)):
             self.budget.count(completion)
@@ -106,16 +103,9 @@ class PanelPlayer:
         self.tasks[index] = episode.task
         trajectory = episode.trajectory()
         is_last = trajectory.success or not trajectory.counted or self.trial == self.agent.trials - 1
-        prompt_tokens, completion_tokens = self.tokens[index]
-        facts: dict[str, Any] = {
-            "panel_index": index,
-            "trial": self.trial,
-            "last_trial": is_last,
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "reflections": list(self.notes.get(index, ())),
-        }
-        trajectory.info = {**trajectory.info, **facts}
+        facts: dict[str, Any] = {"panel_index": index, "trial": self.trial, "last_trial": is_last}
+        facts |= dict(zip(("prompt_tokens", "completion_tokens"), self.tokens[index]))
+        trajectory.info = {**trajectory.info, **facts, "reflections": list(self.notes.get(index, ()))}
         self.unwritten.append(trajectory)
         if not is_last:
             return
@@ -146,9 +136,7 @@ def read_finished(path: Path) -> dict[int, Trajectory]:
 
 
 def _remove_episodes(path: Path, indices: Sequence[int]) -> None:
-    if not path.exists():
-        return
-    trajectories = list(read_jsonl(path))
+    trajectories = list(read_jsonl(path)) if path.exists() else []
     kept = [t for t in trajectories if t.info["panel_index"] not in indices]
     if len(kept) < len(trajectories):
         write_jsonl(path, kept)

@@ -76,23 +76,18 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     folder = find_run(options.run or options.model)
     if "precision" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    quiet = {"environment", "tasks", "prompt", "precision", "panel_options"}
+    quiet = {"environment", "tasks", "prompt", "precision", "panel_options", *(one.name for one in fields(PoolLimits))}
     quiet |= {"environment_options"} if options.environment == AGENT_ENVIRONMENT else set()
-    quiet |= {field.name for field in fields(PoolLimits)}
     taken, instead = [], []
-    for name, of_run in settings.items():
-        used, flag = getattr(options, name), f"--{name.replace('_', '-')}"
-        if used != of_run and name not in quiet:
-            instead.append(f"{flag} {_shown(used)} (the run: {_shown(of_run)})")
-        elif name not in quiet and of_run not in (None, {}, []):
-            taken.append(f"{flag} {_shown(used)}")
-    expected = {field.name for field in fields(Sampling)}
+    for name in [name for name in settings if name not in quiet]:
+        used, of_run = getattr(options, name), settings[name]
+        text = f"--{name.replace('_', '-')} {_shown(used)}"
+        instead += [f"{text} (the run: {_shown(of_run)})"] if used != of_run else []
+        taken += [text] if used == of_run and of_run not in (None, {}, []) else []
     if "prompt" in settings:
         (taken if options.prompt == settings["prompt"] else instead).append("its prompt")
-    if options.agent == "direct":
-        expected |= {"max_turns", "history_length", "max_prompt_length", "prompt"}
-    else:
-        expected -= set(_LENGTHS)
+    expected = {one.name for one in fields(Sampling)} | {"max_turns", "history_length", "max_prompt_length", "prompt"}
+    expected -= set() if options.agent == "direct" else {*_LENGTHS, "prompt"}
     missing = [f"{name} {_shown(getattr(options, name))}" for name in sorted(expected - settings.keys())]
     line = f"From {folder}: {', '.join(taken) or 'nothing'}"
     line += f"; other than the run: {', '.join(instead)}" if instead else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -65,40 +66,41 @@ class ServerChat(ChatModel):
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        return self.runner.run(self._complete_all(requests, sampling, seeds))
+        async def complete_all() -> list[ChatCompletion]:
+            free = asyncio.Semaphore(self.parallel)
 
-    async def _complete_all(
-        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[ChatCompletion]:
-        free = asyncio.Semaphore(self.parallel)
+            async def complete(request: ChatRequest, seed: int) -> ChatCompletion:
+                async with free:
+                    return await self._complete(request, sampling, seed)
 
-        async def complete(request: ChatRequest, seed: int) -> ChatCompletion:
-            async with free:
-                return await self._complete(request, sampling, seed)
+            return await asyncio.gather(*map(complete, requests, seeds))
 
-        return await asyncio.gather(*map(complete, requests, seeds))
+        return self.runner.run(complete_all())
 
     async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
-        from openai import APIConnectionError, AuthenticationError, BadRequestError, OpenAIError
+        from openai import AuthenticationError, BadRequestError, OpenAIError
 
         try:
-            response = await self._ask(request, sampling, seed)
-        except BadRequestError as error:
-            if any(words in f"{error} {error.code} {error.body}".lower() for words in _TOO_LONG):
-                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            raise G2POError(f"the server at {self.base_url} rejects the request: {error}") from error
+            return self._read(await self._ask(request, sampling, seed), request, sampling)
         except AuthenticationError as error:
+            remedy = f"{self.base_url} rejects its key; set this environment variable, or name another"
             raise G2POError(
-                f"the server at {self.base_url} rejects the key in {self.key_variable}: set this environment "
-                "variable, or name another with --key-variable"
+                f"key_variable is {self.key_variable}: {remedy}", "key_variable", self.key_variable
             ) from error
-        except APIConnectionError as error:
-            raise G2POError(
-                f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
-            ) from error
-        except (OpenAIError, ValueError) as error:  # ValueError: the response is not valid JSON
-            raise G2POError(f"the server at {self.base_url}: {error}") from error
-        return self._read(response, request, sampling)
+        except (
+            OpenAIError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:  # also what is no completion
+            told = str(error.__cause__ or error)
+            if isinstance(error, BadRequestError):
+                told = f"it rejects the request: {error}"
+                if any(words in f"{error} {error.code} {error.body}".lower() for words in _TOO_LONG):
+                    return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
+            remedy = "is it running, and is this the address of its API, up to /v1?"
+            raise G2POError(f"the server at {self.base_url}: {told}; {remedy}", "base_url", self.base_url) from error
 
     async def _ask(self, request: ChatRequest, sampling: Sampling, seed: int) -> Any:
         """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
@@ -127,42 +129,24 @@ class ServerChat(ChatModel):
             return await self._ask(request, sampling, seed)
 
     def _read(self, response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
-        """Return the completion in a server's response."""
-        choices = getattr(response, "choices", None)
-        message = getattr(choices[0], "message", None) if choices else None
-        if message is None:
-            shown = getattr(response, "error", None) or response
-            shown = shown if isinstance(shown, (str, dict)) else shown.model_dump_json(exclude_unset=True)
-            raise G2POError(
-                f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
-                "this the address of its API, up to /v1?"
-            )
-        content = message.content or ""
-        if isinstance(content, list):  # parts, of some servers
-            content = "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+        """Return the completion in a server's response. Raises an error if there is none."""
+        if not getattr(response, "choices", None) or response.choices[0].message is None:
+            raise ValueError(f"it answered without a chat completion ({response!s:.200})")
+        (choice, *_), usage = response.choices, response.usage
+        message = choice.message
+        text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
+        ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
+        calls = [call.model_dump() for call in message.tool_calls or ()]
+        said = {"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}
+        (answer,) = normalize_messages([said])
+        text = message_text(answer)
         # The name of the field depends on the server.
         reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
-        text = cut_before(content, request.stop)  # some servers ignore stop texts
-        ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
-        answer = self._message(message, text[: min(ends, default=None)])
-        text = message_text(answer)
         if reasoning and isinstance(reasoning, str) and "</think>" not in text:
             text = f"<think>{reasoning}</think>{text}"
-        usage = response.usage
-        return ChatCompletion(
-            text,
-            (usage.prompt_tokens or 0) if usage else 0,
-            (usage.completion_tokens or 0) if usage else 0,
-            choices[0].finish_reason not in ("length", "content_filter"),
-            message=answer,
-        )
-
-    def _message(self, message: Any, text: str) -> Message:
-        calls = [call if isinstance(call, dict) else call.model_dump() for call in message.tool_calls or ()]
-        try:
-            return normalize_messages([{"role": "assistant", "content": text, "tool_calls": calls}])[0]
-        except ValueError as error:
-            raise G2POError(f"the server at {self.base_url} answered with an invalid tool call: {error}") from error
+        read, written = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+        is_whole = choice.finish_reason not in ("length", "content_filter")
+        return ChatCompletion(text, read, written, is_whole, message=answer)
 
     def close(self) -> None:
         self.runner.run(self.client.close())
@@ -176,18 +160,11 @@ def api_messages(messages: Sequence[Message]) -> list[Message]:
     """
     sent: list[Message] = []
     unanswered: list[dict[str, Any]] = []
-    number = 0
-    for message in messages:
-        message = dict(message)
-        if calls := message.get("tool_calls"):
-            unanswered = []
-            for call in calls:
-                number += 1
-                arguments = call["function"]["arguments"]
-                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                function = {**call["function"], "arguments": text}
-                unanswered.append({"id": call.get("id") or f"call_{number}", "type": "function", "function": function})
-            message |= {"content": message["content"] or None, "tool_calls": list(unanswered)}
+    numbers = itertools.count(1)
+    for message in map(dict, messages):
+        if message.get("tool_calls"):
+            unanswered = [_api_call(call, next(numbers)) for call in message["tool_calls"]]
+            message |= {"content": message["content"] or None, "tool_calls": [*unanswered]}
         elif message["role"] == "tool":
             same = [call for call in unanswered if call["function"]["name"] == message.get("name")]
             for call in (same or unanswered)[:1]:
@@ -195,3 +172,10 @@ def api_messages(messages: Sequence[Message]) -> list[Message]:
             unanswered = [call for call in unanswered if call["id"] != message.get("tool_call_id")]
         sent.append(message)
     return sent
+
+
+def _api_call(call: dict[str, Any], number: int) -> dict[str, Any]:
+    given = call["function"]["arguments"]
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    function = {**call["function"], "arguments": arguments}
+    return {"id": call.get("id") or f"call_{number}", "type": "function", "function": function}

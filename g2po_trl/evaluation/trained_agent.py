@@ -12,6 +12,7 @@ from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
 from ..runs.run_json import FILE, load_prompt, read_run
 from ..utils.errors import G2POError
+from ..utils.options import require
 from .chat_models import load_local
 
 
@@ -46,11 +47,10 @@ def load_agent(folder: str | Path) -> TrainedAgent:
 
         folder = snapshot_download(str(folder))
     run = read_run(folder)
-    if "play" not in run:
-        raise G2POError(f"{str(folder)!r} holds no {FILE} of a run: pass its output_dir", "folder", folder)
-    play, regex = run["play"], run["play"].get("vllm_structured_outputs_regex")
-    if regex is not None:
-        raise G2POError("completions follow a regex, which vLLM alone does: use `g2po evaluate`", "folder", folder)
+    require("play" in run, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
+    play = run["play"]
+    remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
+    require(play.get("vllm_structured_outputs_regex") is None, "folder", str(folder), remedy)
     options = {"dtype": play["dtype"]} if play.get("dtype") else {}
     template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
     chat = load_local(str(folder), *template, **options)

@@ -187,7 +187,7 @@ def describe_limits(
     valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
     called = sum(bool((step.response or {}).get("tool_calls")) for step in steps) / max(1, len(steps))
     calls, words = last.get("tool_call_ratio"), spelled_words(steps, model_name, with_actions=True)
-    spelled = f" Words: {words[0].text}." if words else ""
+    spelled = f" The tokenizer spells in pieces: {', '.join(words[0].facts['words'])}." if words else ""
     if valid < FORMAT:
         return (
             f"The format is the limit: {valid:.0%} of the completions have it, and the target is "

@@ -2,10 +2,10 @@ from functools import partial
 
 import pytest
 from letter_environment import LetterEnvironment
+from refusals import refused
 
 from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
 from g2po_trl.environments.tasks import check_task_columns
-from g2po_trl.environments.validation import EnvironmentContractError
 
 
 class Good(TextEnvironment):
@@ -46,55 +46,40 @@ COUNTER = iter(range(100))
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "field"),
     [
-        (broken(reset=lambda self, start: None), "reset returned None"),
-        (broken(reset=lambda self, start: 5), "reset returned 5"),
-        (broken(reset=lambda self, start: Observation(7)), "Observation.text is 7"),
-        (broken(reset=lambda self, start: Observation("x", state_key=7)), "Observation.state_key is 7"),
-        (broken(reset=lambda self, start: Observation("x", admissible_actions="on")), "admissible_actions is 'on'"),
-        (broken(reset=lambda self, start: f"{next(COUNTER)}"), "not deterministic"),
-        (broken(step=lambda self, action: "x"), "step returned 'x'"),
-        (broken(step=lambda self, action: StepResult("x", reward=float("inf"))), "reward is inf"),
-        (broken(step=lambda self, action: StepResult("x", reward="10")), "reward is '10'"),
-        (broken(step=lambda self, action: StepResult("x", info={"score": "high"})), r"info\['score'\] is 'high'"),
+        (broken(reset=lambda self, start: None), "Broken.reset"),
+        (broken(reset=lambda self, start: 5), "Broken.reset"),
+        (broken(reset=lambda self, start: Observation(7)), "Observation.text"),
+        (broken(reset=lambda self, start: Observation("x", state_key=7)), "Observation.state_key"),
         (
-            broken(step=lambda self, action: StepResult("x", info={"score_best": None})),
-            r"info\['score_best'\] is None",
+            broken(reset=lambda self, start: Observation("x", admissible_actions="on")),
+            "Observation.admissible_actions",
         ),
-        (broken(step=lambda self, action: 1 / 0), "raised ZeroDivisionError"),
-        (broken(step=lambda self, action: StepResult(action[0])), "raised IndexError"),  # the empty action
-        (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated is 'no'"),
-        (broken(reset=lambda self, start: "\ud800"), "Observation.text is"),
-        (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "no method step"),
+        (broken(reset=lambda self, start: "\ud800"), "Observation.text"),
+        (broken(reset=lambda self, start: f"{next(COUNTER)}"), "RANDOM_RESET"),
+        (broken(step=lambda self, action: "x"), "Broken.step"),
+        (broken(step=lambda self, action: StepResult("x", reward=float("inf"))), "reward"),
+        (broken(step=lambda self, action: StepResult("x", reward="10")), "reward"),
+        (broken(step=lambda self, action: StepResult("x", info={"score": "high"})), "info['score']"),
+        (broken(step=lambda self, action: StepResult("x", info={"score_best": None})), "info['score_best']"),
+        (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated"),
+        (broken(step=lambda self, action: 1 / 0), "RAISED_IN_STEP"),
+        (broken(step=lambda self, action: StepResult(action[0])), "RAISED_IN_STEP"),  # the empty action
+        (broken(reset=lambda self, start: (_ for _ in ()).throw(ConnectionError("start one"))), "REFUSED"),
+        (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "METHODS"),
+        (type("Needy", (Good,), {"__init__": lambda self, size: None}), "CONSTRUCTION"),
     ],
 )
-def test_broken_environments_are_told_why(environment, message):
-    with pytest.raises(EnvironmentContractError, match=message):
+def test_broken_environments(environment, field):
+    with refused(field):
         check_environment(environment, {"start": 0})
 
 
-def test_a_server_that_is_gone_is_no_fault_of_the_tasks():
-    def reset(self, start):
-        raise ConnectionError("no server can be reached: start one")
-
-    with pytest.raises(EnvironmentContractError, match="Broken: ConnectionError: no server .*start one") as told:
-        check_environment(broken(reset=reset), {"start": 0})
-    assert "Remove tasks" not in str(told.value)
-
-
-def test_an_environment_that_cannot_be_made():
-    with pytest.raises(EnvironmentContractError, match="functools.partial"):
-        check_environment(type("Needy", (Good,), {"__init__": lambda self, size: None}), {"start": 0})
-
-
-def test_columns():
+@pytest.mark.parametrize("columns", [["hint"], [], ["start", "colour"]])
+def test_columns(columns):
     check_task_columns(Good, ["start"])
     check_task_columns(partial(Good, size=2), ["hint", "start"])
     check_task_columns(lambda: Good(), ["anything"])
-    with pytest.raises(ValueError, match="Good.reset .*start"):
-        check_task_columns(Good, ["hint"])
-    with pytest.raises(ValueError, match="Good.reset .*start"):
-        check_task_columns(Good, [])
-    with pytest.raises(ValueError, match="Good.reset .*colour"):
-        check_task_columns(Good, ["start", "colour"])
+    with pytest.raises(ValueError):
+        check_task_columns(Good, columns)

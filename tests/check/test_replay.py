@@ -2,23 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
 from returning import difference, played
-from toy_environments import Countdown, Dying, Forgetful, Uneven
+from toy_environments import Countdown, Dying, Uneven
 
 
-@pytest.mark.parametrize(
-    ("factory", "task", "found"),
-    [
-        (Countdown, {"turns": 4}, None),
-        (Forgetful, {"turns": 4}, "before step 4, the observation"),
-        (Uneven, {"turns": 3, "random_rewards": True}, "'go' returned reward"),
-    ],
-)
-def test_the_first_difference(factory, task, found):
-    (episode,) = played(factory, task, ["go"] * 4, max_turns=6)
-    different = difference(factory, task, episode)
-    assert different is None if found is None else different.text.startswith(found)
+def test_rewards_are_compared():
+    task = {"turns": 3, "random_rewards": True}
+    (episode,) = played(Uneven, task, ["go"] * 4, max_turns=6)
+    assert "reward" in difference(Uneven, task, episode).text
 
 
 def test_lists_keys_ends_and_failures_are_compared():

@@ -89,8 +89,8 @@ def test_errors_name_the_remedy(folder, capsys):
         (["check", "agent.py"], "it contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "it contains tidy"),
         (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),
-        (["check", "a.py", "--response", "yes"], "response has no effect without --agent"),
-        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "has no effect with --agent"),
+        (["check", "a.py", "--response", "yes"], "response is"),
+        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "environment_options is"),
         (["init", ".", "--agent"], "already holds agent.py, tasks.jsonl"),
     ):
         code, _, errors = outcome(capsys, *arguments)
@@ -102,7 +102,7 @@ def test_what_init_writes_is_good(folder, capsys):
     code, said, _ = outcome(capsys, "check")
     *lines, following = said.splitlines()
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
-    assert "calls the model 7 to 7 times" in said and "there is a graph to learn from" in said
+    assert "there is a graph to learn from" in said
     assert following == "Next: g2po teach --agent agent.py"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
@@ -243,7 +243,9 @@ def test_responses_and_state_keys_of_ones_own(write, capsys):
     )
     command = ["check", "--agent", "agent.py", "--response", "left", "--response", "right"]
     said = outcome(capsys, *command, "--episodes", "16")[1]
-    assert "Pass a state_key" in said and "random responses succeed in " in said and "raises" not in said, said
+    assert (
+        "equal state_key" in " ".join(said.split()) and "random responses succeed in " in said and "raises" not in said
+    ), said
     said = outcome(capsys, *command, "--agent-state-key", "agent.py:key")[1]
     assert "groups have one state only" in said, said
 
@@ -266,7 +268,6 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
     (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
     found = [
-        "calls the model 2 to 2 times",
         "sets temperature, which has no effect",
         "episodes of a task visit a state 4.0 times",
         "the model's responses succeed in 4 of 8 episodes; 8 end within 6 turns; rewards from 0 to 1.",
@@ -304,10 +305,10 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert code == 1 and said.startswith("error ") and "['yes']" in said, said
     assert "(3 of 3 failed episodes)" in said
     for arguments, text in (
-        (["--base-url", "http://127.0.0.1:9/v1"], "base_url has no effect without the name of a model"),
-        (["--model", "m", "--response", "yes"], "response has no effect"),
-        (["--max-episode-tokens", "9"], "max_episode_tokens has no effect without --model"),
-        (["--model", str(tmp_path / "nothing")], "which cannot be loaded"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "base_url is"),
+        (["--model", "m", "--response", "yes"], "response is"),
+        (["--max-episode-tokens", "9"], "max_episode_tokens is"),
+        (["--model", str(tmp_path / "nothing")], "model is"),
     ):
         code, _, errors = outcome(capsys, "check", *arguments)
         assert code and text in errors and "Traceback" not in errors, (arguments, errors)

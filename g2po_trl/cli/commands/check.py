@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -25,9 +25,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...check.examine import Examination
-from ...check.findings import Finding, Kind, learns_nothing, worst_first
-from ...check.measure import spelled_words
-from ...check.play import TEXTS, Played
+from ...check.findings import Finding, Kind, has_errors, learns_nothing, worst_first
+from ...check.play import TEXTS
 from ...engines.sampling import Sampling
 from ...environments.episode_limits import EpisodeLimits
 from ...environments.loading import (
@@ -42,9 +41,9 @@ from ...environments.loading import (
 from ...environments.pool.limits import PoolLimits
 from ...environments.setup import agent_factory
 from ...environments.several import COLUMN, environments_of
-from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
+from ...utils.options import require
 from ...utils.show import printable, wrapped
 from ..first_prompt import FirstPrompt
 from ..parser import option, parse, read_config
@@ -84,19 +83,20 @@ class CheckOptions(PoolLimits, EpisodeLimits):
         if self.agent is None and self.environment is None and not Path("environment.py").is_file():
             self.agent = "agent.py" if Path("agent.py").is_file() else None
         if self.agent is not None and self.environment is not None:
-            raise G2POError(f"{self.environment} and --agent {self.agent} are both given: remove one of them")
-        is_agent, plays = self.agent is not None, self.agent is not None and not self.show
+            message = f"{self.environment} and --agent {self.agent} are both given: remove one of them"
+            raise G2POError(message, "agent", self.agent)
+        is_agent, at_random = self.agent is not None, not (self.show or self.model)
         conditions = {
             "agent_state_key": (is_agent, "without --agent"),
-            "response": (plays and not self.model, "without --agent, and with --model, which answers instead"),
+            "response": (is_agent and at_random, "without --agent, and with --model, which answers instead"),
             "environment_options": (not is_agent, "with --agent"),
-            "prompt": ((self.show or self.model) and not is_agent, "without --show or --model, and with --agent"),
+            "prompt": (not (is_agent or at_random), "without --show or --model, and with --agent"),
             "base_url": (self.plays_with_model, "without the name of a model to play with (--model), and with --show"),
             "max_episode_tokens": (self.plays_with_model, "without --model: random responses have no tokens"),
         }
         for name, (is_used, when) in conditions.items():
-            if getattr(self, name) and not is_used:
-                raise G2POError(f"{name} has no effect {when}: leave it out")
+            value = getattr(self, name)
+            require(is_used or not value, name, value, f"it has no effect {when}; leave it out")
 
     @property
     def name(self) -> str:
@@ -126,15 +126,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment = agent_factory(name, limits.max_turns, key)
         tasks = tasks_of(name, options.task, options.tasks)
     tasks = _first_of_each(environment, tasks, max(2 if options.plays_with_model else 5, len(options.task)))
-    setting = _setting(config) if options.model else SimpleNamespace(**config)
-    template = _template(options, config, run) if options.show or options.plays_with_model else None
+    template = None
+    if options.model:
+        from ...config import G2POConfig  # with torch, which is slow to import
+
+        config = {field.name: field.default for field in fields(G2POConfig)} | dict(config)
+    if options.show or options.plays_with_model:
+        wording = options.prompt or config.get("prompt")
+        template = load_template(wording) if wording else load_prompt(run["prompt"]) if run.get("prompt") else None
     if options.show:
-        shown = FirstPrompt.of(environment, tasks[0], limits.max_turns, template, vars(setting))
+        shown = FirstPrompt.of(environment, tasks[0], limits.max_turns, template, config)
         print(printable(shown.text(options.model)))
         return
     model = options.model or config.get("model_name_or_path")
     near = file_of(name).parent / str(model)  # relative paths of config.yaml start there
-    words = partial(_words, None if options.base_url else near if model and near.is_dir() else model)
     examination = Examination(
         environment,
         tasks,
@@ -142,30 +147,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         limits.max_turns,
         PoolLimits.of(options),
         limits,
-        [words],
         (run.get("trainer") or config).get("state_key_ignores"),
         options.response or TEXTS,
+        None if options.base_url else near if model and near.is_dir() else model,
     )
     if options.plays_with_model:
+        setting = SimpleNamespace(**config)
         with closing(_chat_model(options, setting.chat_template_kwargs)) as chat:
             findings = examination.with_model(chat, Sampling.of(setting), setting, template)
     else:
         findings = examination.at_random()
-        if not any(finding.level == "error" for finding in findings) and _has_expert(file_of(options.name)):
-            findings = _with_expert(findings, options, examination, partial(words, with_actions=True))
+        if not has_errors(findings) and _has_expert(file_of(options.name)):
+            findings = _with_expert(findings, options, examination)
     print(*(wrapped(printable(str(finding)), indent=10) for finding in findings), sep="\n")
-    if any(finding.level == "error" for finding in findings):
+    if has_errors(findings):
         sys.exit(1)
-    print(f"Next: {_next_command(options, config, findings)}")
+    print(f"Next: {_next_command(options, config.get('model_name_or_path'), findings)}")
 
 
-def _words(model: str | Path | None, played: Played, with_actions: bool = False) -> list[Finding]:
-    return [] if model is None else spelled_words(played.steps, model, with_actions)
-
-
-def _with_expert(
-    findings: list[Finding], options: CheckOptions, examination: Examination, words: Callable
-) -> list[Finding]:
+def _with_expert(findings: list[Finding], options: CheckOptions, examination: Examination) -> list[Finding]:
     """Return the findings with those of the expert of the file, which refute or repeat some of them."""
     from ...teach.experts import expert_play, find_expert
 
@@ -176,28 +176,30 @@ def _with_expert(
             return findings
         tasks = [task for task in examination.tasks for _ in range(EXPERT_EPISODES)]
         factory, rows, answer = expert_play(examination.environment_factory, expert, tasks, examination.episode_limits)
-        changes = {"environment_factory": factory, "tasks": rows, "episodes": 1, "extra": [words]}
-        found = replace(examination, **changes).with_expert(answer)
+        of_expert = replace(examination, environment_factory=factory, tasks=rows, episodes=1).with_expert(answer)
     except G2POError as error:
-        return worst_first([*findings, Finding.error(Kind.EXPERT_REFUSED, error=str(error))])
-    kinds = {finding.kind for finding in found}
+        return worst_first([*findings, Kind.REFUSED.found(what="the expert: ", error=str(error))])
+    kinds = {finding.kind for finding in of_expert}
     repeated = kinds & {Kind.SPELLED_WORDS} | ({Kind.NO_REWARD} if Kind.EXPERT_FAILS not in kinds else set())
-    return worst_first([*(finding for finding in findings if finding.kind not in repeated), *found])
+    return worst_first([*(finding for finding in findings if finding.kind not in repeated), *of_expert])
 
 
 def _first_of_each(environment: Callable, tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     """Return the first `number` tasks, or that many of each environment if there are several."""
     counts: Counter[Any] = Counter()
-    names, chosen = environments_of(environment), []
+    chosen = []
     for task in tasks:
-        name = str(task.get(COLUMN)) if names else None
+        name = str(task.get(COLUMN)) if environments_of(environment) else None
         counts[name] += 1
         chosen += [task] if counts[name] <= number else []
     return chosen
 
 
-def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Sequence[Finding]) -> str:
-    """Return the next command, or what has to change first if training would learn nothing."""
+def _next_command(options: CheckOptions, of_config: str | None, findings: Sequence[Finding]) -> str:
+    """Return the next command, or what has to change first if training would learn nothing.
+
+    `of_config`: the model of config.yaml.
+    """
     name, path = options.name, file_of(options.name)
     if Path(name).is_dir():
         return shlex.join(["g2po", "evaluate", "--model", name])
@@ -210,13 +212,13 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
         name = f"{name}:{resolve_environment_name(name).rpartition(':')[2]}"
     words = ["--agent", name] if options.agent else [] if name == ENVIRONMENT else [name]
     words += ["--tasks", str(options.tasks)] if options.tasks else []
-    is_local = options.model and not options.base_url
-    trained = ["--model", options.model] if is_local else []
+    trained = ["--model", options.model] if options.model and not options.base_url else []
     kinds, nothing = {finding.kind for finding in findings}, learns_nothing(findings)
+    again = shlex.join(["g2po", "check", *words])
     if nothing and Kind.ALL_WON in kinds:
-        return f"harder tasks, then {shlex.join(['g2po', 'check', *words])} again"
+        return f"harder tasks, then {again} again"
     if Kind.EXPERT_FAILS in kinds:
-        return f"an expert in {path.name} that succeeds, then {shlex.join(['g2po', 'check', *words])} again"
+        return f"an expert in {path.name} that succeeds, then {again} again"
     if _has_expert(path) and (nothing or not options.model):
         return shlex.join(["g2po", "teach", *words, *trained])
     if nothing and options.model:
@@ -224,11 +226,9 @@ def _next_command(options: CheckOptions, config: Mapping[str, Any], findings: Se
             f"a model that sometimes succeeds: write an expert into {path.name} for g2po teach, or try a larger model"
         )
     if nothing:
-        model = config.get("model_name_or_path") or "MODEL"
-        return shlex.join(["g2po", "check", *words, "--model", model]) + " shows whether the model ever succeeds"
+        return f"{again} --model {shlex.quote(of_config or 'MODEL')} shows whether the model ever succeeds"
     words += ["--agent-state-key", options.agent_state_key] if options.agent_state_key else []
-    has_model = is_local or config.get("model_name_or_path")
-    return shlex.join(["g2po", "train", *words, *(trained if has_model else ["--model", "MODEL"])])
+    return shlex.join(["g2po", "train", *words, *(trained or ([] if of_config else ["--model", "MODEL"]))])
 
 
 def _has_expert(path: Path) -> bool:
@@ -245,19 +245,5 @@ def _chat_model(options: CheckOptions, kwargs: dict[str, Any] | None) -> ChatMod
             return ServerChat(options.base_url, options.model, chat_template_kwargs=kwargs)
         return load_local(options.model, chat_template_kwargs=kwargs)
     except (OSError, ValueError) as error:
-        raise G2POError(f"model is {options.model!r}, which cannot be loaded: {error}") from error
-
-
-def _setting(config: Mapping[str, Any]) -> SimpleNamespace:
-    """Return the fields of a training configuration: those of `config`, else their defaults."""
-    from ...config import G2POConfig  # with torch, which is slow to import
-
-    return SimpleNamespace(**{one.name: one.default for one in fields(G2POConfig)} | dict(config))
-
-
-def _template(options: CheckOptions, config: Mapping[str, Any], run: Mapping[str, Any]) -> PromptTemplate | None:
-    """Return the wording of prompts in training; `None`: the environment's own."""
-    name = options.prompt or config.get("prompt")
-    if name is None:
-        return load_prompt(run["prompt"]) if run.get("prompt") else None
-    return load_template(name)
+        message = f"model is {options.model!r}, which cannot be loaded: {error}"
+        raise G2POError(message, "model", options.model) from error
