@@ -30,13 +30,8 @@ class BrokenEnvironmentError(RuntimeError):
     """Raise this in a tool or an agent if the environment failed, not the model: the episode ends as an error."""
 
 
-_OF_ENVIRONMENT = (
-    BrokenEnvironmentError,
-    EnvironmentContractError,
-    UnusableWorkerError,
-    ConnectionError,
-    TimeoutError,
-)
+_OF_ENVIRONMENT = (BrokenEnvironmentError, EnvironmentContractError, UnusableWorkerError)
+_OF_ENVIRONMENT += (ConnectionError, TimeoutError)
 
 
 def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
@@ -44,12 +39,12 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
 
     `wrapped`: also if other code has raised another exception in its place.
     """
-    of_connections = (*_OF_ENVIRONMENT, ConnectionError, TimeoutError, *_loaded(_OF_CONNECTIONS))
+    of_environment = (*_OF_ENVIRONMENT, *_loaded(_OF_CONNECTIONS))
     for part in inner(error):
         chain = list(_chain(part))
         places = (part, getattr(part, "reason", None), getattr(part, "response", None))
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
-        is_cut = any(isinstance(one, of_connections) for one in (*places, *(chain if wrapped else ())))
+        is_cut = any(isinstance(one, of_environment) for one in (*places, *(chain if wrapped else ())))
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
         if (is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError)) or status & set(_BUSY):
             return True
