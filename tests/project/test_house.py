@@ -76,7 +76,7 @@ ABOVE: dict[str, int] = {
     "credit": 1712,
     "update": 2821,
     "runs": 2472,
-    "evaluation, check": 3007,
+    "evaluation, check": 2813,
     "teach": 806,
     "report, logs": 1414,
     "view": 1512,
