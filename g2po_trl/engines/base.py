@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-    from ..prompts.images import ImageInputs
+    from ..utils.images import Picture
+
+    # Token ids (R, L), and the images of each row -> a model's further inputs; see `prompts.images.ImageInputs`.
+    ImageInputs = Callable[[torch.Tensor, Sequence[Sequence[Picture]]], dict[str, torch.Tensor]]
 
     # Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
     GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]

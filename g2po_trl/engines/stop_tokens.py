@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, ProcessorMixin
-
-from ..prompts.chat_template import ChatTemplate, get_tokenizer
 
 logger = logging.getLogger(__name__)
 _PROBE = "Qanswerq"  # a word that no template trims
@@ -19,7 +17,7 @@ _PROBE = "Qanswerq"  # a word that no template trims
 def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: Any) -> set[int]:
     """Return the tokens that end a completion: those of tokenizer and `model.generation_config`, and `end_of_turn`."""
     named = model.generation_config.eos_token_id
-    ends = {get_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+    ends = {_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
     end = end_of_turn(processing_class, ends)
     return ends if end is None else {*ends, end}
 
@@ -48,8 +46,8 @@ def end_of_turn(
     Checkpoints that were fine-tuned from a base model often keep the base model's `eos_token`. Also `None` if the end
     does not begin with a single token.
     """
-    tail = _turn_end(processing_class, template_kwargs).lstrip()
-    added = getattr(get_tokenizer(processing_class), "added_tokens_decoder", {})
+    tail = turn_end(processing_class, template_kwargs).lstrip()
+    added = getattr(_tokenizer(processing_class), "added_tokens_decoder", {})
     if any(added[number].content in tail for number in stop_token_ids if number in added):
         return None
     ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
@@ -67,10 +65,10 @@ def end_completions(
 
     Logs that it is added, or that nothing ends a completion where the template ends a turn.
     """
-    decode = get_tokenizer(processing_class).decode
+    decode = _tokenizer(processing_class).decode
     known = [decode([number]) for number in stop_token_ids if number is not None]
     end = end_of_turn(processing_class, stop_token_ids, template_kwargs)
-    text = _turn_end(processing_class, template_kwargs).strip()
+    text = turn_end(processing_class, template_kwargs).strip()
     named = f"the tokenizer and generation_config name {', '.join(known) or 'no token'}"
     if end is not None:
         model.generation_config.eos_token_id = stop_token_ids = [*stop_token_ids, end]
@@ -83,10 +81,25 @@ def end_completions(
     return stop_token_ids
 
 
-def _turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
+def turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
     """Return the text that the chat template writes after an assistant's last message, "" if it is unknown."""
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": _PROBE}]
-    with suppress(Exception):  # templates raise errors of any class
-        text = ChatTemplate(processing_class, template_kwargs)(messages, add_generation_prompt=False)
-        return text.partition(_PROBE)[2] if text.count(_PROBE) == 1 else ""
+    template = getattr(processing_class, "chat_template", None)
+    options = {"chat_template": template} if isinstance(template, str) else {}
+    for as_blocks, system in product((False, True), ((), (("system", "Q"),))):
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if as_blocks else text}
+            for role, text in (*system, ("user", "Q"), ("assistant", _PROBE))
+        ]
+        try:
+            text = _tokenizer(processing_class).apply_chat_template(
+                messages, tokenize=False, **options, **(template_kwargs or {})
+            )
+        except Exception:  # templates raise errors of any class
+            continue
+        if text.count(_PROBE) == 1 and "{'type'" not in text:
+            return text.partition(_PROBE)[2]
     return ""
+
+
+def _tokenizer(processing_class: Any) -> PreTrainedTokenizerBase:
+    return getattr(processing_class, "tokenizer", processing_class)

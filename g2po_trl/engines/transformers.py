@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers import (
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ..utils.options import require
+from ..utils.trl_compat import replaced
 from .base import TEXT_ONLY, Completion, Engine, EngineParts
 from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
@@ -64,14 +65,10 @@ class SampledLogProbs(LogitsProcessor):
 def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
     """Hide the model's own generation_config, from which `generate` would fill unset fields."""
     owners = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]  # PEFT copies it down
-    defaults = [owner.generation_config for owner in owners]
-    for owner in owners:
-        owner.generation_config = GenerationConfig()
-    try:
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(replaced(owner, "generation_config", GenerationConfig()))
         yield
-    finally:
-        for owner, default in zip(owners, defaults):
-            owner.generation_config = default
 
 
 class TransformersEngine(Engine):
