@@ -43,12 +43,9 @@ def merged_parameters(
     seen, wrappers = set(), _wrappers(model)
     for path, module in model.named_modules(remove_duplicate=False):
         layers = tuners.get(module, [])
-        names = {}
-        for name, parameter in module.named_parameters(path, recurse=bool(layers)):
-            base_name = _base_name(name, wrappers, model.prefix)
-            if base_name is not None and parameter not in seen:
-                names[name] = base_name
-                seen.add(parameter)
+        new = {n: p for n, p in module.named_parameters(path, recurse=bool(layers)) if p not in seen}
+        names = {name: base_name for name in new if (base_name := _base_name(name, wrappers, model.prefix))}
+        seen.update(new[name] for name in names)
         if not names:
             continue
         needed = [*module.parameters(recurse=bool(layers)), *(p for layer in layers for p in layer.parameters())]
@@ -91,7 +88,6 @@ def check_mergeable(model: PeftModel) -> None:
 
 
 def _why_not_merged(layer: BaseTunerLayer) -> str | None:
-    """Return why a layer does not compute the same once it is merged, `None` if it does."""
     base, wanted = layer.get_base_layer(), None
     if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
         return None  # ZeRO-3 holds a shard of each
@@ -112,7 +108,6 @@ def _why_not_merged(layer: BaseTunerLayer) -> str | None:
 
 
 def _why_untied(model: PeftModel) -> str | None:
-    """Return why tied embeddings and LM head no longer have the same weights, or `None`."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return None
     tied = model.get_input_embeddings(), model.get_output_embeddings()

@@ -100,13 +100,13 @@ class Engine:
 
     is_the_model = returns_logprobs = is_collective = takes_seeds = streams = False
     images: Any = None
+    _is_open = False
     reads_text_because: str | None = "this engine gets only token ids: set engine='transformers'"
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Iterable[int], options: dict[str, Any] | None = None
     ):
         self.tokenizer, self.stop_token_ids, self.options = tokenizer, set(stop_token_ids), options or {}
-        self._is_open = False
 
     @property
     def processing_class(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from itertools import product
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,20 +84,15 @@ def end_completions(
 def turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
     """Return the text that the chat template writes after an assistant's last message, "" if it is unknown."""
     template = getattr(processing_class, "chat_template", None)
-    options = {"chat_template": template} if isinstance(template, str) else {}
-    for as_blocks, system in product((False, True), ((), (("system", "Q"),))):
-        messages = [
-            {"role": role, "content": [{"type": "text", "text": text}] if as_blocks else text}
-            for role, text in (*system, ("user", "Q"), ("assistant", _PROBE))
-        ]
-        try:
-            text = _tokenizer(processing_class).apply_chat_template(
-                messages, tokenize=False, **options, **(template_kwargs or {})
-            )
-        except Exception:  # templates raise errors of any class
-            continue
-        if text.count(_PROBE) == 1 and "{'type'" not in text:
-            return text.partition(_PROBE)[2]
+    options = {**(template_kwargs or {}), **({"chat_template": template} if isinstance(template, str) else {})}
+    texts = [{"role": "system", "content": "Q"}, {"role": "user", "content": "Q"}]
+    texts.append({"role": "assistant", "content": _PROBE})
+    blocks = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in texts]
+    for messages in (texts[1:], texts, blocks[1:], blocks):
+        with suppress(Exception):  # templates raise errors of any class
+            text = _tokenizer(processing_class).apply_chat_template(messages, tokenize=False, **options)
+            if text.count(_PROBE) == 1 and "{'type'" not in text:
+                return text.partition(_PROBE)[2]
     return ""
 
 

@@ -242,8 +242,7 @@ class TransformersEngine(Engine):
             batches.append(rows[: max(1, size)])
             rows = rows[max(1, size) :]
         if self.is_collective:
-            number = max(gather_object([len(batches)]))
-            batches += [[]] * (number - len(batches))
+            batches += [[]] * (max(gather_object([len(batches)])) - len(batches))
         return batches
 
 

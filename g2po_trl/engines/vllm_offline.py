@@ -50,9 +50,8 @@ class OfflineVLLMEngine(RequestEngine):
             tokenizer = self.llm.get_tokenizer()
             stop_token_ids = get_stop_token_ids_of_checkpoint(tokenizer, model, vllm_options.get("revision"))
             super().__init__(tokenizer, stop_token_ids, options)
-            self.core, self.lora = self.llm.llm_engine, lora
-            self.reports_cached_tokens = caches_prefixes(self.llm)
-            config = self.llm.llm_engine.model_config
+            self.core, self.lora, self.reports_cached_tokens = self.llm.llm_engine, lora, caches_prefixes(self.llm)
+            config = self.core.model_config
             self.longest = config.max_model_len
             self.images_from = [config.tokenizer, config.model] if config.is_multimodal_model else []
         except BaseException:

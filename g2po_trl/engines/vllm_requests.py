@@ -84,7 +84,6 @@ class RequestEngine(Engine):
         return {key: self._read(prompt, sampling, output) for (key, prompt, sampling), output in asked}
 
     def _abandon(self) -> None:
-        """Abort the pending requests, and free what vLLM has computed for them."""
         names = list(self._pending)
         self._pending.clear()
         if names:
