@@ -68,8 +68,8 @@ BUDGETS = {
 ABOVE: dict[str, int] = {
     "the top": 2024,
     "prompts": 1877,
-    "environments": 1761,
-    "environments/pool": 1556,
+    "environments": 1747,
+    "environments/pool": 1538,
     "agents": 2251,
     "engines": 1503,
     "rollout": 1252,

@@ -62,15 +62,15 @@ def tool_environment_factory(environment_factory: Callable, max_turns: int, in_w
     Tools are described here: in each worker, this would import torch. Raises `G2POError` for one without types.
     """
     made, tools = bound_environment(environment_factory)
-    wrapper = ToolEnvironment if in_window else ChatToolEnvironment
+    playable = functools.partial(ToolEnvironment if in_window else ChatToolEnvironment, environment_factory, max_turns)
     if made is not None and not inspect.isclass(made):  # what a function makes is known in the worker
-        return functools.partial(wrapper, environment_factory, max_turns)
+        return playable
     described = {tool.__name__: tool for tool in tools}
     for name in class_tools(made) if made else ():
         is_method = inspect.isfunction(inspect.getattr_static(made, name))
         tool = getattr(made, name)
         described[name] = types.MethodType(tool, object()) if is_method else tool  # bound: enough for its schema
-    return functools.partial(wrapper, environment_factory, max_turns, describe_tools(described))
+    return functools.partial(playable, describe_tools(described))
 
 
 class ToolEnvironment(TextEnvironment):
@@ -146,8 +146,8 @@ class ToolEnvironment(TextEnvironment):
             info = {"success": False, "failure_reason": f"environment broken: get_reward raised {in_words(error)}"}
             return StepResult(text, terminated=True, info={**info, "out_of_turns": has_calls})
         info = {f"score_{name}": part for name, part in parts.items()}
-        said = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
-        success = reward > 0 if said is None or callable(said) else bool(said)
+        success = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
+        success = reward > 0 if success is None or callable(success) else bool(success)
         return StepResult(text, reward, True, info={"success": success, "out_of_turns": has_calls, **info})
 
     def _await(self, value: Any) -> Any:
@@ -158,9 +158,11 @@ class ToolEnvironment(TextEnvironment):
             calls = read_calls(action)
         except ValueError as error:
             return Shown(self._error(G2POError(f"the call cannot be read: {error}")))
-        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
-        self._completion[-1]["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-        results = [self._call(name, arguments) for name, arguments in calls]
+        results = []
+        self._completion[-1]["tool_calls"] = made = []
+        for name, arguments in calls:
+            made.append({"type": "function", "function": {"name": name, "arguments": arguments}})
+            results.append(self._call(name, arguments))
         self._completion += [
             {"role": "tool", "name": name, "content": result} for (name, _), result in zip(calls, results)
         ]
@@ -287,11 +289,9 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
         try:
             lines.append(json.dumps(get_json_schema(tool)["function"]))
         except Exception as error:
-            raise G2POError(
-                f"the tool {name} cannot be described to the model ({error}): give each argument a type, and a "
-                "docstring that describes the tool, with a line for each argument under Args",
-                name,
-            ) from error
+            remedy = "give each argument a type, and a line under Args in a docstring that describes the tool"
+            message = f"the tool {name} cannot be described to the model ({error}): {remedy}"
+            raise G2POError(message, name, tool) from error
     return "\n".join(lines)
 
 
