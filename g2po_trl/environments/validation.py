@@ -56,10 +56,9 @@ def constructed(environment_factory: Callable, name: str) -> Any:
     """Return a new environment. Raises `EnvironmentContractError` for an object without `step`."""
     environment = environment_factory()
     if not callable(getattr(environment, "step", None)):
+        remedy = "add one; if it has tool methods, pass the class itself, or functools.partial(ToolEnvironment, …)"
         raise EnvironmentContractError(
-            f"{name} is a {type(environment).__name__}, which has no step: add one; if it has tool methods, pass the "
-            "class itself, or functools.partial(ToolEnvironment, function, max_turns)",
-            "step",
+            f"{name} is a {type(environment).__name__}, which has no step: {remedy}", "step"
         )
     return environment
 
@@ -72,21 +71,21 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     """
     if isinstance(value, str):
         value = Observation(value)
-    _require(isinstance(value, Observation), f"{where} returned", value, "an Observation, or its text as a string")
-    texts = {"text": _plain_text(value.text, f"{where}: Observation.text")}
+    _require(isinstance(value, Observation), where, None, value, "an Observation, or its text as a string")
+    texts = {"text": _plain_text(value.text, where, "text")}
     for name in ("state_key", "task"):
         text = getattr(value, name)
-        texts[name] = None if text is None else _plain_text(text, f"{where}: Observation.{name}")
+        texts[name] = None if text is None else _plain_text(text, where, name)
     actions = value.admissible_actions
     if actions is not None:
         actions = actions.tolist() if hasattr(actions, "tolist") else actions
         listed = isinstance(actions, Sequence) and not isinstance(actions, str)
         are_texts = listed and all(isinstance(action, str) for action in actions)
-        _require(are_texts, f"{where}: Observation.admissible_actions is", actions, "a list of strings, or None")
-        _plain_text("".join(actions), f"{where}: Observation.admissible_actions")  # one check instead of one for each
+        _require(are_texts, where, "Observation.admissible_actions", actions, "a list of strings, or None")
+        _plain_text("".join(actions), where, "admissible_actions")  # one check instead of one for each
         actions = [str.__str__(action) for action in actions]
     is_request = value.request is None or isinstance(value.request, ChatRequest)
-    _require(is_request, f"{where}: Observation.request is", value.request, "a ChatRequest, or None")
+    _require(is_request, where, "Observation.request", value.request, "a ChatRequest, or None")
     images = _pictures(value, where)
     if limits is not None:
         _check_sizes(texts["text"], images, where, limits)
@@ -104,41 +103,37 @@ def _check_sizes(text: str, images: Sequence[Picture], where: str, limits: PoolL
     }
     for name, size in sizes.items():
         if (limit := getattr(limits, name)) is not None and size > limit:
-            raise EnvironmentContractError(
-                f"{where}: the observation has {size} {name.rpartition('_')[2]}, more than {name}={limit}: make it "
-                "smaller in the environment, or raise the limit",
-                name,
-                size,
-            )
+            what = f"{where}: the observation has {size} {name.rpartition('_')[2]}, more than {name}={limit}"
+            remedy = "make it smaller in the environment, or raise the limit"
+            raise EnvironmentContractError(f"{what}: {remedy}", name, size)
 
 
 def _pictures(seen: Observation, where: str) -> tuple[Picture, ...]:
     """Return the images of an observation; of a request, those of the messages since the last completion."""
+    field, given = "Observation.images", seen.images
     if seen.request is not None:
-        found = pictures_of(since_last_completion(seen.request.messages))
-        own = list(seen.images) in ([], found)
-        _require(own, f"{where}: Observation.images is", seen.images, "them in the request")
-        return tuple(found)
-    listed = isinstance(seen.images, (list, tuple))
-    _require(listed, f"{where}: Observation.images is", seen.images, "a list of images")
+        pictures = pictures_of(since_last_completion(seen.request.messages))
+        _require(list(given) in ([], pictures), where, field, given, "them in the request")
+        return tuple(pictures)
+    _require(isinstance(given, (list, tuple)), where, field, given, "a list of images")
     try:
-        return tuple(as_picture(image, f"{where}: an image") for image in seen.images)
+        return tuple(as_picture(image, f"{where}: an image") for image in given)
     except G2POError as error:
-        raise EnvironmentContractError(str(error)) from error
+        raise EnvironmentContractError(str(error), field, given) from error
 
 
 def validate_step(value: Any, where: str, limits: PoolLimits | None = None) -> StepResult:
     """Return the value as a `StepResult` with an `Observation` and a float reward. See `validate_observation`."""
-    _require(isinstance(value, StepResult), f"{where} returned", value, "StepResult(observation, reward, terminated)")
+    _require(isinstance(value, StepResult), where, None, value, "StepResult(observation, reward, terminated)")
     try:
         given = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy or torch scalar
         reward = math.nan if isinstance(given, (str, bytes, bool)) else float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         reward = math.nan
-    _require(math.isfinite(reward), f"{where}: reward is", value.reward, "a finite number")
+    _require(math.isfinite(reward), where, "reward", value.reward, "a finite number")
     for name in ("terminated", "truncated"):
         is_bool = type(getattr(value, name)).__name__ in ("bool", "bool_")  # also numpy's, by version
-        _require(is_bool, f"{where}: {name} is", getattr(value, name), "True or False")
+        _require(is_bool, where, name, getattr(value, name), "True or False")
     observation = validate_observation(value.observation, where, limits)
     info = _validate_info(value.info, where)
     return StepResult(observation, reward, bool(value.terminated), bool(value.truncated), info)
@@ -146,34 +141,35 @@ def validate_step(value: Any, where: str, limits: PoolLimits | None = None) -> S
 
 def _validate_info(info: Any, where: str) -> dict[str, Any]:
     """Return the info as plain data, since trajectories are written as JSON."""
-    _require(isinstance(info, dict), f"{where}: info is", info, "a dict")
     try:
-        data = to_plain(info)
+        data = to_plain(info) if isinstance(info, dict) else None
     except Exception:  # a reference cycle, or an object whose text cannot be computed
         data = None
-    _require(data is not None, f"{where}: info is", info, "plain data, which is written as JSON")
+    _require(data is not None, where, "info", info, "a dict of plain data, which is written as JSON")
     for name, score in data.items():
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         wanted = "a finite number, or rename it: evaluations report the mean"
-        _require(is_number or not is_score(name), f"{where}: info[{name!r}] is", info.get(name, score), wanted)
-    is_known = data.get("success") in (True, False, None)
-    _require(is_known, f"{where}: info['success'] is", info.get("success"), "True or False")
+        _require(is_number or not is_score(name), where, f"info[{name!r}]", info.get(name, score), wanted)
+    _require(
+        data.get("success") in (True, False, None), where, "info['success']", info.get("success"), "True or False"
+    )
     if data.get("success", True) is None:  # unknown: the reward decides
         del data["success"]
     return data
 
 
-def _require(valid: bool, what: str, value: Any, wanted: str) -> None:
-    """Raise `EnvironmentContractError` unless valid. `what`: the call, and the field with a verb."""
+def _require(valid: bool, where: str, field: str | None, value: Any, wanted: str) -> None:
+    """Raise `EnvironmentContractError` unless valid. `where`: the call; `field`: `None` for all that it returned."""
     if not valid:
-        field = what.rpartition(": ")[2].split()[0]
-        raise EnvironmentContractError(f"{what} {show(value)}; give {wanted}", field, value)
+        what = f"{where} returned" if field is None else f"{where}: {field} is"
+        raise EnvironmentContractError(f"{what} {show(value)}; give {wanted}", field or where, value)
 
 
-def _plain_text(value: Any, what: str) -> str:
-    _require(isinstance(value, str), f"{what} is", value, "a string")
+def _plain_text(value: Any, where: str, name: str) -> str:
+    field = f"Observation.{name}"
+    _require(isinstance(value, str), where, field, value, "a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        _require(False, f"{what} is", value, 'valid unicode, as text.encode("utf-8", "replace").decode()')
+        _require(False, where, field, value, 'valid unicode, as text.encode("utf-8", "replace").decode()')
     return str.__str__(value)  # a subclass may not unpickle in the trainer

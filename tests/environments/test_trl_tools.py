@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from letter_trainer import make_config
 from refusals import refused
-from returning import check_played_again, difference, played
+from returning import check_played_again
 from tools_by_hand import Counter, Safe, Telephone
 
 from g2po_trl import (
@@ -248,14 +248,6 @@ def test_several_calls_and_chance_are_played_again(max_turns):
     assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
     assert "\nticket 2 of b: window " in episode.steps[1].observation
     assert episode.reward == 5.0 and len(episode.steps) == min(5, max_turns)
-
-
-def test_what_cannot_be_played_again_is_said():
-    actions = [call("ticket", who="a"), call("stamp"), call("ticket", who="b"), "That is all."]
-    factory = text_environment_factory(Counter, EpisodeLimits(9))
-    (episode,) = played(factory, {"seed": 3}, actions)
-    found = difference(factory, {"seed": 3}, episode)
-    assert found.text.startswith("before step 3, the observation is 'stamped ") and "and was 'stamped " in found.text
 
 
 class LuckySafe(SafeWithItsPrompt):

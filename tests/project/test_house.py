@@ -68,7 +68,7 @@ BUDGETS = {
 ABOVE: dict[str, int] = {
     "the top": 2024,
     "prompts": 1877,
-    "environments": 1747,
+    "environments": 1743,
     "environments/pool": 1538,
     "agents": 2251,
     "engines": 1503,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ...utils.show import describe_exit
-from .episode_log import PooledEpisode
+from .episode_log import EnvironmentFailure, PooledEpisode
 from .worker_process import Job, WorkerProcess
 
 MAX_TIMEOUTS = 3  # of workers, per answer; then the episode is given up
@@ -22,6 +22,12 @@ class WorkerFailure:
     message: str
     job: Job | None
     loaded: bool
+
+    def of(self, episode: PooledEpisode, why: str = "", in_replay: bool = False) -> EnvironmentFailure:
+        """Return the failure of an episode. `in_replay`: it happened while the episode was replayed."""
+        if in_replay:
+            return episode.replay_failure(self.message)
+        return episode.failure(self.kind, why + self.message)
 
 
 def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: str = "") -> WorkerFailure:

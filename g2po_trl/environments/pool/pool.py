@@ -31,7 +31,7 @@ from ..several import environments_of
 from ..validation import factory_name
 from .answers import InvalidAnswerError
 from .episode_log import EnvironmentFailure, PooledEpisode
-from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, why_give_up
+from .fault_policy import FailedResets, end_failed_worker, why_give_up
 from .limits import PoolLimits
 from .listener import Listener
 from .worker_process import Job, WorkerProcess, end_all, pickled
@@ -76,12 +76,9 @@ class EnvironmentPool:
         try:
             self._setup = cloudpickle.dumps((environment_factory, limits))
         except Exception as error:
-            raise G2POError(
-                f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
-                "function or a functools.partial with plain data",
-                "environment_factory",
-                environment_factory,
-            ) from error
+            remedy = "pass a class, a function or a functools.partial with plain data"
+            message = f"environment_factory {self.name} cannot be sent to worker processes ({error}): {remedy}"
+            raise G2POError(message, "environment_factory", environment_factory) from error
         self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
         self.pending: set[int] = set()  # slots with a pending answer
         self.replayed = self.recycled = 0
@@ -106,11 +103,10 @@ class EnvironmentPool:
     def describe(self, episodes: int) -> str:
         """Return a line about the workers. `episodes`: number of concurrent episodes."""
         memory = max(worker.memory() for worker in self._in_service) / 2**20
-        withheld = ", ".join(self.withheld)
+        withheld = f"; they do not get {', '.join(self.withheld)} (environment_variables)" if self.withheld else ""
         return (
             f"Environments: {self.name} in {self.num_workers} worker processes per rank, {memory:.0f} MB each after "
-            f"one episode, {episodes} episodes at a time"
-            + (f"; they do not get {withheld} (environment_variables)" if withheld else "")
+            f"one episode, {episodes} episodes at a time{withheld}"
         )
 
     def reset(
@@ -157,16 +153,15 @@ class EnvironmentPool:
                 self._failed_resets.clear()
             self._replace_workers()
             free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self._answers)
-            episodes = [
-                PooledEpisode(next(self._numbers), slot, *task, group if retry_group is None else retry_group)
-                for slot, task, group in zip(free, sent, groups)
-            ]
-            slots = [episode.slot for episode in episodes]
-            homes = dict(zip(slots, place_groups(groups, self._load())))
-            self.episodes |= zip(slots, episodes)
-            self.pending |= set(slots)
-            self._submit(self._without_failing_tasks(episodes), homes)
-        return slots
+            new = {}
+            for slot, task, group in zip(free, sent, groups):
+                of_retries = group if retry_group is None else retry_group
+                new[slot] = PooledEpisode(next(self._numbers), slot, *task, of_retries)
+            homes = dict(zip(new, place_groups(groups, self._load())))
+            self.episodes |= new
+            self.pending |= new.keys()
+            self._submit(self._without_failing_tasks(new.values()), homes)
+        return list(new)
 
     def send(self, actions: Mapping[int, str]) -> None:
         """Send actions, by slot, to running episodes, without waiting. `receive` returns the results.
@@ -176,9 +171,9 @@ class EnvironmentPool:
         """
         self._check_open()
         for slot in actions:
-            require(not self._awaits(slot), f"slot {slot}", "pending answer", "receive it before the next action")
-            remedy = "it ended, failed, or was never reset"
-            require(slot in self.episodes, f"slot {slot}", "no running episode", remedy)
+            is_ready = slot in self.episodes and not self._awaits(slot)
+            remedy = "receive its answer before the next action; or its episode has ended, failed, or was never reset"
+            require(is_ready, f"slot {slot}", "not waiting for an action", remedy)
         with self._ending_all_on_error():
             for slot, action in actions.items():
                 self.episodes[slot].action = action
@@ -248,7 +243,8 @@ class EnvironmentPool:
         """Send pending jobs of episodes. One without a worker gets `homes[slot]`, by default the least busy worker."""
         unassigned = [episode for episode in episodes if episode.worker is None]
         if unassigned and homes is None:
-            homes = dict(zip((episode.slot for episode in unassigned), least_busy(self._load(), len(unassigned))))
+            slots = [episode.slot for episode in unassigned]
+            homes = dict(zip(slots, least_busy(self._load(), len(slots))))
         for index in sorted({homes[episode.slot] for episode in unassigned}):
             if self._workers[index] is None:  # all start before the first job is sent, in parallel
                 self._workers[index] = self._start()
@@ -352,35 +348,28 @@ class EnvironmentPool:
                 episode.reassign(failure.message)
         if blamed:
             del pending[blamed.slot]
-            if failure.job.command == "reset" and failure.job.expected is None:
+            in_replay = failure.job.expected is not None
+            if failure.job.command == "reset" and not in_replay:
                 self._failed_resets.add(blamed, failure)
-            self._fail(blamed, failure, in_replay=failure.job.expected is not None)
+            self._deliver(blamed, failure.of(blamed, in_replay=in_replay))
         waiting = []
         for episode in self._without_failing_tasks(pending.values()):
             why = why_give_up(episode, failure)
             if why is None:
                 waiting.append(episode)
             else:
-                self._fail(episode, failure, why, in_replay=not why and bool(episode.digests))
+                self._deliver(episode, failure.of(episode, why, in_replay=not why and bool(episode.digests)))
         self._submit(waiting)
 
     def _without_failing_tasks(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
         """Return the episodes to try; fail new episodes of tasks whose resets ended too many workers."""
         accepted = []
         for episode in episodes:
-            failure = self._failed_resets.last_failure(episode)
-            if failure is None:
-                accepted.append(episode)
+            if failure := self._failed_resets.last_failure(episode):
+                self._deliver(episode, failure.of(episode, "not tried, since resets of this task failed before: "))
             else:
-                self._fail(episode, failure, "not tried, since resets of this task failed before: ")
+                accepted.append(episode)
         return accepted
-
-    def _fail(self, episode: PooledEpisode, failure: WorkerFailure, why: str = "", in_replay: bool = False) -> None:
-        """Deliver the failure of an episode. `in_replay`: it happened while the episode was replayed."""
-        if in_replay:
-            self._deliver(episode, episode.replay_failure(failure.message))
-        else:
-            self._deliver(episode, episode.failure(failure.kind, why + failure.message))
 
     @contextmanager
     def _ending_all_on_error(self) -> Iterator[None]:
@@ -401,13 +390,11 @@ class EnvironmentPool:
         """Replace workers over their limits of resets or memory."""
         live = Counter(episode.worker for episode in self.episodes.values())
         draining = sum(worker.draining for worker in self._in_service)
-        for index, worker in enumerate(self._workers):
-            if worker is None:
-                continue
+        for worker in filter(None, list(self._workers)):
             worker.over_memory = worker.too_big(live[worker])
             if not worker.over_memory and not worker.is_old(live[worker], draining):
                 continue
-            self._workers[index], worker.draining = None, True
+            self._workers[self._workers.index(worker)], worker.draining = None, True
             self.recycled += 1
             draining += live[worker] > 0
             for episode in self.episodes.values():
@@ -417,13 +404,11 @@ class EnvironmentPool:
 
     def _end_drained_workers(self) -> None:
         """End draining workers without running episodes."""
-        draining = [worker for worker in self._in_service if worker.draining and not worker.pending_jobs]
-        if draining:
-            live = {episode.worker for episode in self.episodes.values()}
-            for worker in draining:
-                if worker not in live:
-                    self._retire(worker)
-                    worker.end(patience=2.0, wait=0.0)
+        live = {episode.worker for episode in self.episodes.values()}
+        for worker in [worker for worker in self._in_service if worker.draining and not worker.pending_jobs]:
+            if worker not in live:
+                self._retire(worker)
+                worker.end(patience=2.0, wait=0.0)
 
     def _retire(self, worker: WorkerProcess) -> None:
         self._listener.remove(worker)
@@ -445,12 +430,10 @@ def place_groups(groups: Sequence[Hashable], load: Sequence[int]) -> list[int]:
 
     Idle workers cut at most `len(load) - 1` groups.
     """
-    appeared = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-    order = sorted(range(len(groups)), key=lambda place: appeared[groups[place]])
-    homes = [0] * len(groups)
-    for place, home in zip(order, sorted(least_busy(load, len(groups)))):
-        homes[place] = home
-    return homes
+    first = {group: index for index, group in reversed([*enumerate(groups)])}
+    order = sorted(range(len(groups)), key=lambda index: first[groups[index]])
+    homes = dict(zip(order, sorted(least_busy(load, len(groups)))))
+    return [homes[index] for index in range(len(groups))]
 
 
 def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:

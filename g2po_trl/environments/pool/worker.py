@@ -72,23 +72,18 @@ class WorkerLoop:
                 environment.end_episode()
             self.idle.append(environment)
 
-    def reset(self, episode: int, task: bytes):
-        arguments = pickle.loads(task)
+    def reset(self, episode: int, task: bytes) -> Observation:
         environment = self.idle.pop() if self.idle else constructed(self.factory, f"what {self.name} constructs")
-        with self._closed_on_failure(environment):
-            seen = validate_observation(environment.reset(**arguments), f"{self.name}.reset", self.limits)
-        self.running[episode] = environment
-        return seen
+        with self._playing(episode, environment):
+            return validate_observation(environment.reset(**pickle.loads(task)), f"{self.name}.reset", self.limits)
 
-    def step(self, episode: int, action: str):
+    def step(self, episode: int, action: str) -> StepResult:
         environment = self.running.pop(episode)
-        with self._closed_on_failure(environment):
-            result = validate_step(environment.step(action), f"{self.name}.step", self.limits)
-        self.running[episode] = environment
-        return result
+        with self._playing(episode, environment):
+            return validate_step(environment.step(action), f"{self.name}.step", self.limits)
 
     @contextlib.contextmanager
-    def _closed_on_failure(self, environment):
+    def _playing(self, episode: int, environment):
         """Close an environment that raises: its state is unknown, so it is not reused."""
         try:
             yield
@@ -99,6 +94,7 @@ class WorkerLoop:
             raise
         finally:
             _exit_if_forked()
+        self.running[episode] = environment
 
     def is_unusable(self) -> bool:
         """Return whether an environment asks for this process to be replaced, e.g. for an agent that does not end."""
@@ -129,21 +125,18 @@ def digest(answer: Observation | StepResult) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def run_job(
-    loop: WorkerLoop, command: str, episode: int, argument: Any, expected: str | None
-) -> tuple[str | None, Any]:
+def run_job(loop: WorkerLoop, command: str, episode: int, argument: Any, expected: str | None) -> tuple:
     """Run one job; return its digest and result. The environment of an ended episode becomes idle."""
     call = f"{loop.name}.{command}"
-    shown = f"({argument!r})" if command == "step" else ""
     try:
         answer = (loop.reset if command == "reset" else loop.step)(episode, argument)
+    except UnusableWorkerError as error:
+        print(f"{call}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except LoadError as error:
+        return None, ("exception", str(error))
     except Exception as error:
-        loop.end(episode)
-        if isinstance(error, UnusableWorkerError):
-            print(f"{call}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-        if isinstance(error, LoadError):
-            return None, ("exception", str(error))
+        shown = f"({argument!r})" if command == "step" else ""
         if isinstance(error, EnvironmentContractError):
             return None, ("invalid", f"{error} {shown}".rstrip())
         return None, ("exception", f"{call}{shown} raised\n{_traceback(error)}")
