@@ -63,11 +63,13 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     trials: int = option("Trials per task (reflexion only).", 3, within="[1, inf)", group="agent")
     prompt: Any = option("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", group="agent")
     chat_template_kwargs: dict[str, Any] | None = option("Passed to the chat template.", None, group="agent")
-    history: str | None = option("What prompts show of an episode.", None, choices=HISTORIES, group="agent")
-    max_turns: int | None = option("Turns of an episode.", None, within="[1, inf)", group="agent")
-    history_length: int | None = option("Past steps in a prompt.", None, within="[0, inf)", group="agent")
+    history: str | None = option(
+        "What prompts show of an episode.", None, choices=HISTORIES, group="agent", plays=True
+    )
+    max_turns: int | None = option("Turns of an episode.", None, within="[1, inf)", group="agent", plays=True)
+    history_length: int | None = option("Past steps in a prompt.", None, within="[0, inf)", group="agent", plays=True)
     max_prompt_length: int | None = option(
-        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", group="agent"
+        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", group="agent", plays=True
     )
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option(

@@ -10,15 +10,15 @@ from typing import Any
 
 from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.sampling import Sampling
-from ..environments.episode_limits import EpisodeLimits
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
 from ..utils.masking import masked
 from ..utils.options import require
 from .options import EvaluateOptions, asked_for, stands_for
 
-_LENGTHS = ("history", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
-_LENGTHS += tuple(field.name for field in fields(EpisodeLimits))
+# Of these a prompted agent has its own.
+_GROUPS = ("agent", "Episodes", "Prompts and completions")
+_LENGTHS = [one.name for one in fields(EvaluateOptions) if one.metadata["plays"] and one.metadata["group"] in _GROUPS]
 
 
 def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
