@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .pool.pool import EnvironmentFailure
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_PACKAGES = tuple(str(Path(find_spec(name).origin).resolve().parent) for name in ("g2po_trl", "g2po_envs"))
 _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
 
 
@@ -26,9 +25,10 @@ def where_raised(error: BaseException | str) -> str:
     else:
         traces = [part.__traceback__ for part in (error, *inner(error))]
         frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
+    packages = [Path(find_spec(name).origin).resolve().parent for name in ("g2po_trl", "g2po_envs")]
     for file, line in reversed(frames):
         path = Path(file)
-        if path.is_file() and not any(map(path.is_relative_to, _PACKAGES)) and not file.startswith(_LIBRARIES):
+        if path.is_file() and not any(map(path.is_relative_to, packages)) and not file.startswith(_LIBRARIES):
             here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
             return f", {here}, line {line}"
     return ""

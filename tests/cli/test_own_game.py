@@ -22,7 +22,7 @@ def follow(folder, *more, flags):
     words = ["check"]
     while words and words[0] not in outputs:
         outputs[words[0]] = words, run(*words, *flags.get(words[0], "").split(), cwd=folder)
-        following = re.findall(r"^(?:Next|Or, [^:]*): g2po ([^,\n]*)", outputs[words[0]][1], re.MULTILINE)
+        following = re.findall(r"^(?:Next|Or): g2po ([^,\n]*)", outputs[words[0]][1], re.MULTILINE)
         words = shlex.split(following[-1]) if following else []
     return outputs
 
