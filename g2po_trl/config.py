@@ -42,6 +42,7 @@ _rollout = partial(option, group="Rollout and generation")
 _evaluation = partial(option, group="Evaluation", resumable=True, read_again=True)
 _errors = partial(option, group="Environment workers and errors", resumable=True)
 _run = partial(option, group="Logs, checkpoints and stopping", resumable=True)
+_interval = partial(_run, default=None, within="(0, inf)", read_again=True)
 ignore_deprecations()
 
 
@@ -62,29 +63,14 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     inherited_help: ClassVar[dict[str, str]] = inherited_help()  # read by `cli.parser`
 
     beta: float = _update("KL coefficient against the reference model.", 0.01, within="[0, inf)")
-    logging_steps: float | None = _run(
-        "Optimizer steps between log lines. None: one line per iteration.",
-        None,
-        within="(0, inf)",
-        read_again=True,
-    )
-    save_steps: float | None = _run(
+    logging_steps: float | None = _interval("Optimizer steps between log lines. `None`: one line per iteration.")
+    save_steps: float | None = _interval(
         "Optimizer steps between checkpoints, of 12 bytes per trained parameter in float32. `None`: every tenth "
-        "iteration, or with `load_best_model_at_end` at every evaluation; and at the end.",
-        None,
-        within="(0, inf)",
-        read_again=True,
+        "iteration, or with `load_best_model_at_end` at every evaluation; and at the end."
     )
-    eval_steps: float | None = _run(
-        "Optimizer steps between evaluations. `None`: `logging_steps`.",
-        None,
-        within="(0, inf)",
-        read_again=True,
-    )
+    eval_steps: float | None = _interval("Optimizer steps between evaluations. `None`: `logging_steps`.")
     save_total_limit: int | None = _run(
-        "Number of checkpoints to keep; with `load_best_model_at_end` also the best one.",
-        2,
-        read_again=True,
+        "Number of checkpoints to keep; with `load_best_model_at_end` also the best one.", 2, read_again=True
     )
     num_generations: int = _rollout("Number of episodes of a task, which are one group.", 8, within="[2, inf)")
     mini_batch_size: int | None = _update(
@@ -96,8 +82,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         within="[1, inf)",
     )
     gamma: float = _advantage(
-        "Discount of the return gamma^(T-j+1) R. Some estimators do not use it, or have their own in "
-        "`estimator_kwargs`.",
+        "Discount of the return gamma^(T-j+1) R. Some estimators do not use it, or have one of their own.",
         0.95,
         within="(0, 1]",
     )
@@ -180,8 +165,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     eval_top_p: float | None = _evaluation("`top_p` of evaluations. `None`: as in training.", None, within="(0, 1]")
     eval_top_k: int | None = _evaluation("`top_k` of evaluations. `None`: as in training.", None, within="[0, inf)")
     eval_seed: int = _evaluation(
-        "Seed of the samples of evaluations. Two evaluations can be compared only if it is the same.",
-        0,
+        "Seed of the samples of evaluations. Only evaluations of one seed can be compared.", 0
     )
     max_tokens_per_micro_batch: int = _update(
         "Maximum number of tokens in one forward pass, padding included. A longer sample has a pass of its own, with "
@@ -212,23 +196,16 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         resumable=True,
     )
     engine: str = _rollout(
-        f"What generates completions. {choices_help(ENGINES)}",
-        "transformers",
-        choices=tuple(ENGINES),
+        f"What generates completions. {choices_help(ENGINES)}", "transformers", choices=tuple(ENGINES)
     )
     engine_kwargs: dict[str, Any] | str | None = _rollout(
-        f"Options of the engine. {kwargs_help(ENGINES)}",
-        None,
-        resumable=True,
+        f"Options of the engine. {kwargs_help(ENGINES)}", None, resumable=True
     )
     rollout_strategy: str = _rollout(
-        f"Which episodes are played. {choices_help(STRATEGIES)}",
-        "synchronous",
-        choices=tuple(STRATEGIES),
+        f"Which episodes are played. {choices_help(STRATEGIES)}", "synchronous", choices=tuple(STRATEGIES)
     )
     rollout_strategy_kwargs: dict[str, Any] | str | None = _rollout(
-        f"Options of the strategy. {kwargs_help(STRATEGIES)}",
-        None,
+        f"Options of the strategy. {kwargs_help(STRATEGIES)}", None
     )
     task_error_patience: int = _errors(
         "Exclude a task after this many consecutive rollouts in which all its episodes ended in environment errors.",
@@ -274,23 +251,26 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         try:
             with without_trls_intervals(self):
                 super().__post_init__()
-        except G2POError:
-            raise
         except ValueError as error:  # of TRL and transformers
-            raise G2POError(str(error)) from error
-        steps = self.optimizer_steps_per_iteration
-        self.logging_steps = steps if self.logging_steps is None else self.logging_steps
-        if self.eval_steps is None and self.eval_strategy == "steps":
+            raise error if isinstance(error, G2POError) else G2POError(str(error)) from error
+        self._complete()
+        self._check_estimator()
+        check(self)
+
+    def _complete(self) -> None:
+        """Set the fields whose `None` means that they follow others."""
+        steps, by_steps = self.optimizer_steps_per_iteration, self.eval_strategy == "steps"
+        if self.logging_steps is None:
+            self.logging_steps = steps
+        if self.eval_steps is None and by_steps:
             self.eval_steps = self.logging_steps
         if self.save_steps is None:
-            is_best = self.load_best_model_at_end and self.eval_strategy == "steps"
+            is_best = self.load_best_model_at_end and by_steps
             self.save_steps = self.eval_steps if is_best else _ITERATIONS_PER_CHECKPOINT * steps
         if self.log_trajectories_every is None:
             self.log_trajectories_every = 10 if logs_tables(self) else 0
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
-        self._check_estimator()
-        check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data for files and loggers; values that look like secrets are masked."""
@@ -303,7 +283,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
     def fields_with(cls, key: str, value: Any = True) -> list[str]:
         """Return the names of fields, inherited ones included, with an entry in their metadata; see `option`."""
         known = inherited(key)
-        return [one.name for one in fields(cls) if (one.metadata.get(key) or known.get(one.name)) == value]
+        return [one.name for one in fields(cls) if one.metadata.get(key, known.get(one.name)) == value]
 
     def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
         """Return how completions are sampled in evaluations.

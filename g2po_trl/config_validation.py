@@ -163,16 +163,10 @@ def check_inherited(args: GRPOConfig) -> None:
 
 def set_best_metric(args: GRPOConfig) -> None:
     """Set the metric that compares evaluations: transformers' default is a loss, and evaluations report none."""
-    by_metric = option_text(args.lr_scheduler_type) in _BY_METRIC
-    if by_metric or args.load_best_model_at_end or option_text(args.save_strategy) == "best":
+    if args.load_best_model_at_end or option_text(args.save_strategy) == "best":
         args.metric_for_best_model = args.metric_for_best_model or "success_rate"
     if args.metric_for_best_model and args.greater_is_better is None:
         args.greater_is_better = not args.metric_for_best_model.endswith(LESS_IS_BETTER)
-    if by_metric:
-        mode = "max" if args.greater_is_better else "min"
-        args.lr_scheduler_kwargs = {"mode": mode} | (args.lr_scheduler_kwargs or {})
-        fits = args.lr_scheduler_kwargs["mode"] == mode
-        require(fits, "lr_scheduler_kwargs", args.lr_scheduler_kwargs, f"set mode to {mode!r}, as greater_is_better")
 
 
 def check(args: GRPOConfig) -> None:
@@ -184,14 +178,12 @@ def check(args: GRPOConfig) -> None:
     check_choice(STRATEGIES, "rollout_strategy", args)
     options = args.generation_kwargs or {}
     if (reserved := reserved_option(options)) is not None:
-        remedy = _REMEDIES.get(reserved[1], f"set {reserved[1]}, or eval_{reserved[1]} for evaluations")
-        what = f"{reserved[0]} would override the setting that the loss and the records of the run use: {remedy}"
-        require(False, "generation_kwargs", options, what)
+        remedy = f"{reserved[0]} would override {reserved[1]}, which the loss and the records of a run use; remove it"
+        require(False, "generation_kwargs", options, remedy)
     for name, value in args.reshaping.items() if args.corrects_sampling else ():
         remedy = (
-            "completions would not be sampled from the distribution that the loss scores, so importance weights would "
-            "be biased. Remove it (evaluation has eval_top_p and eval_top_k), or set "
-            "vllm_importance_sampling_correction=False"
+            "importance weights would be biased, since the loss scores the whole distribution. Remove it (evaluations "
+            "have eval_top_p and eval_top_k), or set vllm_importance_sampling_correction=False"
         )
         require(not args.vllm_importance_sampling_correction, name, value, remedy)
 
@@ -217,16 +209,6 @@ def check_estimator(args: GRPOConfig) -> None:
     args.make_estimator()
 
 
-# Setting that an entry of generation_kwargs would override -> remedy, where it is not the setting itself.
-_REMEDIES = {
-    "seed": "all completions of a prompt would be equal; set seed, and eval_seed for evaluations",
-    "end tokens": "the model's generation_config and tokenizer define the tokens that end a completion; set "
-    "stop_sequences for texts that end it",
-    "number of completions": "a prompt gets one completion; remove it",
-}
-_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that compare evaluations
-
-
 def _are_panels(args: GRPOConfig) -> bool:
     """Return whether the names of evaluations at other temperatures, of six digits, differ."""
     names = {f"{one:g}" for one in (*args.other_eval_temperatures, args.eval_temperature)}
@@ -239,18 +221,6 @@ def _is_above_0(value: Any) -> bool:
 
 def _is_one(name: str) -> Callable[[GRPOConfig], bool]:
     return lambda args: args.mini_batch_size is None or getattr(args, name) == 1
-
-
-def _can_warm_up(args: GRPOConfig) -> bool:
-    return not args.warmup_steps or option_text(args.lr_scheduler_type) not in ("constant", *_BY_METRIC)
-
-
-def _are_between(args: GRPOConfig) -> bool:
-    """Return whether the learning rate is between the bounds of the schedule `greedy`, which would move it there."""
-    kwargs = args.lr_scheduler_kwargs or {}
-    low, high = kwargs.get("min_lr", 1e-3), kwargs.get("max_lr", 1.0)
-    is_free = option_text(args.lr_scheduler_type) != "greedy" or isinstance(low, list) or isinstance(high, list)
-    return is_free or low <= args.learning_rate <= high
 
 
 def _is_best_saved(args: GRPOConfig) -> bool:
@@ -287,17 +257,20 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ("steps_per_generation", _is_one("steps_per_generation"), "mini_batch_size sets mini-batches; set it to 1"),
     ("gradient_accumulation_steps", _is_one("gradient_accumulation_steps"), "mini_batch_size is set; set it to 1"),
     ("scale_rewards", lambda a: a.scale_rewards in ("group", "none"), "set it to 'group' or 'none'"),
-    ("warmup_steps", _can_warm_up, "lr_scheduler_type has no warm-up; set that to 'constant_with_warmup'"),
+    (
+        "lr_scheduler_type",
+        lambda a: option_text(a.lr_scheduler_type) not in ("reduce_lr_on_plateau", "greedy"),
+        "it goes by single evaluations, which are noisy; choose a schedule of steps, such as 'linear'",
+    ),
+    (
+        "warmup_steps",
+        lambda a: not a.warmup_steps or option_text(a.lr_scheduler_type) != "constant",
+        "lr_scheduler_type has no warm-up; set that to 'constant_with_warmup'",
+    ),
     (
         "optim",
         lambda a: not option_text(a.optim).endswith(("lomo", "layerwise")),
         "it steps in the backward pass, and an optimizer step has one per micro-batch; choose another",
-    ),
-    (
-        "learning_rate",
-        _are_between,
-        "lr_scheduler_type='greedy' would move it between min_lr (0.001) and max_lr (1.0); set both in "
-        'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
     ),
     (
         "activation_checkpointing_kwargs",  # transformers before 5.23 has none

@@ -210,15 +210,12 @@ class G2POTrainer(GRPOTrainer):
         check_trainer(self)
         of_template = args.chat_template_kwargs, args.stop_sequences
         self.eos_token_ids = end_completions(self.processing_class, self.model, self.eos_token_ids, *of_template)
-        own = {name: one for name, one in G2POConfig.__dataclass_fields__.items() if "within" in one.metadata}
-        read_once = [name for name, one in own.items() if not one.metadata["read_again"]]
-        self._made_with = {name: copy.deepcopy(getattr(args, name)) for name in read_once}
+        self._made_with = {name: copy.deepcopy(getattr(args, name)) for name in args.fields_with("read_again", False)}
         self.card_facts = card_facts or {}
-        self._ignored_fields: set[str] = set()  # that were warned of
-        self._warned_of_starts = False
         self.log_completions = False  # TRL's table of prompts, which would be empty
-        estimator, self.estimator_name = self._choose_estimator(advantage_fn)
-        self.credit = Credit.of(args, estimator, state_key, gather_object)
+        own_name = getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
+        self.estimator_name = args.estimator_name if advantage_fn is None else own_name
+        self.credit = Credit.of(args, advantage_fn or args.make_estimator(), state_key, gather_object)
         self.update = self.make_update()
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
@@ -357,11 +354,6 @@ class G2POTrainer(GRPOTrainer):
         super().create_accelerator_and_postprocess()
         keep_outputs_exact(fsdp_plugin_of(self.accelerator))
 
-    def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
-        if advantage_fn is None:
-            return self.args.make_estimator(), self.args.estimator_name
-        return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
-
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """Return (S,) advantages of the steps of all ranks. A subclass may override this.
 
@@ -420,17 +412,15 @@ class G2POTrainer(GRPOTrainer):
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
         self.start_check.compare_engine(self.model, rollout.all)
         trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
-        if self.accelerator.is_main_process:
-            warn_of_ignored_fields(self._ignored_fields, trajectories)
-
         clock = Timer()
         # Of all ranks: a group may be spread over ranks, so each rank builds the whole graph.
         records = self.credit.records(trajectories, groups)
         replaced = self.credit.records(rollout.replaced, rollout.replaced_groups)
         self.task_errors.count(records + replaced)
         check_errors(records + replaced, rollout.errors, self.args.max_error_rate)
-        if self.accelerator.is_main_process and not self._warned_of_starts:
-            self._warned_of_starts = warn_of_different_starts(groups_of(records, self.args.num_generations))
+        if self.accelerator.is_main_process:
+            warn_of_ignored_fields(trajectories)
+            warn_of_different_starts(groups_of(records, self.args.num_generations))
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         local_advantages = advantages_of_rank(advantages, records, first_row, len(trajectories))
@@ -446,8 +436,7 @@ class G2POTrainer(GRPOTrainer):
         clock.record("time/logps")
         overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
         of_estimator = advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
-        metrics = {**of_estimator, **update_metrics}
-        summary = self._log_rollout(rollout, graph, clock.seconds, metrics)
+        summary = self._log_rollout(rollout, graph, {**clock.seconds, **of_estimator, **update_metrics})
         self.tally.add(groups_of(records, self.args.num_generations), summary, replaced)
         return mini_batches
 
@@ -537,25 +526,20 @@ class G2POTrainer(GRPOTrainer):
             self.iteration.merge_training_steps()
         super().log(logs, start_time)
 
-    def _log_rollout(
-        self,
-        rollout: Rollout,
-        graph: StateGraph,
-        times: dict[str, float],
-        more: dict[str, float],
-    ) -> Summary:
-        """Log and save a rollout, and return the sums of all ranks' episodes."""
-        ranks = gather_object([(Summary.of(rollout.all), rollout.stats, times)])
+    def _log_rollout(self, rollout: Rollout, graph: StateGraph, metrics: dict[str, float]) -> Summary:
+        """Log and save a rollout, and return the sums of all ranks' episodes. Times are those of the slowest rank."""
+        ranks = gather_object([(Summary.of(rollout.all), rollout.stats, metrics)])
         summary = Summary.merge(part for part, _, _ in ranks)
         stats = RolloutStats.over_ranks([part for _, part, _ in ranks])
+        slowest = {name: max(part[name] for _, _, part in ranks) for name in metrics if name.startswith("time/")}
         self.iteration.log(
             {
                 "rollout/episodes": summary.episodes,
                 **{f"episode/{name}": value for name, value in flat(summary.means()).items()},
                 **{f"graph/{name}": value for name, value in graph.statistics().items()},
                 **stats.metrics(),
-                **{name: max(part[name] for _, _, part in ranks) for name in times},
-                **more,
+                **metrics,
+                **slowest,
                 "episode/tasks_set_aside": len(self.task_errors.excluded),
             }
         )

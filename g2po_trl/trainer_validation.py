@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import EarlyStoppingCallback
+from transformers.utils.logging import get_logger
 from trl import GRPOTrainer
 
 from .config import G2POConfig
@@ -21,9 +19,9 @@ from .trajectory import Trajectory
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError
 from .utils.options import option_text, require
-from .utils.trl_compat import is_sharded, name_or_path_of
+from .utils.trl_compat import is_sharded
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Arguments of GRPOTrainer that it would ignore here -> the remedy.
 _REFUSED_ARGUMENTS = {
@@ -83,52 +81,27 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     args, model, accelerator = trainer.args, trainer.model, trainer.accelerator
     check_adapter(model)
     groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
-    shards = trainer.is_fsdp_enabled
-    reference_is_lost = args.sync_ref_model and args.save_strategy != "no" and is_sharded(trainer)
-    for fits, name, value, remedy in (  # what is refused is named by the argument or option that mends it
-        (
-            get_chat_template(trainer.processing_class) is not None,
-            "chat_template",
-            None,
-            f"the tokenizer of {name_or_path_of(model.config) or 'the model'} has none. Use an instruction-tuned "
-            "model, or set `tokenizer.chat_template` and pass it as `processing_class` (--chat-template FILE)",
-        ),
-        (
-            any(parameter.requires_grad for parameter in model.parameters()),
-            "requires_grad",
-            False,
-            "no parameter of the model trains. Load an adapter with PeftModel.from_pretrained(…, is_trainable=True), "
-            "or call model.requires_grad_(True)",
-        ),
-        (
-            not trainer.aux_loss_enabled,
-            "router_aux_loss_coef",
-            trainer.router_aux_loss_coef,
-            "the auxiliary loss of mixture-of-experts models would depend on micro-batches. Set it to 0",
-        ),
-        (
-            not (shards and hasattr(model.get_output_embeddings(), "modules_to_save")),
-            "modules_to_save",
-            "the LM head",
-            "FSDP would not average its gradient over ranks. Leave it out, or train with DDP",
-        ),
-        (not shards or accelerator.is_fsdp2, "fsdp_version", 1, "generation needs FSDP2. Set it to 2"),
-        (
-            not reference_is_lost,
-            "sync_ref_model",
-            True,
-            "no checkpoint of a sharded model would have the reference. Set save_strategy='no', or train with DDP",
-        ),
-        (
-            tasks >= groups,
-            "train_dataset",
-            f"{tasks} row(s)",
-            f"a rollout plays {groups} groups (generation_batch_size / num_generations) of different tasks. Add "
-            "tasks, or set a smaller per_device_train_batch_size",
-        ),
-    ):
-        require(fits, name, value, remedy)
-    _check_comparisons(trainer)
+    shards, has_template = trainer.is_fsdp_enabled, get_chat_template(trainer.processing_class) is not None
+    kept = not is_sharded(trainer) or args.save_strategy == "no"
+    remedy = (
+        "the tokenizer has none: use an instruction-tuned model, or pass a tokenizer with one (--chat-template FILE)"
+    )
+    require(has_template, "chat_template", None, remedy)
+    remedy = "no parameter trains: load adapters with is_trainable=True, or call model.requires_grad_(True)"
+    require(any(one.requires_grad for one in model.parameters()), "requires_grad", False, remedy)
+    remedy = "the auxiliary loss of mixture-of-experts models would depend on micro-batches; set it to 0"
+    require(not trainer.aux_loss_enabled, "router_aux_loss_coef", trainer.router_aux_loss_coef, remedy)
+    remedy = "FSDP would not average the gradient of the LM head over ranks; leave it out, or train with DDP"
+    saves_head = hasattr(model.get_output_embeddings(), "modules_to_save")
+    require(not (shards and saves_head), "modules_to_save", "the LM head", remedy)
+    require(not shards or accelerator.is_fsdp2, "fsdp_version", 1, "generation needs FSDP2; set it to 2")
+    remedy = "no checkpoint of a sharded model has the reference; set save_strategy='no', or train with DDP"
+    require(not args.sync_ref_model or kept, "sync_ref_model", True, remedy)
+    remedy = (
+        f"a rollout plays {groups} groups (generation_batch_size / num_generations) of different tasks; add tasks, or "
+        "set a smaller per_device_train_batch_size"
+    )
+    require(tasks >= groups, "train_dataset", f"{tasks} row(s)", remedy)
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     check_schedule(args, plugin.deepspeed_config if plugin else {})
 
@@ -140,15 +113,6 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
     remedy = f"DeepSpeed's {' and '.join(of_engine)} would count mini-batches. Remove it, or set mini_batch_size=None"
     fits = args.mini_batch_size is None or not of_engine or constant
     require(fits, "mini_batch_size", args.mini_batch_size, remedy)
-
-
-def _check_comparisons(trainer: GRPOTrainer) -> None:
-    """Refuse callbacks and schedules that compare evaluations, if there is no evaluation or no metric for it."""
-    parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
-    comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
-    for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():
-        remedy = f"{comparing[0]} compares evaluations: set eval_strategy and metric_for_best_model"
-        require(getattr(trainer.args, name) != missing, name, missing, remedy)
 
 
 def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max_error_rate: float) -> None:
@@ -164,27 +128,19 @@ def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max
             )
 
 
-def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) -> None:
-    """Log, once each, the fields of agents' requests that have no effect. `named`: those logged before."""
-    asked = {field for trajectory in trajectories for field in trajectory.info.get("ignored_fields", ())}
-    if new := sorted(asked - named):
-        named |= asked
-        logger.warning(
-            "The agent sets %s in its requests. Training decides how completions are sampled, so this has no effect: "
-            "set temperature, top_p and the like in the trainer's configuration.",
-            ", ".join(new),
+def warn_of_ignored_fields(trajectories: Iterable[Trajectory]) -> None:
+    """Log, once, the fields of agents' requests that have no effect."""
+    if ignored := {field for one in trajectories for field in one.info.get("ignored_fields", ())}:
+        logger.warning_once(
+            f"The agent sets {', '.join(sorted(ignored))} in its requests. Training decides how completions are "
+            "sampled, so this has no effect: set temperature, top_p and the like in the trainer's configuration."
         )
 
 
-def warn_of_different_starts(groups: Sequence[Sequence[TrajectoryRecord]]) -> bool:
-    """Log whether episodes of a group began in different states, and return it: they are compared with each other."""
-    starts = [{record.keys[0] for record in group if record.keys} for group in groups]
-    differing = sum(len(keys) > 1 for keys in starts)
-    if differing:
-        logger.warning(
-            "In %d of %d groups, episodes of the same task began in different states, but they are compared with each "
-            "other. Let reset depend on its arguments alone, e.g. give rows a seed and use random.Random(seed).",
-            differing,
-            len(groups),
+def warn_of_different_starts(groups: Iterable[Sequence[TrajectoryRecord]]) -> None:
+    """Log, once, that episodes of a group began in different states: they are compared with each other."""
+    if any(len({record.keys[0] for record in group if record.keys}) > 1 for group in groups):
+        logger.warning_once(
+            "Episodes of the same task began in different states, but they are compared with each other. Let reset "
+            "depend on its arguments alone, e.g. give rows a seed and use random.Random(seed)."
         )
-    return differing > 0

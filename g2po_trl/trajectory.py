@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +197,14 @@ def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if len(to_json(plain)) <= LONGEST_ROW:
         return masked(plain)
     kept: dict[str, Any] = {}
-    room = LONGEST_ROW
     for name, value in plain.items():
-        value = _cut(value, name)
-        room -= len(to_json({name: value}))
-        if room < 0:
+        text = value if isinstance(value, str) else to_json(masked(value, name))
+        beginning = masked(text[: 2 * LONGEST_TEXT], name)[:LONGEST_TEXT]  # a secret at the cut is masked whole
+        is_long = len(text) > LONGEST_TEXT
+        shown = f"{beginning} {CUT}{len(text):,} characters>" if is_long else masked(value, name)
+        if len(to_json({**kept, name: shown})) > LONGEST_ROW:
             return {**kept, f"{CUT}columns>": len(plain) - len(kept)}
-        kept[name] = value
+        kept[name] = shown
     return kept
 
 
@@ -214,36 +214,12 @@ def is_whole(row: Mapping[str, Any]) -> bool:
     return CUT not in text and HIDDEN not in text
 
 
-def _cut(value: Any, name: str) -> Any:
-    """Return the value of a column without secrets, with at most `LONGEST_TEXT` characters."""
-    text = value if isinstance(value, str) else to_json(value)
-    if len(text) <= LONGEST_TEXT:
-        return masked(value, name)
-    shown = masked(_beginning(value), name)
-    shown = shown if isinstance(shown, str) else to_json(shown)
-    return f"{shown[:LONGEST_TEXT]} {CUT}{len(text):,} characters>"
-
-
-def _beginning(value: Any) -> Any:
-    """Return plain data with texts of at most twice `LONGEST_TEXT`, so that a secret at the cut is still whole."""
-    if isinstance(value, dict):
-        return {name: _beginning(part) for name, part in islice(value.items(), LONGEST_TEXT)}
-    if isinstance(value, list):
-        return [_beginning(part) for part in value[:LONGEST_TEXT]]
-    return value[: 2 * LONGEST_TEXT] if isinstance(value, str) else value
-
-
 def is_listed(action: str, listed: Sequence[str]) -> bool:
     """Return whether an environment's list of actions contains an action; see `Step.admissible`."""
     if action in listed:
         return True
-    action = action.strip().casefold()
-    return any(action == one.strip().casefold() or _matches(action, one) for one in listed)
-
-
-def _matches(action: str, listed: str) -> bool:
-    parts = _SLOT.split(listed.strip().casefold())
-    return len(parts) > 1 and re.fullmatch(".+".join(map(re.escape, parts)), action, re.DOTALL) is not None
+    patterns = (".+".join(map(re.escape, _SLOT.split(one.strip().casefold()))) for one in listed)
+    return any(re.fullmatch(pattern, action.strip().casefold(), re.DOTALL) for pattern in patterns)
 
 
 def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:

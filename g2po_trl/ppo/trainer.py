@@ -13,7 +13,7 @@ An episode that reached `max_turns` is a failure: its last state is not bootstra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,6 +80,13 @@ class PPOConfig(G2POConfig):
         if self.critic_learning_rate is None:
             self.critic_learning_rate = 10 * self.learning_rate
 
+    def make_estimator(self) -> None:
+        """Return `None`: advantages come from the critic."""
+
+    @property
+    def estimator_name(self) -> str:
+        return "ppo"
+
     def _check_estimator(self) -> None:
         for name in self.fields_with("of_graph"):
             value, default = getattr(self, name), getattr(type(self), name)
@@ -92,8 +99,9 @@ class PPOTrainer(G2POTrainer):
     Arguments are those of `G2POTrainer`, without `advantage_fn`.
 
     Raises:
-        G2POError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
-        TypeError: if `args` is not a `PPOConfig`, or an `advantage_fn` is passed.
+        G2POError: if the model is sharded (FSDP, DeepSpeed), since every process holds the whole critic, or an
+            `advantage_fn` is passed.
+        TypeError: if `args` is not a `PPOConfig`.
     """
 
     _name = "PPO"
@@ -103,6 +111,8 @@ class PPOTrainer(G2POTrainer):
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; PPOTrainer needs a PPOConfig")
         super().__init__(model, args, *arguments, **kwargs)
+        remedy = "PPO's advantages come from its critic; leave it out"
+        require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, remedy)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise G2POError(
                 "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
@@ -136,11 +146,6 @@ class PPOTrainer(G2POTrainer):
             },
         )
         self.resumption.kept_in_files.append(self.critic)
-
-    def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
-        if advantage_fn is not None:
-            raise TypeError("PPOTrainer does not accept advantage_fn: advantages come from the critic. Remove it.")
-        return None, "ppo"
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """Return the advantages by the critic's values, then fit the critic to the rollout."""

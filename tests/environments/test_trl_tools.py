@@ -279,6 +279,4 @@ def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_mo
     scores = [(t["info"]["score_opened"], t["info"]["score_turns"]) for t in played]
     assert [t["reward"] for t in played] == [10 * opened - turned for opened, turned in scores]
     assert {turned for _, turned in scores} == {2.0}
-    assert [record.getMessage()[:18] for record in caplog.records if "different states" in record.getMessage()] == [
-        "In 2 of 2 groups, "
-    ]
+    assert sum("different states" in record.getMessage() for record in caplog.records) == 1

@@ -11,7 +11,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment, ScoredLetterEnv
 from letter_trainer import TASKS, flat_weights, make_config
 from refusals import refused
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, tasks_dataset
 from g2po_trl.environments.tasks import plain
@@ -180,19 +180,16 @@ def test_a_tied_head_is_not_missing_in_a_checkpoint(make_trainer, caplog):
 # -- comparisons of evaluations ---------------------------------------------------------------------------------------
 
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, **CHECKPOINTS}
-PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
 PANELS = {"seen": PANEL, "unseen": PANEL}
 
 
 COMPARED = [  # the evaluation sets, options, and the field that is refused
     *((PANELS, options, "metric_for_best_model") for options in (
-        *(BEST, PLATEAU), {**BEST, "load_best_model_at_end": False, "save_strategy": "best"},
+        BEST, {**BEST, "load_best_model_at_end": False, "save_strategy": "best"},
     )),
     *((PANEL, {"metric_for_best_model": metric, **BEST}, "metric_for_best_model") for metric in (
         *("loss", "eval_loss", "accuracy", "eval_success_rate/walk", "eval_seen_success_rate"),
     )),
-    (PANEL, {"callbacks": [EarlyStoppingCallback()]}, "metric_for_best_model"),
-    (PANEL, {"callbacks": [EarlyStoppingCallback()], "metric_for_best_model": "reward"}, "eval_strategy"),
 ]  # fmt: skip
 
 
@@ -218,15 +215,6 @@ def test_metrics_that_evaluations_have_are_accepted(make_trainer):
     for metric in trainer.evaluate():
         trainer.args.metric_for_best_model = metric
         check_evaluations(trainer.args, panels, (), True)
-
-
-@pytest.mark.parametrize(("metric", "mode"), [(None, "max"), ("reward", "max"), ("error_rate", "min")])
-def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
-    options = {"metric_for_best_model": metric, "max_steps": 2, **PLATEAU}
-    trainer = make_trainer(eval_dataset=PANEL, **options)
-    assert trainer.args.lr_scheduler_kwargs == {"mode": mode}
-    trainer.train()
-    assert trainer.lr_scheduler.mode == mode and trainer.lr_scheduler.last_epoch == 2
 
 
 # -- datasets with a format -------------------------------------------------------------------------------------------
