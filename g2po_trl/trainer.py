@@ -125,13 +125,11 @@ class G2POTrainer(GRPOTrainer):
         train_dataset: one task per row; its columns are the keyword arguments of the environment's `reset`. A column
             `task_id` names the task in trajectories; success is also reported by `task_type`.
         eval_dataset: the evaluation set: `evaluate` plays all of its tasks.
-        environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
-            cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
-            TRL, is accepted too. For several environments, pass a dictionary: the column `environment` of a task names
-            one.
-        prompt_template: wording of the prompt and parser of the completion; for several environments, one or a
-            dictionary. Default: the environment class's `prompt_template`; without one, `TOOL_PROMPT` for a class with
-            tool methods, otherwise `DEFAULT_PROMPT`.
+        environment_factory: makes a `TextEnvironment`, in worker processes: a class, a function or a
+            `functools.partial`, picklable by cloudpickle. A class with tool methods and `get_reward`, as for TRL, is
+            accepted too, and so is a dictionary of several: the column `environment` of a task names one.
+        prompt_template: wording of the prompt and parser of the completion, or a dictionary. Default: the environment
+            class's `prompt_template`, or else `TOOL_PROMPT` (a class with tool methods) or `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key. Excludes the configuration's `state_key`.
             With `agent`: a function of a request's messages.
@@ -280,13 +278,9 @@ class G2POTrainer(GRPOTrainer):
         return update
 
     def _make_strategy(self) -> RolloutStrategy:
-        args = self.args
-
-        def progress(turns: int, episodes: int) -> AbstractContextManager[RolloutBar]:
-            return closing(RolloutBar("rollout", turns, episodes, self.accelerator.is_main_process))
-
+        args, bar = self.args, partial(self._bar, "rollout")
         context = RolloutContext(
-            self.player, args.num_generations, self.train_dataset, args.seed, self.sampling, gather_object, progress
+            self.player, args.num_generations, self.train_dataset, args.seed, self.sampling, gather_object, bar
         )
         return STRATEGIES[args.rollout_strategy].load()(context, **args.rollout_strategy_kwargs or {})
 
@@ -320,17 +314,15 @@ class G2POTrainer(GRPOTrainer):
             print(self.player.pool.describe(episodes), flush=True)
         for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
             self.remove_callback(theirs)
-        for ours in (
-            self.start_check,
-            TaskErrorReport(self.task_errors),
-            self.verdict,
-            *([] if args.disable_tqdm else [IterationProgressCallback(args.optimizer_steps_per_iteration)]),
-            CollapseStoppingCallback(args.min_valid_action_ratio),
-            self.sample_table,
-            LogFile(self.folder.path / "log.jsonl"),
-            OwnSchedule(),
-        ):
-            self.add_callback(ours)
+        self.add_callback(self.start_check)
+        self.add_callback(TaskErrorReport(self.task_errors))
+        self.add_callback(self.verdict)
+        if not args.disable_tqdm:
+            self.add_callback(IterationProgressCallback(args.optimizer_steps_per_iteration))
+        self.add_callback(CollapseStoppingCallback(args.min_valid_action_ratio))
+        self.add_callback(self.sample_table)
+        self.add_callback(LogFile(self.folder.path / "log.jsonl"))
+        self.add_callback(OwnSchedule())
 
     def describe(self) -> dict[str, Any]:
         """Return the run's description, see `describe_run`."""
@@ -377,8 +369,7 @@ class G2POTrainer(GRPOTrainer):
 
         Args:
             tasks: dataset rows.
-            sampling: default: as in training. For another temperature with the same lengths and stop sequences:
-                `dataclasses.replace(trainer.sampling, temperature=0)`.
+            sampling: default: as in training. For another temperature: `replace(trainer.sampling, temperature=0)`.
             groups: group of each task, see `Player.play`.
             description: label of the progress bar.
             seeds: seed of each episode, see `Player.play`.
@@ -386,13 +377,12 @@ class G2POTrainer(GRPOTrainer):
         Returns:
             The trajectories, in the order of the tasks, and the statistics of this rank's rollout.
         """
-        sampling = sampling or self.sampling
-        episodes, is_main = self.player.number_of(tasks), self.accelerator.is_main_process
-        with (
-            closing(RolloutBar(description, self.player.max_turns, episodes, is_main)) as bar,
-            self._policy_in_engine(),
-        ):
-            return self.player.play(tasks, sampling, groups, seeds, bar)
+        with self._bar(description, self.player.max_turns, self.player.number_of(tasks)) as bar:
+            with self._policy_in_engine():
+                return self.player.play(tasks, sampling or self.sampling, groups, seeds, bar)
+
+    def _bar(self, description: str, turns: int, episodes: int) -> AbstractContextManager[RolloutBar]:
+        return closing(RolloutBar(description, turns, episodes, self.accelerator.is_main_process))
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Return a context in which the engine has the current weights, sent once for several `play` calls."""
