@@ -31,10 +31,9 @@ from typing import Any
 
 from ..agents.dialects import messages as anthropic
 from ..agents.dialects import responses as openai_responses
-from ..agents.dialects.request import Blocks, LeftOut
+from ..agents.dialects.request import LeftOut
 from ..prompts.conversation import (
     ROLES,
-    SHOW_IMAGES,
     Message,
     as_text,
     message_text,
@@ -50,16 +49,9 @@ from ..utils.json import json_values, to_json
 from ..utils.options import is_of_kind, require
 from ..utils.show import show
 
-
-def _address(part: Mapping[str, Any]) -> Any:
-    image = part.get("image_url")
-    return image.get("url") if isinstance(image, Mapping) else image
-
-
 StateKey = Callable[[list[Message]], Any]
 LONGEST_KIND = 60  # characters
 _BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
-_CHAT = Blocks("messages", {"text": "text", "input_text": "text"}, "image_url", _address)
 _ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
 _OF_REQUEST = {"messages", "system", "input", "instructions", "previous_response_id", "tools"}
 _OF_CALL = {*_OF_REQUEST, "request", "response", "output", "id"}
@@ -70,16 +62,16 @@ _ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
 class Skipped(LeftOut):
     """Skipped parts of a log: kind -> number of times."""
 
-    def unknown(self, name: str, why: str, parameter: str) -> None:
+    def unknown(self, where: str, kind: Any, why: str) -> None:
         """Skip a part of an unknown kind."""
-        self.add(name[:LONGEST_KIND])
+        self.add(f"{where.partition('[')[0]}.{kind}"[:LONGEST_KIND])
 
-    def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
+    def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         """Return an image as a part of the content; for one that cannot be read, such as an address, a text mark."""
         shown = to_json(url or {**part, "cache_control": None}, sort_keys=True)  # marks of caches move
         mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
         unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
-        return super().image(url, part, where, name, parameter) or unread
+        return super().image(url, part, where) or unread
 
 
 @dataclass
@@ -335,7 +327,7 @@ class _Reader:
             return message
         if message.get("function_call") is not None:
             self.skipped.add("messages.function_call")
-        content = _CHAT.read(message.get("content"), "content", self.skipped, message.get("role") in SHOW_IMAGES)
+        content = self.skipped.content(message.get("content"), "messages", message.get("role"))
         return {**message, "content": content, "function_call": None}
 
     def _add_step(

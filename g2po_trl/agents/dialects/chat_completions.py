@@ -9,26 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .request import (
-    MODEL,
-    AgentRequest,
-    Completion,
-    RefusedRequestError,
-    answer_schema,
-    arguments_text,
-    chat_request,
-    demand,
-    read_fields,
-    to_body,
-)
+from .request import MODEL, AgentRequest, Completion, RefusedRequestError, demand, read_fields, to_body
 
 _READ = ("max_completion_tokens", "max_tokens", "messages", "response_format", "stop", "stream", "tools")
-# Values that change nothing; others are ignored and named.
-_NEUTRAL = {
-    "model": (MODEL,),
-    "tool_choice": ("auto", "none"),  # a call cannot be promised
-    "parallel_tool_calls": (True,),
-}
 # Value that changes nothing, and what to do about another one.
 _REFUSED = {
     "n": (1, "each request gets one completion: send n requests"),
@@ -51,38 +34,27 @@ VARIABLES = {
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
-    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
-    form = data.get("response_format")
-    if form == {"type": "json_object"}:
-        ignored.add("response_format")
+    data, ignored = read_fields(body, _READ, _REFUSED)
+    messages, tools, form = (data.get(name) for name in ("messages", "tools", "response_format"))
     if isinstance(form, dict) and form.get("type") == "json_schema":
         form = form.get("json_schema") or {}
-    chat = chat_request(
-        answer_schema("response_format", form),
-        messages=data.get("messages"),
-        tools=None if data.get("tool_choice") == "none" else _tools(data.get("tools")),
-        stop=[data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
-        max_tokens=_max_tokens(data),
-    )
-    if any(message.get("name") and message["role"] != "tool" for message in data["messages"]):  # of who speaks
-        ignored.add("messages.name")
-    options = data.get("stream_options")
-    fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
-    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")), fields)
-
-
-def _tools(tools: Any) -> Any:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
         demand(is_named, f"tools[{index}]", tool, "give a function with a name")
-    return tools
-
-
-def _max_tokens(data: Mapping[str, Any]) -> Any:
-    """Return the smaller of the two fields' values; `chat_request` checks other values."""
-    given = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
-    return min(given, default=None, key=lambda value: value if type(value) is int else 0)
+    limits = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
+    chat = {
+        "messages": messages,
+        "tools": tools,
+        "stop": [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop", []),
+        "max_tokens": min(limits, default=None, key=lambda value: value if type(value) is int else 0),
+    }
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and message.get("name") and message.get("role") != "tool":  # of who speaks
+            ignored.add("messages.name")
+    schema, options = ignored.schema("response_format", {"format": form}), data.get("stream_options")
+    fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
+    return AgentRequest.of(data, ignored, chat, schema, fields=fields)
 
 
 def error(refusal: RefusedRequestError) -> dict[str, Any]:
@@ -112,8 +84,8 @@ def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
 
 def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     response, calls = completion.response, []
-    for number, name, arguments in completion.calls():
-        function = {"name": name, "arguments": arguments_text(arguments)}
+    for number, name, _, arguments in completion.calls():
+        function = {"name": name, "arguments": arguments}
         calls.append({"id": f"call_{number}", "type": "function", "function": function})
     message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
     if calls:

@@ -7,31 +7,25 @@ What a chat template cannot express (thinking, marks of caches, tools that Anthr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...prompts.conversation import SHOW_IMAGES, Message
-from ...utils.show import show
+from ...prompts.conversation import Message
 from .request import (
     CHAT_FIELDS,
     MODEL,
     AgentRequest,
-    Blocks,
     Completion,
     LeftOut,
     RefusedRequestError,
-    answer_schema,
-    arguments_text,
-    chat_request,
     demand,
     function_tool,
     named_events,
     read_fields,
 )
 
-_READ = ("max_tokens", "messages", "output_config", "stop_sequences", "stream", "system")
-_READ += ("thread", "tool_choice", "tools")
-_NEUTRAL = {"model": (MODEL,)}
+_READ = ("max_tokens", "messages", "output_config", "stop_sequences", "stream", "system", "thread", "tools")
 _REFUSED = {"compaction": (None, "shorten the messages")}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
@@ -46,54 +40,31 @@ VARIABLES = {
 }
 
 
-def _data_url(block: Mapping[str, Any]) -> str | None:
-    """Return the data URL of an image that a request contains itself."""
-    source = block.get("source")
-    is_whole = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
-    return f"data:{source.get('media_type')};base64,{source['data']}" if is_whole else None
-
-
-_BLOCKS = Blocks("messages", {"text": "text"}, "image", _data_url)
-
-
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/messages`. Raises `RefusedRequestError` for an invalid one."""
-    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
-    messages = read_messages(data, ignored)
+    data, ignored = read_fields(body, _READ, _REFUSED)
+    messages, thread = read_messages(data, ignored), data.get("thread", {"type": "create"})
     if messages and messages[-1]["role"] == "assistant":  # answered by a message of its own
         ignored.add("messages.prefill")
-    choice, only = data.get("tool_choice", {}), False
-    if isinstance(choice, dict):
-        choice, only = choice.get("type"), choice.get("disable_parallel_tool_use")
-    if choice not in (None, "auto", "none") or only:  # neither a call nor a single one can be promised
-        ignored.add("tool_choice")
-    config = data.get("output_config", {})
-    form = config.get("format") if isinstance(config, dict) else None
-    if config not in ({}, {"format": form}):
-        ignored.add("output_config")
-    schema, after = answer_schema("output_config.format", form), _after(data.get("thread"))
-    chat = chat_request(
-        schema if after is None else None,  # a thread keeps the system message, which asks for it
-        messages=messages,
-        tools=None if choice == "none" else read_tools(data.get("tools", []), ignored),
-        stop=data.get("stop_sequences", []),
-        max_tokens=data.get("max_tokens"),
-    )
-    return AgentRequest(chat, tuple(sorted(ignored)), bool(data.get("stream")), after=after, keeps_tools=True)
-
-
-def _after(thread: Any) -> Any:
-    """Return the id of the response that a request continues, without its messages, system message and tools."""
-    kind = "create" if thread is None else thread.get("type") if isinstance(thread, dict) else None
+    kind = thread.get("type") if isinstance(thread, dict) else None
     demand(kind in ("create", "continue"), "thread", thread, "give the type create or continue")
-    return thread.get("previous_message_id", "") if kind == "continue" else None
+    after = thread.get("previous_message_id", "") if kind == "continue" else None
+    schema = ignored.schema("output_config", data.get("output_config", {}))
+    chat = {
+        "messages": messages,
+        "tools": read_tools(data.get("tools", []), ignored),
+        "stop": data.get("stop_sequences", []),
+        "max_tokens": data.get("max_tokens"),
+    }
+    # A thread keeps the system message, which asks for the schema.
+    return AgentRequest.of(data, ignored, chat, schema if after is None else None, after=after, in_thread=True)
 
 
 def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     """Return the messages that a request's `system` and `messages` are."""
     messages: list[Message] = []
     if data.get("system"):
-        messages.append({"role": "system", "content": _BLOCKS.read(data["system"], "system", ignored)})
+        messages.append({"role": "system", "content": ignored.content(data["system"], "system", "system")})
     given = data.get("messages")
     demand(isinstance(given, list), "messages", given, "give a list of messages")
     for index, message in enumerate(given):
@@ -109,30 +80,25 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
     if not isinstance(content, list):
         yield {"role": role, "content": content, **kept}
         return
-    calls, texts = [], []
+    calls, parts, has_results = [], [], False
     for index, block in enumerate(content):
-        at = f"{where}: content[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "text" or kind == "image" and role in SHOW_IMAGES:
-            texts.append((at, block))
-        elif kind == "tool_use":
+        at, kind = f"{where}: content[{index}]", block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
-            if texts:
-                yield {"role": role, "content": _BLOCKS.joined(texts, ignored, role in SHOW_IMAGES)}
-                texts = []
+            if parts:
+                yield {"role": role, "content": parts}
+            parts, has_results = [], True
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
-            result = _BLOCKS.read(block.get("content"), at, ignored, shows_images=True)
+            result = ignored.content(block.get("content"), at, "tool")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind in LEFT_OUT:
             ignored.add(f"messages.{kind}")
         else:
-            why = f"{at} is {show(kind)}: only text, images of users, tool_use and tool_result are supported"
-            ignored.unknown(f"messages.{kind}", why, "messages")
-    if texts or calls or not any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content):
-        own = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": _BLOCKS.joined(texts, ignored, role in SHOW_IMAGES), **kept, **own}
+            parts += ignored.part(block, at, role)
+    if parts or calls or not has_results:
+        yield {"role": role, "content": parts, **kept, **({"tool_calls": calls} if calls else {})}
 
 
 def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
@@ -142,9 +108,7 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
         if isinstance(tool, dict) and tool.get("type", "custom") != "custom" and "input_schema" not in tool:
             ignored.add(f"tools.{tool['type']}")
             continue
-        is_named = isinstance(tool, dict) and isinstance(tool.get("name"), str)
-        demand(is_named, f"tools[{index}]", tool, "give a tool with a name")
-        functions.append(function_tool(tool["name"], tool.get("description"), tool.get("input_schema")))
+        functions.append(function_tool(tool, f"tools[{index}]", "input_schema"))
     return functions
 
 
@@ -164,7 +128,7 @@ def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
             start, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             start = {**block, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": arguments_text(block["input"])}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
         events += [
             {"type": "content_block_start", "index": index, "content_block": start},
             {"type": "content_block_delta", "index": index, "delta": delta},
@@ -185,7 +149,7 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if response.content or not response.tool_calls:
         content.append({"type": "text", "text": response.content})
-    for number, name, arguments in completion.calls():
+    for number, name, arguments, _ in completion.calls():
         # A text is what the model wrote instead of an object, and the protocol has objects alone.
         arguments = arguments if isinstance(arguments, dict) else {"arguments": arguments}
         content.append({"type": "tool_use", "id": f"call_{number}", "name": name, "input": arguments})

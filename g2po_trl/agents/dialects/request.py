@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...prompts.conversation import ChatRequest, ChatResponse, Message
+from ...prompts.conversation import SHOW_IMAGES, ChatRequest, ChatResponse, Message
 from ...utils.errors import G2POError
 from ...utils.images import as_picture
 from ...utils.options import require
@@ -18,9 +18,17 @@ MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.
 CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
 # Fields that clients send for their own records.
-RECORDS = ("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention")
-RECORDS += ("safety_identifier", "service_tier", "store", "stream_options", "user")
-_SUPPORTED = ("text is", "text and images are")  # in a content, by whether its role shows images
+_RECORDS = ("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention")
+_RECORDS += ("safety_identifier", "service_tier", "store", "stream_options", "user")
+# Values that change nothing, of fields that the trainer decides; others are ignored and named.
+_NEUTRAL = {
+    "model": (MODEL,),
+    "parallel_tool_calls": (True,),
+    "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),  # a call cannot be promised
+    "truncation": ("disabled",),
+}
+_TEXTS = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "text") | {"refusal": "refusal"}
+_IMAGES = ("image", "image_url", "input_image")
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
@@ -51,19 +59,56 @@ class LeftOut(Counter[str]):
     def add(self, name: str) -> None:
         self[name] += 1
 
-    def unknown(self, name: str, why: str, parameter: str) -> None:
+    def unknown(self, where: str, kind: Any, why: str) -> None:
         """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead."""
-        raise RefusedRequestError(why, parameter)
+        raise RefusedRequestError(why, where.partition("[")[0])
 
-    def image(self, url: Any, part: Any, where: str, name: str, parameter: str) -> list[dict[str, Any]]:
+    def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         """Return an image as a part of a message's content, by its data URL; nothing if it is left out."""
         try:
             is_whole = isinstance(url, str) and url.startswith("data:")
             require(is_whole, where, part, "no address or file is read: send the image itself in base64")
             return [{"type": "image", "image": as_picture(url, where)}]
         except G2POError as error:
-            self.unknown(name, str(error), parameter)
+            self.unknown(where, part["type"], str(error))
             return []
+
+    def part(self, part: Any, where: str, role: Any) -> list[dict[str, Any]]:
+        """Return a text or an image of any protocol as a part of a message's content; nothing if it is left out."""
+        block = part if isinstance(part, dict) else {}
+        kind, shows_images = block.get("type"), role in SHOW_IMAGES
+        text = block.get(_TEXTS.get(str(kind)))
+        if isinstance(text, str):
+            return [{"type": "text", "text": text}]
+        if kind in _IMAGES and shows_images:
+            image = block.get("image_url", block.get("source"))
+            if isinstance(image, dict):
+                data = f"data:{image.get('media_type')};base64,{image.get('data')}"
+                image = data if image.get("type") == "base64" else image.get("url")
+            return self.image(image, block, where)
+        supported = "text and images are" if shows_images else "text is"
+        self.unknown(where, kind, f"{where} is {show(block.get('type', part))}: only {supported} supported")
+        return []
+
+    def content(self, content: Any, where: str, role: Any) -> Any:
+        """Return a content's parts as `ChatRequest` takes them. Anything but a list is left to it."""
+        parts = enumerate(content) if isinstance(content, list) else ()
+        read = [one for number, part in parts for one in self.part(part, f"{where}[{number}]", role)]
+        return read if isinstance(content, list) else content
+
+    def schema(self, name: str, config: Any) -> dict[str, Any] | None:
+        """Return the JSON schema in the `format` that a field asks for, if it has one.
+
+        The field is left out if it has more, or asks for JSON without a schema: messages ask for it themselves.
+        """
+        form = config.get("format") if isinstance(config, dict) else None
+        if config not in ({}, {"format": form}) or form == {"type": "json_object"}:
+            self.add(name)
+        if form in (None, {"type": "text"}, {"type": "json_object"}):
+            return None
+        schema = form.get("schema") if isinstance(form, dict) else None
+        demand(isinstance(schema, dict), name, form, "give the type text, json_object, or json_schema with a schema")
+        return schema
 
 
 @dataclass(frozen=True)
@@ -74,10 +119,10 @@ class AgentRequest:
         chat: what the model is asked.
         ignored: names of fields that the trainer decides otherwise.
         stream: the response is sent as events.
-        fields: fields that its dialect needs for the response.
+        fields: what its dialect needs for the response.
         after: id of the response that the messages continue; the conversation up to it is not among them.
         instructions: number of messages at the beginning that a request after this one does not continue.
-        keeps_tools: of the request that `after` answered, instead of its own.
+        in_thread: it keeps the instructions and tools of the request that `after` answered.
     """
 
     chat: ChatRequest
@@ -86,7 +131,42 @@ class AgentRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
     after: Any = None
     instructions: int = 0
-    keeps_tools: bool = False
+    in_thread: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        data: Mapping[str, Any],
+        ignored: LeftOut,
+        chat: dict[str, Any],
+        schema: dict[str, Any] | None = None,
+        instructions: int = 0,
+        **fields: Any,
+    ) -> AgentRequest:
+        """Return the request that a body's fields are. Raises `RefusedRequestError` for an invalid one.
+
+        Args:
+            data: the fields.
+            ignored: what was left out.
+            chat: arguments of its `ChatRequest`.
+            schema: JSON schema of the answer, which is written into the system message.
+            instructions: as of the request, without a message for the schema.
+            **fields: further fields of the request.
+        """
+        if data.get("tool_choice") in ("none", {"type": "none"}):
+            chat["tools"] = None
+        try:
+            asked = ChatRequest(**chat)
+        except G2POError as error:
+            raise RefusedRequestError(str(error), error.field) from error
+        if schema is not None:
+            text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
+            first, *others = asked.messages
+            if first["role"] != "system":
+                instructions, first, others = instructions + 1, {"role": "system", "content": ""}, asked.messages
+            content = f"{first['content']}\n\n{text}".strip()
+            asked = replace(asked, messages=[{**first, "content": content}, *others])
+        return cls(asked, tuple(sorted(ignored)), bool(data.get("stream")), instructions=instructions, **fields)
 
     def whole(self, answered: Sequence[tuple[AgentRequest, Completion]]) -> AgentRequest:
         """Return the request with all messages that it continues, from its episode's completions so far.
@@ -95,16 +175,15 @@ class AgentRequest:
         """
         if self.after is None:
             return self
-        continued = next((pair for pair in answered if self.after in pair[1].names), None)
-        if continued is None:
-            message = f"{show(self.after)} is not a response of this episode: send the messages"
-            raise RefusedRequestError(message, code="not_found")
-        earlier, completion = continued
-        tools = earlier.chat.tools if self.keeps_tools else self.chat.tools
-        messages = list(self.chat.messages)
-        before = [*earlier.chat.messages[earlier.instructions :], completion.message()]
-        messages[self.instructions : self.instructions] = before
-        return replace(self, chat=chat_request(**{**vars(self.chat), "messages": messages, "tools": tools}))
+        for earlier, completion in answered:
+            if self.after in (f"resp_{completion.number}", f"msg_{completion.number}"):
+                before = earlier.chat.messages[0 if self.in_thread else earlier.instructions :]
+                own, new = self.chat.messages[: self.instructions], self.chat.messages[self.instructions :]
+                tools = earlier.chat.tools if self.in_thread else self.chat.tools
+                messages = [*own, *before, completion.message(), *new]
+                return replace(self, chat=replace(self.chat, messages=messages, tools=tools))
+        message = f"{show(self.after)} is not a response of this episode: send the messages"
+        raise RefusedRequestError(message, code="not_found")
 
 
 @dataclass(frozen=True)
@@ -118,36 +197,32 @@ class Completion:
     number: int
     calls_before: int
 
-    def calls(self) -> list[tuple[int, str, Any]]:
-        """Return the tool calls: number in the episode, name and arguments, a text if the model wrote no object."""
-        calls = enumerate(self.response.tool_calls, self.calls_before + 1)
-        return [(number, one["function"]["name"], one["function"].get("arguments", {})) for number, one in calls]
+    def calls(self) -> Iterator[tuple[int, str, Any, str]]:
+        """Yield the tool calls: number in the episode, name, arguments, and these as JSON text.
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """The ids by which a later request may continue it, in each protocol."""
-        return f"resp_{self.number}", f"msg_{self.number}"
+        Arguments that are a text are what the model wrote instead of an object.
+        """
+        for number, call in enumerate(self.response.tool_calls, self.calls_before + 1):
+            arguments = call["function"].get("arguments", {})
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            yield number, call["function"]["name"], arguments, text
 
     def message(self) -> Message:
         """Return the model's message, its calls with their ids."""
         message = self.response.message()
-        for (number, _, _), call in zip(self.calls(), message.get("tool_calls", ())):
+        for number, call in enumerate(message.get("tool_calls", ()), self.calls_before + 1):
             call["id"] = f"call_{number}"
         return message
 
 
 def read_fields(
-    body: bytes,
-    read: Collection[str],
-    neutral: Mapping[str, tuple[Any, ...]],
-    refused: Mapping[str, tuple[Any, str]],
+    body: bytes, read: Collection[str], refused: Mapping[str, tuple[Any, str]]
 ) -> tuple[dict[str, Any], LeftOut]:
     """Return the fields of a request that are not null, and the names of those that have no effect.
 
     Args:
         body: the request, a JSON object.
         read: names of fields that are read.
-        neutral: fields whose value the trainer decides -> values that change nothing.
         refused: fields that cannot be given -> the value that changes nothing, and what to do about another one.
     """
     try:
@@ -159,8 +234,17 @@ def read_fields(
     data = {name: value for name, value in data.items() if value is not None}
     for name, (allowed, remedy) in refused.items():
         demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)
-    known = (*read, *RECORDS, *refused)
-    return data, LeftOut(n for n in data if not (data[n] in neutral[n] if n in neutral else n in known))
+    known = (*read, *_RECORDS, *refused)
+    return data, LeftOut(n for n in data if not (data[n] in _NEUTRAL[n] if n in _NEUTRAL else n in known))
+
+
+def function_tool(tool: Any, where: str, parameters: str, prefix: str = "") -> dict[str, Any]:
+    """Return a tool as chat templates take it. `parameters` names its field; without a value it takes none."""
+    is_named = isinstance(tool, dict) and isinstance(tool.get("name"), str)
+    demand(is_named, where, tool, "give a function with a name")
+    schema = tool.get(parameters) or {"type": "object", "properties": {}}
+    function = {"name": prefix + tool["name"], "description": tool.get("description") or "", "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 def to_body(data: Any) -> bytes:
@@ -170,87 +254,3 @@ def to_body(data: Any) -> bytes:
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     """Return server-sent events that have their `type` as a name."""
     return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + to_body(event) + b"\n\n" for event in events)
-
-
-def chat_request(schema: dict[str, Any] | None = None, **fields: Any) -> ChatRequest:
-    """Return a chat request with these fields, which asks for an answer that matches a JSON schema.
-
-    Raises:
-        RefusedRequestError: for an invalid field, with its name.
-    """
-    try:
-        chat = ChatRequest(**fields)
-    except G2POError as error:
-        raise RefusedRequestError(str(error), error.field) from error
-    if schema is None:
-        return chat
-    text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
-    first, *others = chat.messages
-    if first["role"] != "system":
-        return replace(chat, messages=[{"role": "system", "content": text}, *chat.messages])
-    return replace(chat, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of text and images in a protocol's contents.
-
-    Args:
-        field: the request's field that has them.
-        texts: kind of a text -> name of its field.
-        image: kind of an image.
-        url: returns the data URL of an image.
-    """
-
-    field: str
-    texts: Mapping[str, str]
-    image: str
-    url: Callable[[Mapping[str, Any]], Any]
-
-    def read(self, content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
-        """Return the content that blocks are: a text, or parts if there are images among them.
-
-        Any other content is left to `ChatRequest`.
-        """
-        if not isinstance(content, list):
-            return content
-        blocks = [(f"{where}[{index}]", block) for index, block in enumerate(content)]
-        return self.joined(blocks, ignored, shows_images)
-
-    def joined(self, blocks: list[tuple[str, Any]], ignored: LeftOut, shows_images: bool) -> Any:
-        """Return the content that blocks are, each with its place in the request."""
-        parts: list[dict[str, Any]] = []
-        for where, block in blocks:
-            kind = block.get("type") if isinstance(block, dict) else None
-            text = block.get(self.texts[kind]) if isinstance(kind, str) and kind in self.texts else None
-            if isinstance(text, str):
-                parts.append({"type": "text", "text": text})
-            elif kind == self.image and shows_images:
-                parts += ignored.image(self.url(block), block, where, f"{self.field}.{kind}", self.field)
-            else:
-                why = f"{where} is {show(block if kind is None else kind)}: only {_SUPPORTED[shows_images]} supported"
-                ignored.unknown(f"{self.field}.{kind}", why, self.field)
-        return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
-
-
-def answer_schema(name: str, form: Any) -> dict[str, Any] | None:
-    """Return the JSON schema in the format that an answer shall have, if it has one: messages ask for other JSON."""
-    if form in (None, {"type": "text"}, {"type": "json_object"}):
-        return None
-    schema = form.get("schema") if isinstance(form, dict) else None
-    demand(isinstance(schema, dict), name, form, "give the type text, json_object, or json_schema with a schema")
-    return schema
-
-
-def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
-    """Return a tool as chat templates take it. Without `parameters` it takes none."""
-    parameters = parameters or {"type": "object", "properties": {}}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description or "", "parameters": parameters},
-    }
-
-
-def arguments_text(arguments: Any) -> str:
-    """Return the arguments of a call as JSON text; a text is what the model wrote instead of an object."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...prompts.conversation import SHOW_IMAGES, Message
+from ...prompts.conversation import Message
 from ...utils.show import show
 from .chat_completions import KEY_HEADER as KEY_HEADER
 from .chat_completions import VARIABLES as VARIABLES
@@ -19,12 +19,8 @@ from .request import (
     CHAT_FIELDS,
     MODEL,
     AgentRequest,
-    Blocks,
     Completion,
     LeftOut,
-    answer_schema,
-    arguments_text,
-    chat_request,
     demand,
     function_tool,
     named_events,
@@ -32,13 +28,6 @@ from .request import (
 )
 
 _READ = ("input", "instructions", "max_output_tokens", "previous_response_id", "stream", "text", "tools")
-# Values that change nothing; others are ignored and named.
-_NEUTRAL = {
-    "model": (MODEL,),
-    "tool_choice": ("auto", "none"),  # a call cannot be promised
-    "parallel_tool_calls": (True,),
-    "truncation": ("disabled",),
-}
 # Value that changes nothing, and what to do about another one.
 _REFUSED = {
     "conversation": (None, "send the items, or previous_response_id"),
@@ -49,65 +38,46 @@ _REFUSED = {
 _LOGPROBS = "message.output_text.logprobs"
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+_CALL_ITEMS = {"function": "function_call", "custom": "custom_tool_call"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
-_TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text"), "text") | {"refusal": "refusal"}
-_BLOCKS = Blocks("input", _TEXTS, "input_image", lambda block: block.get("image_url"))
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
-    data, ignored = read_fields(body, _READ, _NEUTRAL, _REFUSED)
+    data, ignored = read_fields(body, _READ, _REFUSED)
     include = data.get("include")
     is_known = not isinstance(include, list) or _LOGPROBS not in include
     demand(is_known, "include", include, _REFUSED["top_logprobs"][1])
-    system = read_instructions(data)
-    tools, items = read_tools(data.get("tools", []), ignored)
-    text = data.get("text", {})
-    form = text.get("format") if isinstance(text, dict) else None
-    if form == {"type": "json_object"} or text not in ({}, {"format": form}):
-        ignored.add("text")
-    messages = [*system, *read_items(data.get("input"), ignored)]
-    chat = chat_request(
-        answer_schema("text.format", form),
-        messages=messages,
-        tools=None if data.get("tool_choice") == "none" else tools,
-        max_tokens=data.get("max_output_tokens"),
-    )
-    added = len(chat.messages) - len(messages)  # one that asks for the schema
-    return AgentRequest(
-        chat,
-        tuple(sorted(ignored)),
-        bool(data.get("stream")),
-        {"items": items},
-        data.get("previous_response_id"),
-        len(system) + added,
-    )
+    instructions, (tools, items) = read_instructions(data), read_tools(data.get("tools", []), ignored)
+    chat = {
+        "messages": [*instructions, *read_items(data.get("input"), ignored)],
+        "tools": tools,
+        "max_tokens": data.get("max_output_tokens"),
+    }
+    schema, after = ignored.schema("text", data.get("text", {})), data.get("previous_response_id")
+    return AgentRequest.of(data, ignored, chat, schema, len(instructions), fields={"items": items}, after=after)
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the functions among tools as chat templates take them, and name -> fields of an item that calls it."""
     functions: list[dict[str, Any]] = []
-    kinds: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind not in ("function", "custom", "namespace") and isinstance(kind, str):
-            ignored.add(f"tools.{kind}")
-            continue
-        is_named = kind is not None and isinstance(tool.get("name"), str)
-        demand(is_named, f"tools[{index}]", tool, "give a function with a name")
         if kind == "namespace":
-            inner, names = read_tools(tool.get("tools", []), ignored, tool["name"])
+            inner, inner_items = read_tools(tool.get("tools", []), ignored, str(tool.get("name")))
             functions += inner
-            kinds |= names
-            continue
-        name = f"{namespace}.{tool['name']}" if namespace else tool["name"]
-        parameters = _INPUT if kind == "custom" else tool.get("parameters")
-        functions.append(function_tool(name, tool.get("description"), parameters))
-        kinds[name] = {"type": "function_call" if kind == "function" else "custom_tool_call", "name": tool["name"]}
-        if namespace:
-            kinds[name]["namespace"] = namespace
-    return functions, kinds
+            items |= inner_items
+        elif isinstance(kind, str) and kind not in _CALL_ITEMS:
+            ignored.add(f"tools.{kind}")
+        else:
+            tool = {**tool, "parameters": _INPUT} if kind == "custom" else tool if kind else None
+            function = function_tool(tool, f"tools[{index}]", "parameters", f"{namespace}." if namespace else "")
+            functions.append(function)
+            item = {"type": _CALL_ITEMS[kind], "name": tool["name"]}
+            items[function["function"]["name"]] = {**item, "namespace": namespace} if namespace else item
+    return functions, items
 
 
 def read_instructions(data: Mapping[str, Any]) -> list[Message]:
@@ -122,19 +92,17 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
     demand(isinstance(items, list), "input", items, "give a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(items):
-        where = f"input[{index}]"
-        kind = item.get("type") if isinstance(item, dict) else item
-        kind = "message" if kind is None and isinstance(item, dict) else kind
+        where, kind = f"input[{index}]", (item.get("type") or "message") if isinstance(item, dict) else None
         if kind in _LEFT_OUT:
             ignored.add(f"input.{kind}")
         elif kind == "message":
-            content = _content(item.get("content"), where, ignored, item.get("role") in SHOW_IMAGES)
-            kept = {name: item[name] for name in CHAT_FIELDS if item.get(name)}
-            if item.get("role") == "assistant":
+            role, kept = item.get("role"), {name: item[name] for name in CHAT_FIELDS if item.get(name)}
+            content = _content(item.get("content"), where, ignored, role)
+            if role == "assistant":
                 own = _own(messages)
-                own |= {**kept, "content": "\n".join(filter(None, [own["content"], content]))}
+                own |= {**kept, "content": own["content"] + content}
             else:
-                messages.append({"role": item.get("role"), "content": content, **kept})
+                messages.append({"role": role, "content": content, **kept})
         elif isinstance(kind, str) and kind in _CALLS:
             demand(isinstance(item.get("name"), str), where, item, "give the call's name")
             name = f"{item['namespace']}.{item['name']}" if item.get("namespace") else item["name"]
@@ -142,25 +110,25 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind in _OUTPUTS:
-            content = _content(item.get("output"), where, ignored, shows_images=True)
+            content = _content(item.get("output"), where, ignored, "tool")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
-            why = f"{where} is {show(item)}: send messages, function calls and outputs"
-            ignored.unknown(f"input.{kind}", why, "input")
+            ignored.unknown(where, kind, f"{where} is {show(item)}: send messages, function calls and outputs")
     return messages
 
 
 def _own(messages: list[Message]) -> Message:
     """Return the model's message at the end, added if there is none: one completion may be several items."""
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 
-def _content(content: Any, where: str, ignored: LeftOut, shows_images: bool = False) -> Any:
-    """Return a text, or parts if there are images among them."""
+def _content(content: Any, where: str, ignored: LeftOut, role: Any) -> list[dict[str, Any]]:
+    """Return a content's parts: one of a text, none of `None`."""
     demand(isinstance(content, (str, list, type(None))), f"{where}: content", content, "give a text")
-    return _BLOCKS.read(content, f"{where}: content", ignored, shows_images) or ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    return ignored.content(parts, f"{where}: content", role)
 
 
 def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
@@ -199,12 +167,12 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
         text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
         item = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text]}
         output.append({**item, "status": "completed"})
-    for number, name, arguments in completion.calls():
+    for number, name, arguments, text in completion.calls():
         item = {"id": f"fc_{number}", "call_id": f"call_{number}", "status": "completed"}
         item |= request.fields["items"].get(name, {"type": "function_call", "name": name})
-        if item["type"] == "custom_tool_call" and isinstance(arguments, dict) and set(arguments) == {"input"}:
-            arguments = arguments["input"]
-        output.append({**item, _CALLS[item["type"]]: arguments_text(arguments)})
+        if item["type"] == "custom_tool_call" and isinstance(arguments, dict):
+            text = arguments["input"] if isinstance(arguments.get("input"), str) else text
+        output.append({**item, _CALLS[item["type"]]: text})
     cut = response.finish_reason == "length"
     return {
         "id": f"resp_{completion.number}",
