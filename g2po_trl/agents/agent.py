@@ -8,12 +8,11 @@
 
 An agent runs in a thread of its worker. Each of its requests is an observation, the model's response the action that
 answers it, and what the agent returns the reward of the last step. Requests that arrive together are answered in their
-order of arrival. An agent whose episode is over cannot reach the next one; if it keeps running, its worker is replaced
-between two jobs, and the worker's other episodes are replayed.
+order of arrival. An agent that keeps running after its episode has its worker replaced between two jobs, and the
+worker's other episodes are replayed.
 
-An agent can be replayed after the loss of its worker only if it sends the same requests for the same task and
-responses: no current time, and no random numbers except from its own seeded generator. `docs/agents.md` describes how
-an episode ends.
+An agent can be replayed only if it sends the same requests for the same task and responses: no current time, and no
+random numbers except from its own seeded generator. `docs/agents.md` describes how an episode ends.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ _FIELDS = ("reward", "success", "info")
 class AgentClient:
     """An agent's access to the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    Libraries of Anthropic's protocol take the address without `/v1` (`anthropic_url`). `openai()`, `async_openai()`,
-    `anthropic()` and `async_anthropic()` return clients without a time limit, to which options are passed. The key is
-    valid during the episode only, which may make `max_turns` calls.
+    `openai()`, `async_openai()`, `anthropic()` and `async_anthropic()` return clients without a time limit, to which
+    options are passed. The key is valid during the episode only, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -80,18 +78,18 @@ class AgentClient:
         """Register a function that is called when the episode ends, for any reason, for example to close a browser."""
         self.session.at_end(function)
 
-    def _client(self, library: str, kind: str, **options: Any) -> Any:
-        module = import_extra(library)
-        transport = module.DefaultAsyncHttpxClient if kind.startswith("Async") else module.DefaultHttpxClient
+    def _client(self, name: str, **options: Any) -> Any:
+        module = import_extra(name.lower().removeprefix("async"))
+        transport = module.DefaultAsyncHttpxClient if name.startswith("Async") else module.DefaultHttpxClient
         http_client = transport(trust_env=False, verify=False)  # loopback has no certificates and no proxies
-        url = self.anthropic_url if library == "anthropic" else self.base_url
+        url = self.anthropic_url if name.endswith("Anthropic") else self.base_url
         given = {"timeout": None, "http_client": http_client, "base_url": url, "api_key": self.api_key}
-        return getattr(module, kind)(**{**given, **options})
+        return getattr(module, name)(**{**given, **options})
 
-    openai = functools.partialmethod(_client, "openai", "OpenAI")
-    async_openai = functools.partialmethod(_client, "openai", "AsyncOpenAI")
-    anthropic = functools.partialmethod(_client, "anthropic", "Anthropic")
-    async_anthropic = functools.partialmethod(_client, "anthropic", "AsyncAnthropic")
+    openai = functools.partialmethod(_client, "OpenAI")
+    async_openai = functools.partialmethod(_client, "AsyncOpenAI")
+    anthropic = functools.partialmethod(_client, "Anthropic")
+    async_anthropic = functools.partialmethod(_client, "AsyncAnthropic")
 
 
 class CommandError(RuntimeError):
@@ -131,14 +129,13 @@ class AgentEnvironment(TextEnvironment):
         state_key: Callable[[list[Message]], Any] | None = None,
         max_requests: int | None = None,
     ):
-        agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
-        require(callable(agent), "agent", agent, "pass a function agent(task, client)")
+        self.agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
+        require(callable(self.agent), "agent", agent, "pass a function agent(task, client)")
         require(max_turns >= 1, "max_turns", max_turns, "set it to 1 or more")
-        self.agent, self.max_turns, self.state_key, self.max_requests = agent, max_turns, state_key, max_requests
+        self.max_turns, self.state_key, self.max_requests = max_turns, state_key, max_requests
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._call: Call | None = None
-        self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
 
     def reset(self, /, **task) -> Observation:
         """Start the agent, and wait for its first request.
@@ -147,7 +144,7 @@ class AgentEnvironment(TextEnvironment):
             EnvironmentContractError: if the agent returns without one.
         """
         self.close()
-        self._files = None, 0
+        self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
         endpoint = running_endpoint()
         self._session = session = endpoint.open_session(max_turns=self.max_turns, max_requests=self.max_requests)
         client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
@@ -161,9 +158,9 @@ class AgentEnvironment(TextEnvironment):
                 raise event.error
             if event.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(event.error)}") from event.error
-            remedy = "ask the model with the client's base_url and api_key, and switch off caches of answers"
-            why = f"its requests were refused: {session.refused[-1]}" if session.refused else remedy
-            raise EnvironmentContractError(f"the agent returned {show(event.value)} without calling the model: {why}")
+            why = session.refused or ["ask by the client's base_url and api_key, and switch off caches of answers"]
+            said = f"the agent returned {show(event.value)} without a request that was answered: {why[-1]}"
+            raise EnvironmentContractError(said)
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
@@ -173,8 +170,6 @@ class AgentEnvironment(TextEnvironment):
         Args:
             action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
         """
-        if self._call is None:
-            raise RuntimeError("call reset before step")
         call, self._call = self._call, None
         self._session.answer(call, ChatResponse.read(action))
         event = self._session.next()
@@ -194,8 +189,8 @@ class AgentEnvironment(TextEnvironment):
         _strays[:] = [(thread, since) for thread, since in _strays if thread.is_alive()]
         unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)
         if unusable:
-            why = f"an agent kept running for {STRAY_SECONDS:g} s after its episode, so its worker is replaced: let "
-            print(f"{why}agents end when their requests are refused", file=sys.stderr, flush=True)
+            why = f"an agent kept running for {STRAY_SECONDS:g} s after its episode: its worker is replaced"
+            print(why, file=sys.stderr, flush=True)
         return unusable
 
     def _observe(self, call: Call, task: str | None = None) -> Observation:
@@ -216,30 +211,28 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts, unanswered = self._facts(), self._session.unanswered()
-        if unanswered:
-            facts["unanswered_requests"] = unanswered
+        facts, unanswered, error = self._facts(), self._session.unanswered(), end.error
+        facts |= {"unanswered_requests": unanswered} if unanswered else {}
         self.close()
-        if end.error is None:
+        if error is None:
             reward, info = read_return_value(end.value)
             return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info})
-        shown, limit = _describe(end.error), getattr(end.error, "limit", None)
+        shown, limit = _describe(error), getattr(error, "limit", None)
         if unanswered and limit is None and not self._session.out_of_turns:
+            remedy = "set no time limit for requests, as client.openai() has none, and cancel none"
             raise EnvironmentContractError(
-                f"the agent gave up a request before the model's answer and raised {shown}: the model answers when "
-                "its turn comes; set no time limit for requests (client.openai() has none), and cancel none"
-            ) from end.error
-        if is_of_environment(end.error):
-            raise end.error
+                f"the agent left a request unanswered and raised {shown}: {remedy}"
+            ) from error
+        if is_of_environment(error):
+            raise error
         if self._session.out_of_turns:
             return StepResult("The agent is out of turns.", truncated=True, info={**facts, "agent_error": shown})
-        frames = "".join(traceback.format_exception(end.error))
+        frames = "".join(traceback.format_exception(error))
         info = {"success": False, "failure_reason": f"{limit or 'agent error'}: {shown}", "traceback": frames[-2000:]}
-        info |= getattr(end.error, "info", {})
+        info |= getattr(error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
 
     def _facts(self) -> dict[str, Any]:
-        """Return the facts about the episode so far."""
         session = self._session
         facts = {
             "ignored_fields": sorted(session.ignored),
@@ -282,10 +275,8 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
     fields = value if isinstance(value, Mapping) else {"reward": value}
     reward, success, info = (fields.get(name) for name in _FIELDS)
     if reward is None or set(fields) - set(_FIELDS) or not isinstance(info, (Mapping, type(None))):
-        raise EnvironmentContractError(
-            f"the agent returned {show(value)}: return a reward (a number), (reward, success), (reward, success, "
-            "info), or a dict with these"
-        )
+        forms = "a reward (a number), (reward, success), (reward, success, info), or a dict with these"
+        raise EnvironmentContractError(f"the agent returned {show(value)}: return {forms}")
     reward = reward.item() if getattr(reward, "ndim", None) == 0 else reward  # of numpy, torch
     outcome = {} if success is None else {"success": success}
     return float(reward) if isinstance(reward, bool) else reward, {**(info or {}), **outcome}

@@ -19,7 +19,7 @@ from typing import Any
 from .dialects import DIALECTS, KEY_HEADERS, ROUTES
 from .dialects.request import AgentRequest, Completion, RefusedRequestError, to_body
 from .loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
-from .session import Call, Session
+from .session import Session
 
 MAX_BODY_BYTES = 2**26
 BODY_SECONDS = 60.0
@@ -66,13 +66,14 @@ class Endpoint(LoopbackServer):
                 message = f"{route} is not served: use {', '.join(ROUTES)}"
                 raise RefusedRequestError(message, code="unknown_url", status=404)
             body = await _body(headers, receive)
-            answer = asked = read(body, headers)
+            answer = read(body, headers)
+            asked = answer.whole(session.answered) if isinstance(answer, AgentRequest) else answer
         except RefusedRequestError as error:
             answer = error
             if session is not None:
                 session.refuse(str(error))
         if isinstance(asked, AgentRequest):
-            answer = await _answer(session, asked, hashlib.blake2b(route.encode() + body).digest(), headers, receive)
+            answer = await _answer(session, asked, route.encode() + body, headers, receive)
             if answer is None:
                 return
         status, kind = 200, "application/json"
@@ -80,10 +81,8 @@ class Endpoint(LoopbackServer):
             status, answer = answer.status, dialect.error(answer)
         elif isinstance(answer, Completion):
             answer = dialect.answer(answer, asked)
-        if status == 200 and isinstance(asked, AgentRequest) and asked.stream:
-            content, kind = dialect.stream(answer, asked), "text/event-stream"
-        else:
-            content = to_body(answer)
+            kind = "text/event-stream" if asked.stream else kind
+        content = to_body(answer) if kind == "application/json" else dialect.stream(answer, asked)
         await respond(send, status, kind, content, ("connection", "close"), more_body=asked is None)
         if asked is None:  # with unread bytes, closing would take back the answer
             with contextlib.suppress(TimeoutError):
@@ -94,12 +93,13 @@ class Endpoint(LoopbackServer):
 
 
 async def _answer(
-    session: Session, request: AgentRequest, digest: bytes, headers: Mapping[str, str], receive: Receive
+    session: Session, request: AgentRequest, sent: bytes, headers: Mapping[str, str], receive: Receive
 ) -> Completion | RefusedRequestError | None:
-    """Return the answer to a request; `None`: its client has left before."""
-    is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    """Return the answer to a request, of which these bytes were sent; `None`: its client has left before."""
+    name, retries = headers.get("idempotency-key", ""), headers.get("x-stainless-retry-count", "0")
+    digest = hashlib.blake2b(f"{name}\n".encode() + sent).digest()
     try:
-        call = session.open(Call(request, digest, headers.get("idempotency-key")), is_retry)
+        call = session.open(request, digest, may_repeat=bool(name) or retries not in ("", "0"))
     except RefusedRequestError as error:
         return error
     answered, left = asyncio.wrap_future(call.answer), asyncio.ensure_future(receive())

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..prompts.conversation import ChatResponse
@@ -24,6 +25,7 @@ from .dialects.request import AgentRequest, Completion, RefusedRequestError
 from .workspace import Workspace
 
 MAX_REFUSALS = 100  # of requests after the last turn; then the agent is not waited for
+_ended = partial(RefusedRequestError, "the episode has ended: send no more requests", None, "episode_ended", 404)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,10 @@ class AgentEnd:
 
 @dataclass(eq=False)
 class Call:
-    """A request in its session, with the digest of its route and body. `name`: the client's, its `Idempotency-Key`."""
+    """A request in its session. `digest`: of its route, body and `Idempotency-Key`."""
 
     request: AgentRequest
     digest: bytes
-    name: str | None = None
     clients: int = 0  # that wait for the answer
     is_delivered: bool = False
     answer: Future[Completion | RefusedRequestError] = field(default_factory=Future)
@@ -69,34 +70,26 @@ class Session:
         self.closed, self.out_of_turns = False, 0  # requests after the last turn
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
-        self._answered: list[tuple[AgentRequest, Completion]] = []
+        self.answered: list[tuple[AgentRequest, Completion]] = []
         self._requests = self._tool_calls = 0
         self._own_seconds, self._waits_since = 0.0, None
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
 
-    def open(self, call: Call, is_retry: bool = False) -> Call:
-        """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
+    def open(self, request: AgentRequest, digest: bytes, may_repeat: bool = False) -> Call:
+        """Return the call of a request, or the call that it repeats. Raises `RefusedRequestError` after the last."""
         with self._lock:
-            for earlier in reversed(self._calls):
-                is_named = call.name is not None and earlier.name == call.name
-                if earlier.digest == call.digest and (is_named or is_retry):
-                    call = earlier
-                    break
-            else:
+            earlier = (one for one in reversed(self._calls) if may_repeat and one.digest == digest)
+            if (call := next(earlier, None)) is None:
                 if refusal := self._counted():
                     raise refusal
-                try:
-                    call.request = call.request.whole(self._answered)
-                except RefusedRequestError as error:
-                    self.refused.append(str(error))
-                    raise
+                call = Call(request, digest)
                 self._calls.append(call)
-                self.ignored.update(call.request.ignored)
+                self.ignored.update(request.ignored)
             call.clients += 1
             if call.clients == 1:
                 self._events.put(call)
-        return call
+            return call
 
     def refuse(self, why: str) -> None:
         """Note a request that cannot be read."""
@@ -108,8 +101,8 @@ class Session:
         """Count a request; return its answer if it is one too many. Far too many end the episode."""
         self._requests += 1
         if self.closed:
-            return episode_ended()
-        if len(self._answered) >= self.max_turns:
+            return _ended()
+        if len(self.answered) >= self.max_turns:
             self.out_of_turns += 1
             why, code = f"the agent has made its {self.max_turns} calls (max_turns)", "turn_limit"
             ends = self.out_of_turns == MAX_REFUSALS
@@ -118,7 +111,7 @@ class Session:
         else:
             return None
         if ends:
-            self._events.put(AgentEnd(error=TooManyRequestsError(why)))
+            self.end(AgentEnd(error=TooManyRequestsError(why)))
         return RefusedRequestError(f"the episode is over: {why}", code=code, status=404)
 
     def next(self) -> Call | AgentEnd:
@@ -129,7 +122,7 @@ class Session:
                 with self._lock:
                     if not event.clients or event.answer.done():
                         continue
-                    if len(self._answered) < self.max_turns:
+                    if len(self.answered) < self.max_turns:
                         return event
                     event.answer.set_result(self._counted())  # it has waited during the last turn
             return event
@@ -139,8 +132,8 @@ class Session:
     def answer(self, call: Call, response: ChatResponse) -> None:
         """Answer a request by the model's response."""
         with self._lock:
-            completion = Completion(response, len(self._answered) + 1, self._tool_calls)
-            self._answered.append((call.request, completion))
+            completion = Completion(response, len(self.answered) + 1, self._tool_calls)
+            self.answered.append((call.request, completion))
             self._tool_calls += len(response.tool_calls)
             call.answer.set_result(completion)
 
@@ -169,7 +162,7 @@ class Session:
             self.closed = True
             for call in self._calls:
                 if not call.answer.done():
-                    call.answer.set_result(episode_ended())
+                    call.answer.set_result(_ended())
         for function in reversed(self._at_end):
             with contextlib.suppress(Exception):
                 function()
@@ -178,8 +171,3 @@ class Session:
         """Return the seconds in which the agent was waited for: it did not wait for an answer."""
         since = self._waits_since
         return self._own_seconds + (0.0 if since is None else time.monotonic() - since)
-
-
-def episode_ended() -> RefusedRequestError:
-    """Return the answer to requests of an episode that is over."""
-    return RefusedRequestError("the episode has ended: send no more requests", code="episode_ended", status=404)

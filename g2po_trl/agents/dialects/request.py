@@ -70,7 +70,7 @@ class LeftOut(Counter[str]):
             require(is_whole, where, part, "no address or file is read: send the image itself in base64")
             return [{"type": "image", "image": as_picture(url, where)}]
         except G2POError as error:
-            self.unknown(where, part["type"], str(error))
+            self.unknown(where, part.get("type"), str(error))
             return []
 
     def part(self, part: Any, where: str, role: Any) -> list[dict[str, Any]]:
