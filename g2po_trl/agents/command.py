@@ -19,11 +19,10 @@ from typing import Any
 
 from ..utils.errors import G2POError
 from ..utils.json import to_json
-from ..utils.options import require
+from ..utils.options import is_of_kind, require
 from ..utils.show import describe_exit
 from .agent import AgentClient, CommandError, read_return_value, result_of
 from .dialects import VARIABLES
-from .endpoint import bypass_proxies
 from .program import OVER_LIMIT, Program, disk_bytes, require_program
 from .workspace import Workspace, matching
 
@@ -45,15 +44,14 @@ class AgentCommand:
     The program finds the model in the variables `OPENAI_BASE_URL` (also as `OPENAI_API_BASE`), `OPENAI_API_KEY` and
     `OPENAI_MODEL`, and for Anthropic's protocol in `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `ANTHROPIC_MODEL` and
     `ANTHROPIC_SMALL_FAST_MODEL`. It runs in the folder in which the training was started. `EPISODE_FOLDER` is an empty
-    folder of the episode, removed after it: write files there, since episodes play at the same time. `python` is the
-    Python that runs the training, unless another one comes first in `PATH`.
+    folder of the episode, removed after it. `python` is the Python that runs the training, unless another one comes
+    first in `PATH`.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
     The state of a request consists of the files and the new messages (`workspace_key`). `info["diff"]` has the
     changes. This is not a sandbox: the program can read and write everything that the user can.
 
     Programs that it starts end with it, including daemons (`program`; outside of Linux, only its process group).
-    Its key is valid during the episode only; other programs of the same user can read it.
 
     Args:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
@@ -62,13 +60,11 @@ class AgentCommand:
         verify: required; function, sync or async, that returns the reward, or anything else an agent may return. Its
             parameters are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the
             episode's). Unless `returncode` is among them, an exit status other than 0 is an exception of the agent.
-            Output beyond a megabyte loses its middle. With a workspace it may be a command, such as `pytest -q`, which
-            runs there after the agent, with a `HOME` and `TMPDIR` of its own: its reward is 1 if its exit status is
-            0, or else 0. The agent's exit status does not matter then.
+            With a workspace it may be a command, such as `pytest -q`, which runs there after the agent, with a `HOME`
+            and `TMPDIR` of its own: its reward is 1 if its exit status is 0, or else 0.
         environment: further environment variables.
-        timeout: seconds that the program may take, without waiting for the model. After that it is
-            killed, and the episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is
-            an error.
+        timeout: seconds that the program may take, without waiting for the model. After that it is killed, and the
+            episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
             `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of Python's
@@ -96,31 +92,29 @@ class AgentCommand:
         max_processes: int | None = 256,
         max_disk_mb: float | None = 1024.0,
     ):
-        self.words = _words("command", command)
-        self.checks = _words("verify", verify) if isinstance(verify, str) else []
-        remedy = "pass a function that returns the reward, e.g. of (task, stdout)"
-        require(callable(verify) or bool(self.checks), "verify", verify, remedy)
         limits = {"timeout": timeout, "verify_timeout": verify_timeout}
         limits |= {"max_processes": max_processes, "max_disk_mb": max_disk_mb}
         for name, limit in limits.items():
-            is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-            require(limit is None or (is_number and limit > 0), name, limit, "set it to a number above 0, or to None")
+            is_limit = limit is None or (is_of_kind(limit, float) and limit > 0)
+            require(is_limit, name, limit, "set it to a number above 0, or to None")
+        self.words, self.workspace = _words("command", command), workspace
+        self.checks = _words("verify", verify) if isinstance(verify, str) else []
+        self.verify, self.verified = verify, [] if self.checks else _verified(verify)
+        restore = [restore] if isinstance(restore, (str, os.PathLike)) else restore
+        self.restore = tuple(map(os.fspath, restore))
         if workspace is None:
             require(not self.checks, "verify", verify, "a command runs in a workspace: give one, or a function")
             require(not restore, "restore", restore, "it puts back files of a workspace: give one")
         else:
-            _check_placeholders("workspace", [str(workspace)])
-        self.__module__ = getattr(verify, "__module__", None)  # where `run.json` looks for its name
-        self.verify, self.verified = verify, [] if self.checks else _verified(verify)
-        self.environment = {name: str(value) for name, value in (environment or {}).items()}
-        self.timeout, self.verify_timeout = timeout, verify_timeout
-        restore = [restore] if isinstance(restore, (str, os.PathLike)) else restore
-        self.workspace, self.restore = workspace, tuple(map(os.fspath, restore))
+            _words("workspace", [str(workspace)])
         for pattern in self.restore:
             outside = pattern.startswith("/") or ".." in pattern.split("/")
             require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
-        megabytes = math.inf if max_disk_mb is None else max_disk_mb
-        self.limits = {"processes": max_processes or math.inf, "disk_bytes": megabytes * 2**20}
+        self.__module__ = getattr(verify, "__module__", None)  # where `run.json` looks for its name
+        self.environment = {name: str(value) for name, value in (environment or {}).items()}
+        self.timeout, self.verify_timeout = timeout, verify_timeout
+        self.max_disk_mb = math.inf if max_disk_mb is None else max_disk_mb
+        self.limits = {"processes": max_processes or math.inf, "disk_bytes": self.max_disk_mb * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns.
@@ -133,40 +127,33 @@ class AgentCommand:
             folder = Path(name).resolve()  # as programs print it
             return _Episode(self, task, client, folder).play()
 
-    def variables(self, client: AgentClient, episode: Path) -> dict[str, str]:
-        """Return the environment variables of a program in an episode's folder."""
-        variables = dict(os.environ)
-        bypass_proxies(variables)
-        own, path = str(Path(sys.executable).parent), variables.get("PATH", os.defpath)
-        variables["PATH"] = path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
-        variables |= {name: getattr(client, attribute) for name, attribute in VARIABLES.items()}
-        return {**variables, "EPISODE_FOLDER": str(episode), **self.environment}
-
 
 class _Episode:
     """One episode of a command, in a folder of its own."""
 
     def __init__(self, command: AgentCommand, task: dict[str, Any], client: AgentClient, folder: Path):
         self.command, self.task, self.client, self.folder = command, task, client, folder
-        self.variables = command.variables(client, folder)
         self.workspace: Workspace | None = None
+        own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+        self.variables = {**os.environ, "EPISODE_FOLDER": str(folder)}
+        self.variables["PATH"] = path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
+        self.variables |= {name: getattr(client, attribute) for name, attribute in VARIABLES.items()}
+        self.variables |= command.environment
 
     def play(self) -> Any:
         """Run the program and return what `verify` returns."""
         command = self.command
         if command.workspace is None:
             return self._verify(*self._run())
-        self._copy()
-        if command.checks:  # before the agent asks: a failure would be the model's
-            require_program(_filled(command.checks[0], self.task), self.variables, self.workspace.folder)
-        self.client.works_on(self.workspace)
+        self.workspace = workspace = self._copied()
+        self.client.works_on(workspace)
         try:
             returncode, stdout, stderr = self._run()
         except CommandError as error:
-            error.info["diff"] = self.workspace.diff()
+            error.info["diff"] = workspace.diff()
             raise
-        facts = {"diff": self.workspace.diff()}
-        self.workspace.restore([*command.restore, *(_TEST_SETTINGS if command.checks else ())])
+        facts = {"diff": workspace.diff()}
+        workspace.restore([*command.restore, *(_TEST_SETTINGS if command.checks else ())])
         if command.checks:
             facts |= {} if returncode == 0 else {"program": _failed(returncode, stderr)}
             reward, info = self._check()
@@ -174,19 +161,21 @@ class _Episode:
             reward, info = read_return_value(self._verify(returncode, stdout, stderr))
         return {"reward": reward, "success": info.pop("success", None), "info": {**info, **facts}}
 
-    def _copy(self) -> None:
+    def _copied(self) -> Workspace:
         """Copy the workspace. What it lacks is told before the agent asks: it would be the model's failure."""
         command, source = self.command, Path(_filled(str(self.command.workspace), self.task))
-        self.workspace = workspace = Workspace(source, self.folder / "workspace")
-        size, most = disk_bytes(str(self.folder)), command.limits["disk_bytes"]
-        remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins; raise it, or leave files out"
-        require(size <= most, "max_disk_mb", most / 2**20, remedy)
+        workspace = Workspace(source, self.folder / "workspace")
+        size = disk_bytes(str(self.folder)) / 2**20
+        remedy = f"the workspace takes {size:.0f} MiB before the agent begins: raise it, or leave files out"
+        require(size <= command.max_disk_mb, "max_disk_mb", command.max_disk_mb, remedy)
         is_there = not command.restore or bool(matching(workspace.source, command.restore))
         remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
         require(is_there, "restore", list(command.restore), remedy)
         variables = {name: text for name, text in self.variables.items() if name not in _OF_USER}
-        own = {**_own_folders(self.folder), "PWD": str(workspace.folder)}
-        self.variables = variables | own | command.environment
+        self.variables = variables | _own_folders(self.folder) | {"PWD": str(workspace.folder)} | command.environment
+        if command.checks:
+            require_program(_filled(command.checks[0], self.task), self.variables, workspace.folder)
+        return workspace
 
     def _program(self, words: list[str], variables: dict[str, str]) -> Program:
         """Start a program that ends with the episode, in the workspace if there is one."""
@@ -198,11 +187,10 @@ class _Episode:
 
     def _run(self) -> tuple[int, str, str]:
         """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
-        timeout, returncode = self.command.timeout, None
+        timeout, returncode, left = self.command.timeout, None, None
         with self._program(self.command.words, self.variables) as program:
             while returncode is None:
-                left = None if timeout is None else timeout - self.client.session.own_seconds()
-                if left is not None and left <= 0:
+                if timeout is not None and (left := timeout - self.client.session.own_seconds()) <= 0:
                     raise CommandError(f"it took more than {timeout:g} s", limit="time limit")
                 returncode = program.wait(None if left is None else max(left, MIN_WAIT))
         stdout, stderr = program.outputs()
@@ -224,11 +212,10 @@ class _Episode:
         own = Path(tempfile.mkdtemp(prefix="verify-", dir=self.folder))  # the agent's settings and caches are not its
         variables |= {**_own_folders(own), "PYTHONPYCACHEPREFIX": str(own / "pycache"), **self.command.environment}
         try:
-            checks = self._program(self.command.checks, variables)
+            with self._program(self.command.checks, variables) as checks:
+                returncode = checks.wait(self.command.verify_timeout)
         except FileNotFoundError as error:  # the agent has removed it
             return 0.0, {"verify": str(error)}
-        with checks:
-            returncode = checks.wait(self.command.verify_timeout)
         if returncode is None:
             return 0.0, {"verify": f"it took more than {self.command.verify_timeout:g} s"}
         return float(returncode == 0), {"verify": "".join(checks.outputs())[-_SHOWN:]}
@@ -246,19 +233,12 @@ def _words(name: str, command: Any) -> list[str]:
     """Return a command's words. Raises `G2POError` if it has none, or a placeholder that is not a column's name."""
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
-    except ValueError as error:
-        raise G2POError(f"{name} is {command!r} ({error}): quote as in a shell", name, command) from error
-    require(bool(words), name, command, "give a program and its arguments")
-    _check_placeholders(name, words)
-    return words
-
-
-def _check_placeholders(name: str, words: list[str]) -> None:
-    try:
         "\n".join(words).format_map(defaultdict(str))
     except (ValueError, AttributeError) as error:
-        remedy = "write {column} with the name of a column, and {{ for a brace"
-        raise G2POError(f"{name} is {words} ({error}): {remedy}", name, words) from error
+        remedy = "quote as in a shell, and write {column} for the value of a column, and {{ for a brace"
+        raise G2POError(f"{name} is {command!r} ({error}): {remedy}", name, command) from error
+    require(bool(words), name, command, "give a program and its arguments")
+    return words
 
 
 def _filled(word: str, task: Mapping[str, Any]) -> str:
@@ -270,8 +250,9 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
         raise G2POError(why, "command", word) from error
 
 
-def _verified(verify: Callable[..., Any]) -> list[str]:
+def _verified(verify: Any) -> list[str]:
     """Return the names of the parameters of `verify`. Raises `G2POError` for an unknown one."""
+    require(callable(verify), "verify", verify, "pass a function that returns the reward, e.g. of (task, stdout)")
     parameters = inspect.signature(verify).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(_VERIFIED)

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,7 @@ class Program:
     def end(self) -> None:
         """Kill it."""
         self._process.terminate()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+        if self.wait(END_SECONDS) is None:
             self._process.kill()
             self._process.wait()
         while self._process.returncode < 0 and (left := self._left()):  # its parent was killed, as by `pkill -f`
@@ -100,29 +99,28 @@ def require_program(name: str, variables: dict[str, str], folder: Path | None = 
         raise FileNotFoundError(f"{name} is not a program: {remedy}")
 
 
-class _Output:
+class _Output(threading.Thread):
     """Reads what a program writes, and keeps its beginning and end."""
 
     def __init__(self, pipe: Any):
-        self._head, self._tail, self._omitted = bytearray(), bytearray(), 0
-        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
-        self._thread.start()
+        super().__init__(daemon=True)
+        self._pipe, self._head, self._tail, self._size = pipe, b"", b"", 0
+        self.start()
 
-    def _read(self, pipe: Any) -> None:
+    def run(self) -> None:
         half = MAX_OUTPUT_BYTES // 2
-        with pipe:
+        with self._pipe as pipe:
             while chunk := pipe.read1(2**16):
                 room = half - len(self._head)
                 self._head += chunk[:room]
-                self._tail += chunk[room:]
-                if (surplus := len(self._tail) - half) > half:
-                    del self._tail[:surplus]
-                    self._omitted += surplus
+                self._tail = (self._tail + chunk[room:])[-half:]
+                self._size += len(chunk)
 
     def text(self) -> str:
-        self._thread.join(1.0)  # outside of Linux a daemon may live: it is not waited for
-        omitted = f"\n[{self._omitted:,} bytes are left out]\n".encode() if self._omitted else b""
-        return (bytes(self._head) + omitted + bytes(self._tail)).decode("utf-8", "replace")
+        self.join(1.0)  # outside of Linux a daemon may live: it is not waited for
+        omitted = self._size - len(self._head) - len(self._tail)
+        middle = f"\n[{omitted:,} bytes are left out]\n".encode() if omitted else b""
+        return (self._head + middle + self._tail).decode("utf-8", "replace")
 
 
 def main(limits: dict[str, Any], words: list[str]) -> None:
@@ -131,34 +129,29 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     exceeded: list[str] = []
-    program = os.fork()
-    if program == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        try:
-            os.execvp(words[0], words)
-        except OSError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(126)
+    dies_with_this = partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
+    except OSError as error:
+        sys.exit(f"{error}")
+    program = started.pid
     try:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
         threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
-        ended = None
-        while ended != program:
-            ended, status = os.wait()
+        while (ended := os.wait())[0] != program:
+            pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end_all(program)
         if exceeded:
             print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
             os._exit(OVER_LIMIT)
-    if os.WIFSIGNALED(status):
+    status = os.waitstatus_to_exitcode(ended[1])
+    if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(status))
-    os._exit(os.waitstatus_to_exitcode(status))
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 def _end_all(program: int) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from fnmatch import translate
 from pathlib import Path
 
-from ..utils.errors import G2POError
 from ..utils.options import require
 
 # Names of files and folders that are no part of a state or a diff: caches, and what version control keeps.
@@ -53,11 +52,8 @@ class Workspace:
             leads_out = os.path.isabs(target) or target.split(os.sep)[0] == os.pardir
             require(not leads_out, "workspace", str(source), f"its link {name} leads out of it: remove it")
         reflink = ["--reflink=auto"] if sys.platform == "linux" else []
-        try:
-            subprocess.run(["cp", "-a", *reflink, "--", self.source, folder], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = [*(getattr(error, "stderr", None) or b"").decode("utf-8", "replace").splitlines(), error][0]
-            raise G2POError(f"workspace {str(source)!r} cannot be copied: {why}", "workspace", str(source)) from error
+        copied = subprocess.run(["cp", "-a", *reflink, "--", self.source, folder], stderr=subprocess.PIPE)
+        require(not copied.returncode, "workspace", str(source), copied.stderr.decode("utf-8", "replace").strip())
         self._digests: dict[tuple, bytes] = {}
 
     def state(self) -> str:
@@ -109,9 +105,8 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
     """Return the names of the files below a folder that patterns match, see `Workspace.restore`."""
     patterns = [os.path.normpath(pattern) for pattern in patterns]
     patterns += [pattern.removeprefix("**/") for pattern in patterns]
-    expressions = [translate(form) for pattern in patterns for form in (pattern, f"{pattern}/*")]
-    wanted = re.compile("|".join(expressions) or "(?!)")
-    return [name for name in _files(folder, all_names=True) if wanted.match(name)]
+    wanted = re.compile("|".join(translate(form) for pattern in patterns for form in (pattern, f"{pattern}/*")))
+    return [name for name in _files(folder, all_names=True) if patterns and wanted.match(name)]
 
 
 def _be_folder(path: Path) -> None:
@@ -126,19 +121,18 @@ def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
 
     There are none if it is removed, or a link.
     """
-    if os.path.islink(folder):
-        return
-    for root, folders, files in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        folders[:] = sorted(n for n in folders if n not in links and (all_names or not _IGNORED.match(n)))
-        inside = os.path.relpath(root, folder)
-        for name in sorted([*files, *links]):
-            if all_names or not _IGNORED.match(name):
-                yield name if inside == "." else f"{inside}/{name}"
+    for root, folders, files in os.walk(folder) if not os.path.islink(folder) else ():
+        if not all_names:
+            folders[:], files = ([name for name in names if not _IGNORED.match(name)] for names in (folders, files))
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]  # not walked into
+        yield from (os.path.relpath(os.path.join(root, name), folder) for name in sorted([*files, *links]))
 
 
-def _read(path: str | Path) -> tuple[bytes, bytes]:
-    """Return what a file is, and its first `MAX_BYTES`; of a link, its target."""
+def _read(path: str | Path | None) -> tuple[bytes, bytes]:
+    """Return what a file is, and its first `MAX_BYTES`; of a link, its target. `None`: there is no file."""
+    if path is None:
+        return b"none", b""
     with contextlib.suppress(OSError):  # closed, or removed meanwhile
         seen = os.lstat(path)
         if stat.S_ISLNK(seen.st_mode):
@@ -151,22 +145,16 @@ def _read(path: str | Path) -> tuple[bytes, bytes]:
 
 
 def _change(name: str, old: Path | None, new: Path | None) -> str:
-    """Return the unified diff of a file; `None`: there is no file."""
-    name = os.fsencode(name).decode("utf-8", "replace")
-    sides = [(b"none", b"") if path is None else _read(path) for path in (old, new)]
+    """Return the unified diff of a file, or that it differs if it is large, not text, or not a file."""
+    name, sides, lines = os.fsencode(name).decode("utf-8", "replace"), (_read(old), _read(new)), []
+    for kind, content in sides:
+        with contextlib.suppress(UnicodeDecodeError):
+            if kind.startswith((b"none", b"file")) and len(content) <= MAX_FILE_BYTES:
+                lines.append(list(io.StringIO(content.decode(), newline="\n")))
     if sides[0] == sides[1]:
         return ""
-    before, after = (_lines(*side) for side in sides)
-    if before is None or after is None or before == after or len(before) * len(after) > MAX_DIFF_PAIRS:
+    if len(lines) < 2 or lines[0] == lines[1] or len(lines[0]) * len(lines[1]) > MAX_DIFF_PAIRS:
         return f"File {name} differs\n"
     names = "/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}"
-    lines = difflib.unified_diff(before, after, *names)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(kind: bytes, content: bytes) -> list[str] | None:
-    """Return a file's lines; `None` if it is large, not text, or not a file."""
-    with contextlib.suppress(UnicodeDecodeError):
-        if kind == b"none" or kind.startswith(b"file") and len(content) <= MAX_FILE_BYTES:
-            return list(io.StringIO(content.decode(), newline="\n"))
-    return None
+    changes = difflib.unified_diff(*lines, *names)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in changes)
