@@ -377,12 +377,11 @@ class G2POTrainer(GRPOTrainer):
         Returns:
             The trajectories, in the order of the tasks, and the statistics of this rank's rollout.
         """
-        with self._bar(description, self.player.max_turns, self.player.number_of(tasks)) as bar:
-            with self._policy_in_engine():
-                return self.player.play(tasks, sampling or self.sampling, groups, seeds, bar)
+        with self._bar(description) as bar, self._policy_in_engine():
+            return self.player.play(tasks, sampling or self.sampling, groups, seeds, bar)
 
-    def _bar(self, description: str, turns: int, episodes: int) -> AbstractContextManager[RolloutBar]:
-        return closing(RolloutBar(description, turns, episodes, self.accelerator.is_main_process))
+    def _bar(self, description: str) -> AbstractContextManager[RolloutBar]:
+        return closing(RolloutBar(description, self.player.max_turns, self.accelerator.is_main_process))
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Return a context in which the engine has the current weights, sent once for several `play` calls."""

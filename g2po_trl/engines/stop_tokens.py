@@ -10,11 +10,12 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+Processing = PreTrainedTokenizerBase | ProcessorMixin
 logger = logging.getLogger(__name__)
 _PROBE = "Qanswerq"  # a word that no template trims
 
 
-def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: Any) -> set[int]:
+def get_stop_token_ids(processing_class: Processing, model: Any) -> set[int]:
     """Return the tokens that end a completion: those of tokenizer and `model.generation_config`, and `end_of_turn`."""
     named = model.generation_config.eos_token_id
     ends = {_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
@@ -22,24 +23,18 @@ def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixi
     return ends if end is None else {*ends, end}
 
 
-def get_stop_token_ids_of_checkpoint(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin, name: str, revision: str | None = None
-) -> set[int]:
+def get_stop_token_ids_of_checkpoint(processing_class: Processing, name: str, revision: str | None = None) -> set[int]:
     """Return `get_stop_token_ids` of a checkpoint that is not loaded."""
-    try:
+    config = GenerationConfig()  # of a format that vLLM alone reads
+    with suppress(OSError, ValueError):
+        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
+    with suppress(OSError):  # transformers derives one from the model's where the checkpoint has none
         config = GenerationConfig.from_pretrained(name, revision=revision)
-    except OSError:  # the checkpoint has no such file, and transformers derives it from the model's configuration
-        try:
-            config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
-        except (OSError, ValueError):  # a format that vLLM alone reads
-            config = GenerationConfig()
     return get_stop_token_ids(processing_class, SimpleNamespace(generation_config=config))
 
 
 def end_of_turn(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
-    stop_token_ids: Collection[int],
-    template_kwargs: Mapping[str, Any] | None = None,
+    processing_class: Processing, stop_token_ids: Collection[int], template_kwargs: Mapping[str, Any] | None = None
 ) -> int | None:
     """Return the token that ends an assistant's turn in the chat template, `None` if the end has a stop token.
 
@@ -55,7 +50,7 @@ def end_of_turn(
 
 
 def end_completions(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    processing_class: Processing,
     model: Any,
     stop_token_ids: Collection[int],
     template_kwargs: Mapping[str, Any] | None,

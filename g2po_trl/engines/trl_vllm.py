@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model, set_seed
-from transformers import AutoImageProcessor
 from transformers.utils import is_peft_available
 
 from ..utils.errors import G2POError
@@ -64,13 +62,6 @@ class VLLMEngine(RequestEngine):
             self.read_images(parts.image_inputs and parts.image_inputs.encoder)
         else:
             self.reads_text_because = _SHARED
-        if self.images is not None:
-            place = vllm.llm.llm_engine.model_config.model
-            if others := different_image_settings(self.images.processor, place):
-                self.reads_text_because = (
-                    f"vLLM prepares images by the processor of {place!r}, whose {', '.join(others)} are not those of "
-                    "the trainer's: save the trainer's there"
-                )
         # As it starts, vLLM seeds this process with numbers of its own; ranks that share a model share a seed.
         if is_colocated:
             set_seed(args.seed + self.accelerator.process_index // self.parallel)
@@ -224,16 +215,3 @@ class VLLMEngine(RequestEngine):
         for completion, tokens in zip(completions, cached):
             completion.cached_tokens = tokens
         return completions
-
-
-def different_image_settings(processor: Any, place: str) -> list[str]:
-    """Return the image settings in which a folder's or a Hub id's processor differs from this one.
-
-    vLLM loads the processor there, and would see other pixels, by as many tokens. Empty if there is none.
-    """
-    with suppress(ImportError, OSError, ValueError):
-        ours, theirs = processor.image_processor.to_dict(), AutoImageProcessor.from_pretrained(place).to_dict()
-        plain = partial(json.dumps, sort_keys=True, default=str)
-        names = ours.keys() & theirs.keys() - {"image_processor_type", "processor_class", "auto_map"}
-        return sorted(name for name in names if plain(ours[name]) != plain(theirs[name]))
-    return []

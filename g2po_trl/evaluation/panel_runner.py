@@ -66,7 +66,7 @@ class PanelPlayer:
             self.trial, self.indices = trial, indices
             self.tokens = {index: [0, 0] for index in indices}
             self.tasks: dict[int, str] = {}
-            with closing(RolloutBar(f"seed {self.seed}", self.player.max_turns, len(indices), enabled=True)) as bar:
+            with closing(RolloutBar(f"seed {self.seed}", self.player.max_turns, enabled=True)) as bar:
                 trajectories, _ = self.player.play(
                     [self.panel.rows[index] for index in indices],
                     self.sampling,

@@ -19,10 +19,9 @@ from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.images import UnreadableImageError
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
-from ..prompts.tool_calls import call_in
 from ..trajectory import Step
 from ..utils.errors import G2POError
-from .conversations import Conversations, request_of, sampling_of
+from .conversations import Conversations, read_action, recorded, request_of, sampling_of
 from .episode import Episode
 from .loop import Session
 from .stats import RolloutStats
@@ -269,20 +268,8 @@ class PromptSession:
         if asked.request is not None:
             return self.conversations.step(episode, asked.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)
-        admissible = episode.observation.admissible_actions
-        template = self.actor.template.of(episode.environment)
-        action, valid = template.read(text, prompt.text[-64:], admissible)
-        return episode.step(
-            action,
-            text,
-            valid=valid,
-            call=call_in(template, action, valid),
-            prompt_ids=prompt.ids,
-            completion_ids=completion.ids,
-            logprobs=completion.logprobs,
-            prompt_truncated=prompt.truncated,
-            completion_truncated=not completion.complete,
-        )
+        fields = recorded(prompt, completion) | read_action(self.actor.template, episode, text, prompt)
+        return episode.step(completion=text, **fields)
 
 
 def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:

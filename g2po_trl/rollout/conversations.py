@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, response_action
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, Transcript
+from ..prompts.fitting import FittedPrompt
 from ..prompts.template import PromptTemplate
 from ..prompts.tool_calls import call_in
 from ..trajectory import Step
@@ -41,30 +42,20 @@ class Conversations:
     def step(self, episode: Episode, request: ChatRequest, prompt: ConversationPrompt, completion: Completion) -> Step:
         """Return the step that a completion makes."""
         text = self.encoder.decode(completion.ids)
-        fields = {
-            "prompt_ids": prompt.ids,
-            "completion_ids": completion.ids,
-            "logprobs": completion.logprobs,
-            "prompt_truncated": prompt.truncated,
-            "completion_truncated": not completion.complete,
-            "prompt_images": prompt.images or None,
-        }
+        fields = recorded(prompt, completion) | {"prompt_images": prompt.images or None}
         if episode.observation.request is None:
             answer: Message = {"role": "assistant", "content": text}
-            listed = episode.observation.admissible_actions
-            template = self.template.of(episode.environment)
-            action, valid = template.read(text, prompt.text[-64:], listed)
-            fields["call"] = call_in(template, action, valid)
+            fields |= read_action(self.template, episode, text, prompt)
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], request.stop)
-            action, valid = response_action(answer), valid and request.is_valid(answer)
-            fields["call"] = request.call_in(answer, text, valid)
+            valid = valid and request.is_valid(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
-            fields["messages"] = list(new)
+            fields |= {"action": response_action(answer), "valid": valid, "messages": list(new)}
+            fields["call"] = request.call_in(answer, text, valid)
         if (shown := self._before_stop(completion.ids, request.stop)) is not None:
             episode.transcript.add(prompt, request.tools, answer, shown)
-        return episode.step(action, text, valid=valid, **fields)
+        return episode.step(completion=text, **fields)
 
     def _before_stop(self, ids: Sequence[int], stops: tuple[str, ...]) -> Sequence[int] | None:
         """Return the ids of a completion before the first of the stops, which is not part of its message."""
@@ -75,6 +66,26 @@ class Conversations:
             return ids
         kept = ids[: bisect_right(range(len(ids)), len(shown), key=lambda end: len(decode(ids[:end]))) - 1]
         return kept if decode(kept) == shown else None
+
+
+def recorded(prompt: FittedPrompt | ConversationPrompt, completion: Completion) -> dict[str, Any]:
+    """Return the fields of a step that the engine reports."""
+    return {
+        "prompt_ids": prompt.ids,
+        "completion_ids": completion.ids,
+        "logprobs": completion.logprobs,
+        "prompt_truncated": prompt.truncated,
+        "completion_truncated": not completion.complete,
+    }
+
+
+def read_action(
+    template: PromptTemplate, episode: Episode, text: str, prompt: FittedPrompt | ConversationPrompt
+) -> dict[str, Any]:
+    """Return the fields of a step that the template reads in a completion."""
+    template = template.of(episode.environment)
+    action, valid = template.read(text, prompt.text[-64:], episode.observation.admissible_actions)
+    return {"action": action, "valid": valid, "call": call_in(template, action, valid)}
 
 
 def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:

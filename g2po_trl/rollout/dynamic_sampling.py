@@ -8,7 +8,6 @@ from typing import Any
 
 from ..engines.sampling import derived_seed
 from ..environments.tasks import task_id_of
-from ..trajectory import Trajectory
 from ..utils.options import require
 from .strategy import Rollout, RolloutContext, Row, SynchronousRollout
 
@@ -42,7 +41,8 @@ class DynamicSampling(SynchronousRollout):
         others = self._other_tasks(gather([task_id_of(row) for row in rows]), iteration)
         left, time = (self.max_generation_batches - 1) * len(set(gather(list(groups)))), 0
         while left > 0:
-            again = equal_reward_groups(gather(_rewards(rollout.trajectories, groups)))[:left]
+            paid = [(group, one.reward if one.counted else None) for group, one in zip(groups, rollout.trajectories)]
+            again = equal_reward_groups(gather(paid))[:left]
             if not again:
                 break
             left -= len(again)
@@ -77,7 +77,3 @@ def equal_reward_groups(rewards: Iterable[tuple[int, float | None]]) -> list[int
     for group, reward in rewards:
         of_group.setdefault(group, set()).update([] if reward is None else [reward])
     return sorted(group for group, values in of_group.items() if len(values) < 2)
-
-
-def _rewards(trajectories: Sequence[Trajectory], groups: Sequence[int]) -> list[tuple[int, float | None]]:
-    return [(group, played.reward if played.counted else None) for group, played in zip(groups, trajectories)]

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
-
-
-class PlayedTask(Protocol):
-    """Task and outcome of an episode, e.g. a `Trajectory`."""
-
-    task_id: str
-    outcome: str
+from typing import Any
 
 
 class TaskErrors:
@@ -28,8 +21,8 @@ class TaskErrors:
     def __contains__(self, task_id: str) -> bool:
         return self.in_a_row.get(task_id, 0) >= self.patience
 
-    def count(self, records: Iterable[PlayedTask]) -> None:
-        """Count a rollout, given the records of all ranks' trajectories."""
+    def count(self, records: Iterable[Any]) -> None:
+        """Count a rollout, given `task_id` and `outcome` of all ranks' trajectories."""
         outcomes: dict[str, set[str]] = {}
         for record in records:
             outcomes.setdefault(record.task_id, set()).add(record.outcome)

@@ -19,14 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..environments.contract import Observation, StepResult
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.pool.pool import EnvironmentPool
 from ..trajectory import Step
 from .episode import Episode, sent
 from .stats import RolloutStats
-
-Answer = Observation | StepResult | EnvironmentFailure
 
 # Longest wait for the session: while environments may answer as well, and while none is busy.
 POLL_SECONDS, IDLE_POLL_SECONDS = 0.005, 1.0

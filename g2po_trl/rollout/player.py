@@ -126,10 +126,6 @@ class Player:
         """Maximum number of turns of an episode, over all environments."""
         return self.limits.most_turns
 
-    def number_of(self, tasks: Sequence[dict[str, Any]]) -> int:
-        """Return the number of episodes that `play` would begin."""
-        return sum(task_id_of(task) not in self.excluded for task in tasks)
-
     def rollout(self) -> AbstractContextManager[None]:
         """Return a context for several `play` calls with the same weights, which are sent to the engine once."""
         return self.actor.rollout()

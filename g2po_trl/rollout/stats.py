@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 
-# Not summed over parts of a rollout or over ranks.
-_OF_THE_ROLLOUT = ("turns",)
-
 
 @dataclass
 class RolloutStats:
@@ -50,19 +47,20 @@ class RolloutStats:
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
         """Return the sums of the ranks' counts, and the largest times and turns, since ranks wait for the slowest."""
-        times = {"environment_time", "generation_time", "prompt_time", "total_time"}
         parts = zip_longest(*(one.parts for one in stats), fillvalue=(0, 0))
         together = tuple((max(turns for turns, _ in part), sum(number for _, number in part)) for part in parts)
-        return replace(cls._joined(stats, {*times, *_OF_THE_ROLLOUT}), parts=together)
+        return replace(cls._joined(stats, largest=("turns", "_time")), parts=together)
 
     def and_then(self, other: RolloutStats) -> RolloutStats:
         """Return the stats of this rollout followed by another."""
-        return replace(self._joined([self, other], set(_OF_THE_ROLLOUT)), parts=self.parts + other.parts)
+        return replace(self._joined([self, other], largest=("turns",)), parts=self.parts + other.parts)
 
     @classmethod
-    def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
-        numbers = (f.name for f in fields(cls) if f.name != "parts")
-        return cls(**{name: (max if name in largest else sum)(getattr(s, name) for s in stats) for name in numbers})
+    def _joined(cls, stats: Sequence[RolloutStats], largest: tuple[str, ...]) -> RolloutStats:
+        """Return sums, and the largest of the fields whose names end so."""
+        names = [one.name for one in fields(cls) if one.name != "parts"]
+        joined = {name: max if name.endswith(largest) else sum for name in names}
+        return cls(**{name: join(getattr(one, name) for one in stats) for name, join in joined.items()})
 
     @property
     def active_fraction(self) -> float:

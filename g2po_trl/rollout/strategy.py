@@ -79,8 +79,7 @@ class RolloutContext:
         seed: seed of these draws and of completions.
         sampling: how completions are sampled.
         gather: function from a list of each rank to the concatenated lists of all ranks.
-        progress: (turns, episodes) -> a context with a function that is called with (turns of the longest episode,
-            running episodes), or `None`.
+        progress: returns a context with a function `on_turn`, see `Loop`, or with `None`.
     """
 
     player: Player
@@ -89,11 +88,11 @@ class RolloutContext:
     seed: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     gather: Callable[[list], list] = list
-    progress: Callable[[int, int], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
+    progress: Callable[[], AbstractContextManager[OnTurn | None]] = nullcontext
 
     def play(self, rows: Sequence[Row], groups: Sequence[int]) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
-        with self.progress(self.player.max_turns, self.player.number_of(rows)) as on_turn:
+        with self.progress() as on_turn:
             return self.player.play(rows, self.sampling, groups, on_turn=on_turn)
 
 

@@ -14,15 +14,7 @@ class TaskSampler(RepeatSampler):
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
-        super().__init__(
-            sampler.data_source,
-            sampler.mini_repeat_count,
-            sampler.batch_size,
-            sampler.repeat_count,
-            sampler.shuffle,
-            sampler.seed,
-        )
-        self.epoch = epoch
+        vars(self).update(vars(sampler), epoch=epoch)
 
     def __iter__(self):
         if self.shuffle:

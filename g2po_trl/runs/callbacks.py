@@ -202,13 +202,12 @@ class RolloutBar:
     Silent if stderr is not a terminal.
     """
 
-    def __init__(self, description: str, total: int, num_episodes: int, enabled: bool):
+    def __init__(self, description: str, total: int, enabled: bool):
         hidden = not enabled or not sys.stderr.isatty()
         self.bar = tqdm(total=total, desc=description, unit="turn", leave=False, disable=hidden)
-        self.num_episodes = num_episodes
 
     def __call__(self, done: int, live: int) -> None:
-        self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes running")
+        self.bar.set_postfix_str(f"{live} episodes running")
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:

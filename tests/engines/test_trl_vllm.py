@@ -139,17 +139,6 @@ def test_vllm_generates_for_prompts_with_images_unless_ranks_share_it(vllm_modul
     assert [parameters.seed for parameters in vllm.parameters] == [5, 6]
 
 
-@pytest.mark.parametrize("others", [[], ["image_mean"]])
-def test_images_are_refused_if_vllm_would_see_other_pixels(vllm_module, monkeypatch, others):
-    vllm, places = RecordingVLLM(), []
-    vllm.llm.llm_engine.model_config = SimpleNamespace(model="folder")
-    monkeypatch.setattr(vllm_engine, "different_image_settings", lambda _, place: places.append(place) or others)
-    encoder = SimpleNamespace(processor=None, token_ids=[3])
-    reason = engine_of(vllm, encoder=encoder).reads_text_because
-    assert places == ["folder"] and (reason is not None) == bool(others)
-    assert not others or "whose image_mean are not those of the trainer's" in reason
-
-
 SENT = {
     **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
     **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "frequency_penalty": 0.1},

@@ -16,7 +16,6 @@ from vision_models import drawing
 from g2po_trl import G2POError
 from g2po_trl.agents.dialects.chat_completions import parse
 from g2po_trl.agents.dialects.request import RefusedRequestError
-from g2po_trl.engines.trl_vllm import different_image_settings
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.environments.validation import EnvironmentContractError, validate_observation, validate_step
 from g2po_trl.prompts.chat_template import merge_same_roles
@@ -85,20 +84,6 @@ def test_tokens_that_an_engine_would_take_for_an_image_are_not_sampled(family):
     (one,) = processor.tokenizer(encoder.token, add_special_tokens=False)["input_ids"]
     assert one in encoder.token_ids and {*processor.image_token_ids} <= {*encoder.token_ids}
     assert len({*encoder.token_ids}) == len(encoder.token_ids)
-
-
-@pytest.mark.parametrize("family", ["Gemma 3", "Idefics3"])
-def test_a_processor_that_makes_other_pixels_is_told_from_the_saved_one(family, tmp_path):
-    """vLLM loads that of the model's folder: it would train on 1 nat of noise, by as many tokens."""
-    processor = vision_models.FAMILIES[family]()[0]
-    encoder = ImageEncoder(processor)
-    assert different_image_settings(encoder.processor, tmp_path) == []
-    processor.tokenizer.save_pretrained(tmp_path)
-    assert different_image_settings(encoder.processor, tmp_path) == []
-    processor.save_pretrained(tmp_path)
-    assert different_image_settings(encoder.processor, tmp_path) == []
-    processor.image_processor.image_mean = [0.2, 0.2, 0.2]
-    assert different_image_settings(encoder.processor, tmp_path) == ["image_mean"]
 
 
 def test_the_processor_runs_once_for_each_size(monkeypatch):

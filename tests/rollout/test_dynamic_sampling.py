@@ -24,9 +24,6 @@ class Rollouts:
     def __init__(self, excluded=()):
         self.calls, self.excluded = [], excluded
 
-    def number_of(self, rows):
-        return len(rows)
-
     def play(self, rows, sampling, groups, on_turn):
         self.calls.append([(group, row["task_id"]) for group, row in zip(groups, rows)])
         numbers = count()
