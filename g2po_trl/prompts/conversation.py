@@ -58,15 +58,14 @@ class ChatRequest:
         tools, stop = self.tools, self.stop
         are_objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
         are_texts = isinstance(stop, (list, tuple)) and all(isinstance(text, str) and text for text in stop)
-        for name, valid, wanted in (
-            ("tools", tools is None or are_objects, "a list of JSON schemas"),
-            ("stop", are_texts, "a list of strings"),
-            ("max_tokens", self.max_tokens is None or _is_count(self.max_tokens, 1), "a positive number"),
-            ("task", _is_count(self.task, 0), "a number of messages"),
-            ("shorten", type(self.shorten) is bool, "True or False"),
-            ("needs_answer", type(self.needs_answer) is bool, "True or False"),
-        ):
-            _need(valid, name, getattr(self, name), wanted)
+        _need(tools is None or are_objects, "tools", tools, "a list of JSON schemas")
+        _need(are_texts, "stop", stop, "a list of strings")
+        for name, least in (("max_tokens", 1), ("task", 0)):
+            value = getattr(self, name)
+            is_count = type(value) is int and value >= least or value is None and least == 1
+            _need(is_count, name, value, f"a whole number, {least} or more")
+        for name in ("shorten", "needs_answer"):
+            _need(type(getattr(self, name)) is bool, name, getattr(self, name), "True or False")
         vars(self).update(
             messages=normalize_messages(self.messages),
             tools=plain(tools, "tools") if tools else None,
@@ -86,13 +85,8 @@ class ChatRequest:
     def is_valid(self, answer: Message) -> bool:
         """Return whether an answer has objects as arguments of its calls, and text or calls if it needs any."""
         calls = answer.get("tool_calls", ())
-        if self.needs_answer and not calls and not answer["content"].strip():
-            return False
-        return all(isinstance(call["function"]["arguments"], dict) for call in calls)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
+        says_something = bool(calls or answer["content"].strip() or not self.needs_answer)
+        return says_something and all(isinstance(call["function"]["arguments"], dict) for call in calls)
 
 
 def _need(valid: bool, where: str, value: Any, wanted: str) -> None:
@@ -136,17 +130,14 @@ def _normalize(message: Any, where: str) -> Message:
     _need(not images or role in SHOW_IMAGES, f"{where}role", role, f"images in messages of {' or '.join(SHOW_IMAGES)}")
     normalized: Message = {"role": "system" if role == "developer" else role, "content": content}
     normalized |= {"images": images} if images else {}
+    texts = {"assistant": ["reasoning_content"], "tool": ["name", "tool_call_id"]}.get(role, ())
+    normalized |= {name: _text(message[name], f"{where}{name}") for name in texts if message.get(name)}
     if role == "assistant":
-        older = message.get("function_call")
+        older, calls = message.get("function_call"), message.get("tool_calls") or []
         _need(older is None, f"{where}function_call", older, "tool_calls, as in the protocol of today")
-        if thought := message.get("reasoning_content"):
-            normalized["reasoning_content"] = _text(thought, f"{where}reasoning_content")
-        if calls := message.get("tool_calls"):
-            _need(isinstance(calls, (list, tuple)), f"{where}tool_calls", calls, "a list")
-            normalized["tool_calls"] = [_call(call, f"{where}tool_calls[{i}]") for i, call in enumerate(calls)]
-    for name in ("name", "tool_call_id") if role == "tool" else ():
-        if message.get(name) is not None:
-            normalized[name] = _text(message[name], f"{where}{name}")
+        _need(isinstance(calls, (list, tuple)), f"{where}tool_calls", calls, "a list")
+        made = [_call(call, f"{where}tool_calls[{number}]") for number, call in enumerate(calls)]
+        normalized |= {"tool_calls": made} if made else {}
     return normalized
 
 
@@ -165,17 +156,17 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     has_images = any(kind in IMAGE_PARTS for kind in kinds)  # a client may send any JSON value as a type
     text, images, after_text = "", [], False
     for number, (kind, part) in enumerate(zip(kinds, content)):
+        at = f"{where}[{number}]"
         if kind in IMAGE_PARTS:
             image = part.get("image_url", part.get("image"))
             image = image.get("url") if isinstance(image, Mapping) else image
-            is_read = opens_files or not isinstance(image, str) or isinstance(image, Picture)
-            is_read = is_read or image.startswith("data:")
-            _need(is_read, f"{where}[{number}]", image, "data:image/png;base64,…: no address or file is read")
-            images.append(as_picture(image, f"{where}[{number}]"))
+            is_address = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
+            _need(opens_files or not is_address, at, image, "data:image/png;base64,…: no address or file is read")
+            images.append(as_picture(image, at))
             text, after_text = text + PLACE, False
         else:
             is_text = kind in TEXT_PARTS and isinstance(part.get("text"), str)
-            _need(is_text, f"{where}[{number}]", part, "a part of type text or image")
+            _need(is_text, at, part, "a part of type text or image")
             new = without_places(part["text"]) if has_images else part["text"]
             text, after_text = text + "\n" * after_text + new, True
     return _text(text, where), images
@@ -209,19 +200,16 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 def _read_arguments(arguments: Any) -> Any:
     """Return the arguments of a call as an object; other values, as a model may write, are returned unchanged."""
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            return arguments
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    with suppress(ValueError, RecursionError):
+        read = json.loads(arguments.strip() or "{}")
         arguments = arguments if _is_deeper(read, MAX_DEPTH) else read
-    return {} if arguments is None else arguments
+    return arguments
 
 
 def plain(value: Any, where: str) -> Any:
     """Return a value as plain JSON data without lone surrogates, at most `MAX_DEPTH` levels deep."""
-    if isinstance(value, str):
-        return _text(value, where)
     with suppress(RecursionError):
         read = json.loads(to_json(value))
         if not _is_deeper(read, MAX_DEPTH):
@@ -314,21 +302,18 @@ class ChatResponse:
     def to_action(self) -> str:
         """Return the action that `TextEnvironment.step` receives: the response as a JSON object."""
         usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
-        return json.dumps(
-            {**self.message(), "finish_reason": self.finish_reason, "usage": usage}, ensure_ascii=False, sort_keys=True
-        )
+        data = {**self.message(), "finish_reason": self.finish_reason, "usage": usage}
+        return json.dumps(data, ensure_ascii=False, sort_keys=True)
 
     @classmethod
     def read(cls, action: str) -> ChatResponse:
         """Return the response that `to_action` wrote. Any other text becomes the content of a response."""
-        try:
+        data: Any = None
+        with suppress(ValueError, RecursionError):
             data = json.loads(action)
-        except (ValueError, RecursionError):
-            data = None
         if not isinstance(data, dict) or "content" not in data:
             return cls(action)
-        usage = data.get("usage", {})
-        used = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        used = [data.get("usage", {}).get(name, 0) for name in ("prompt_tokens", "completion_tokens")]
         return cls(data["content"], tuple(data.get("tool_calls", ())), data.get("finish_reason", "stop"), *used)
 
 

@@ -7,13 +7,13 @@ templates. Otherwise the whole conversation is rendered and encoded again.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
 
 from ..utils.errors import G2POError
 from ..utils.images import Picture
@@ -88,14 +88,12 @@ class ConversationEncoder:
     """
 
     def __init__(self, encode: ChatEncoder, stop_token_ids: Iterable[int] = ()):
-        processing_class = encode.processing_class
         self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
-        self.tools = make_tool_format(processing_class)
-        self.encode = encode
+        self.tools, self.encode = make_tool_format(encode.processing_class), encode
         own = self._continues()
-        template = None if all(own) else _training_template(processing_class)
+        template = None if all(own) else _training_template(encode.processing_class)
         if template is not None:
-            self.encode = ChatEncoder(processing_class, encode.text.kwargs, template)
+            self.encode = ChatEncoder(encode.processing_class, encode.text.kwargs, template)
             self.encode = self.encode if sum(self._continues()) > sum(own) else encode
         self.replaced = self.encode is not encode
         if self.replaced:
@@ -111,14 +109,12 @@ class ConversationEncoder:
     @contextmanager
     def saved(self) -> Iterator[None]:
         """Give the tokenizer, while it is saved, the template of conversations and the parser of its calls."""
-        if not self.replaced:
-            yield
-            return
         tokenizer, template = self.encode.tokenizer, self.encode.text.template
         changed = [(owner, "chat_template", template) for owner in (tokenizer, self.encode.processing_class)]
         for name in ("response_template", "response_schema"):  # TRL knows it by the model's own template alone
             if read_by := getattr(self.tools.tokenizer, name, None):
                 changed.append((tokenizer, name, read_by))
+        changed = changed if self.replaced else []
         before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changed]
         try:
             for change in changed:
@@ -146,7 +142,7 @@ class ConversationEncoder:
 
         def build() -> ConversationPrompt:
             shown = head + [message for exchange in exchanges[transcript.dropped :] for message in exchange]
-            return self._build(shown, request.tools, transcript, truncated=transcript.dropped > 0)
+            return self._build(shown, request.tools, transcript, transcript.dropped > 0)
 
         prompt = build()
         if max_length is None or len(prompt.ids) <= max_length:
@@ -164,9 +160,7 @@ class ConversationEncoder:
             )
         return prompt
 
-    def _build(
-        self, messages: list[Message], tools: Tools, transcript: Transcript, truncated: bool
-    ) -> ConversationPrompt:
+    def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> ConversationPrompt:
         digests = prefix_digests(messages, tools) if transcript.ids else []
         for known in range(len(digests) - 2, 1, -1):
             if (earlier := transcript.ids.get(digests[known])) is None:
@@ -177,15 +171,14 @@ class ConversationEncoder:
                 ids, text = added
                 # In some templates, the token that ends a message is the one that begins the next.
                 ids = ids[1:] if ended and ids[:1] == [answer[-1]] else ids
-                return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
+                return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, cut)
         try:
             text = self._text_of_all(messages, tools)
-            ids = self.encode.ids([text], [pictures_of(messages)])[0]
+            return ConversationPrompt(self.encode.ids([text], [pictures_of(messages)])[0], text, messages, 0, cut)
         except G2POError:  # of an image, or of the template itself
             raise
         except Exception as error:  # templates raise errors of any class
             raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
-        return ConversationPrompt(ids, text, messages, 0, truncated)
 
     def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
         messages = one_call_each(messages) if self.tools.native and not self._renders_several_calls else messages
@@ -254,7 +247,7 @@ class ConversationEncoder:
             ]
 
         def build(keep: int) -> ConversationPrompt:
-            return self._build(shown(keep), tools, Transcript(), truncated=True)
+            return self._build(shown(keep), tools, Transcript(), True)
 
         def size(keep: int) -> int:
             return len(self.encode.ids([self._text_of_all(shown(keep), tools)])[0])
@@ -269,32 +262,28 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
     split, rest = [], list(messages)
     while rest:
         message = rest.pop(0)
-        if len(calls := message.get("tool_calls", ())) < 2:
-            split.append(message)
-            continue
-        results = list(takewhile(lambda later: later["role"] == "tool", rest))
-        del rest[: len(results)]
-        for call in calls:
-            asks = message if call is calls[0] else {"role": "assistant", "content": ""}
-            split.append({**asks, "tool_calls": [call]})
+        results = [*takewhile(lambda later: later["role"] == "tool", rest)]
+        calls = message.get("tool_calls", ())
+        for call in calls if len(calls) > 1 else ():
+            split.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": ""}
             same = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            named = [result for result in same if result.get("name") == call["function"]["name"]]
-            for result in (named or same)[:1]:
+            same.sort(key=lambda result: result.get("name") != call["function"]["name"])
+            for result in same[:1]:
+                rest.remove(result)
                 results.remove(result)
                 split.append(result)
-        split += results
+        split += [message] if len(calls) < 2 else []
     return split
 
 
 def with_objects(messages: Sequence[Message]) -> list[Message]:
     """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
-
-    def rendered(call: dict[str, Any]) -> dict[str, Any]:
-        arguments = call["function"]["arguments"]
-        whole = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        return {**call, "function": {**call["function"], "arguments": whole}}
-
-    return [m | ({"tool_calls": [*map(rendered, m["tool_calls"])]} if "tool_calls" in m else {}) for m in messages]
+    changed = copy.deepcopy(list(messages))
+    for function in (call["function"] for message in changed for call in message.get("tool_calls", ())):
+        if not isinstance(function["arguments"], dict):
+            function["arguments"] = {"arguments": function["arguments"]}
+    return changed
 
 
 def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], list[list[Message]]]:
@@ -302,14 +291,12 @@ def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], l
 
     The first `task` messages are before it, also if examples of the assistant's answers are among them.
     """
-    head: list[Message] = list(messages[:task])
-    exchanges: list[list[Message]] = []
+    parts: list[list[Message]] = [list(messages[:task])]
     for message in messages[task:]:
         if message["role"] == "assistant":
-            exchanges.append([message])
-        else:
-            (exchanges[-1] if exchanges else head).append(message)
-    return head, exchanges
+            parts.append([])
+        parts[-1].append(message)
+    return parts[0], parts[1:]
 
 
 def _stub(answer: Message, new: Sequence[Message]) -> Message:
@@ -330,8 +317,7 @@ def _training_template(processing_class) -> str | None:
     """Return TRL's version of the chat template that can be continued, if it has one."""
     from ..utils.trl_compat import get_training_chat_template  # with torch, which is slow to import
 
-    try:
+    with suppress(ValueError, AttributeError, TypeError):
         template = get_training_chat_template(processing_class)
-    except (ValueError, AttributeError, TypeError):
-        return None
-    return template if template != get_chat_template(processing_class) else None
+        return template if template != get_chat_template(processing_class) else None
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 from ..utils.images import Picture
 from ..utils.json import to_json
 from ..utils.options import require
-from .conversation import Message, as_text, canonical, since_last_completion, without_ids
+from .conversation import Message, as_text, canonical, pictures_of, since_last_completion, without_ids
 
 MAX_SHORT = 64  # characters of new messages that are the same in many states, such as "OK" and "Nothing happens."
 
@@ -49,29 +49,10 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     A result that names its call by an id does not name the tool: which tool was called is the action that led to the
     state.
     """
-    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    system, news = _parts(messages)
     asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
-    if not since_last_completion(messages):
-        return "\n".join([as_text(messages), *map(json.dumps, asked)])
-    news = _news(messages, len(system))
     known = [without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in news]
     return json.dumps([*known, *asked], ensure_ascii=False, sort_keys=True)
-
-
-def _news(messages: Sequence[Message], begins: int, since: int = 0) -> list[Message]:
-    """Return the new messages, short ones after the message that they answer.
-
-    The task begins after `begins` messages. Those up to `since` say enough by themselves.
-    """
-    news = since_last_completion(messages)
-    begin = len(messages) - len(news)
-    if not begin:
-        return news[begins:]
-    is_short = sum(len(message["content"]) for message in news) <= MAX_SHORT
-    if not is_short or len(messages) <= since or any(message.get("images") for message in news):
-        return news
-    answered = messages[begin - 1]
-    return [{**answered, "content": ""} if answered.get("tool_calls") else answered, *news]
 
 
 def workspace_key(
@@ -84,9 +65,8 @@ def workspace_key(
 ) -> str:
     """Return the state key of a request of an agent that works on files: files, new messages, system message, tools.
 
-    Short messages are combined with what they answer, as in `request_key`, unless the files have changed.
-
-    In texts, times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
+    Short messages are combined with what they answer, as in `request_key`, unless the files have changed. In texts,
+    times, ids and paths of temporary folders are replaced by marks (`without_noise`): they never recur.
 
     Args:
         files: digest of the files.
@@ -96,14 +76,25 @@ def workspace_key(
         temporary: path of a folder that only this episode uses.
         since: number of messages of the episode's first request with these files. `None`: this one.
     """
-    messages = _marked(list(messages), folder, temporary)
-    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    until = len(messages) if since is None else since
-    is_whole = not since_last_completion(messages)
-    news = messages[len(system) :] if is_whole else _news(messages, len(system), until)
-    asked = _digest_of(system, tools, folder, temporary)
-    key = {"files": files, "news": as_text(news), "asked": asked}
+    system, news = _parts(_marked(list(messages), folder, temporary), len(messages) if since is None else since)
+    key = {"files": files, "news": as_text(news), "asked": _digest_of(system, tools, folder, temporary)}
     return json.dumps(key, ensure_ascii=False)
+
+
+def _parts(messages: Sequence[Message], since: int = 0) -> tuple[list[Message], list[Message]]:
+    """Return the system messages at the beginning, and the new messages, short ones after the message they answer.
+
+    The messages up to `since` say enough by themselves.
+    """
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    news = since_last_completion(messages)
+    answered = messages[len(messages) - len(news) - 1] if 0 < len(news) < len(messages) else None
+    if answered is None:
+        return system, list(messages[len(system) :])
+    is_short = sum(len(message["content"]) for message in news) <= MAX_SHORT
+    if is_short and len(messages) > since and not pictures_of(news):
+        news = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *news]
+    return system, news
 
 
 def is_workspace_key(key: str) -> bool:
