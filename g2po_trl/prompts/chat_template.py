@@ -64,10 +64,7 @@ class ChatTemplate:
             require(bool(is_known), "chat_template_kwargs", kwargs, f"the chat template has no variable {name!r}")
 
     def __call__(
-        self,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        self, messages: Sequence[Message], tools: list[dict] | None = None, add_generation_prompt: bool = True
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
         messages, tools = self.as_text(list(messages)), self.as_text(tools)
@@ -84,19 +81,16 @@ class ChatTemplate:
     @cached_property
     def _form(self) -> tuple[bool, bool]:
         """Return whether contents must be lists of blocks, and whether a system message is required."""
-        first_error, (asked,) = None, _probe("user")
+        errors, (asked,) = [], _probe("user")
         for form in ((False, False), (True, False), (False, True), (True, True)):
             try:
                 if asked["content"] in self._render([asked], *form):
                     return form
             except Exception as error:  # templates raise errors of any class
-                first_error = first_error or error
-        reason = f"it raises {type(first_error).__name__}: {first_error}" if first_error else "it omits the message"
-        raise G2POError(
-            f"the chat template of {getattr(self.tokenizer, 'name_or_path', '') or 'the tokenizer'} does not render a "
-            f"user message ({reason}): set `tokenizer.chat_template` to one that does",
-            "chat_template",
-        ) from first_error
+                errors.append(f"it raises {type(error).__name__}: {error}")
+        name, reason = getattr(self.tokenizer, "name_or_path", "") or "the tokenizer", [*errors, "it omits it"][0]
+        what = f"the chat template of {name} does not render a user message ({reason})"
+        raise G2POError(f"{what}: set `tokenizer.chat_template` to one that does", "chat_template")
 
     def _shows(self, *roles: str) -> bool:
         """Return whether the template writes all of a conversation with these roles."""
@@ -115,23 +109,21 @@ class ChatTemplate:
         before = ["system"] * self._shows("system", "user") + ["user", "assistant"]
         return self._shows(*before * late, "system")
 
-    @cached_property
     def sample(self) -> str:
-        """A short conversation as the template writes it; "" if it cannot."""
-        for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",)):
+        """Return a short conversation as the template writes it; "" if it cannot."""
+        for roles in (("system", "user", "assistant", "user"), ("user",)):
             with suppress(Exception):  # templates raise errors of any class
                 return self(_probe(*roles))
         return ""
 
     def as_text(self, value: Any) -> Any:
         """Return a message, a part of it, or a completion, with marks in the reserved tokens of its texts."""
-        if isinstance(value, str):
-            for token in self.reserved:
-                value = value.replace(token, f"{token[:1]}{MARK}{token[1:]}") if token in value else value
-        elif isinstance(value, Mapping):
+        if isinstance(value, Mapping):
             return {name: self.as_text(part) for name, part in value.items()}
-        elif isinstance(value, list):
+        if isinstance(value, list):
             return [self.as_text(part) for part in value]
+        for token in self.reserved if isinstance(value, str) else ():
+            value = value.replace(token, f"{token[:1]}{MARK}{token[1:]}") if token in value else value
         return value
 
     def _render(
@@ -146,11 +138,9 @@ class ChatTemplate:
             messages = [{"role": "system", "content": ""}, *messages]
         messages = [{**m, "content": content_blocks(m)} if as_blocks or "images" in m else m for m in messages]
         messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
-        options = {"chat_template": self._passed_template} if self._passed_template else {}
-        options |= {"tools": tools} if tools else {}
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **options, **self.kwargs
-        )
+        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.kwargs}
+        options |= {"chat_template": self._passed_template} if self._passed_template else {}
+        return self.tokenizer.apply_chat_template(messages, **options, **({"tools": tools} if tools else {}))
 
 
 def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:

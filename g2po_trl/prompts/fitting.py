@@ -51,8 +51,8 @@ def fit_prompt(
     """
 
     def messages(keep: int) -> list[dict[str, Any]]:
-        more, text = {"images": images} if images else {}, cut_middle(observation, keep)
-        return template.messages(text, task, admissible_actions, shown, steps_taken, **more)
+        text = cut_middle(observation, keep)
+        return template.messages(text, task, admissible_actions, shown, steps_taken, images)
 
     def build(keep: int) -> FittedPrompt:
         return FittedPrompt(*encode(messages(keep)), True, images)
@@ -65,17 +65,13 @@ def fit_prompt(
     if max_length is None or len(prompt.ids) <= max_length:
         return prompt._replace(truncated=False)
     of_images = len(prompt.ids) - size(keep) if images else 0
-    while shown:
+    while shown and size(keep) + of_images > max_length:
         shown.pop(0)
-        if size(keep) + of_images <= max_length:
-            break
     prompt = cut_to_fit(build, size, of_images, keep, max_length)
     if len(prompt.ids) > max_length:
-        raise PromptTooLongError(
-            f"the task, {len(admissible_actions or ())} admissible actions and {len(images)} images alone take "
-            f"{len(prompt.ids)} tokens, more than max_prompt_length={max_length}: raise it, or shorten them",
-            "max_prompt_length",
-        )
+        what = f"the task, {len(admissible_actions or ())} admissible actions and {len(images)} images"
+        remedy = f"more than max_prompt_length={max_length}: raise it, or shorten them"
+        raise PromptTooLongError(f"{what} alone take {len(prompt.ids)} tokens, {remedy}", "max_prompt_length")
     return prompt
 
 

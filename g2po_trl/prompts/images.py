@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class ImageEncoder:
     def __init__(self, processor):
         self.processor, tokenizer = processor, processor.tokenizer
         self.token: str = processor.image_token
-        self._alone: list[int] = tokenizer(self.token, add_special_tokens=False)["input_ids"]
+        self._alone = self._ids(self.token)
         known = [*processor.image_token_ids, *processor.video_token_ids, *self._alone * (len(self._alone) == 1)]
         self.token_ids: list[int] = list(dict.fromkeys(number for number in known if number is not None))
         self.reserved = list(dict.fromkeys([self.token, *tokenizer.convert_ids_to_tokens(self.token_ids)]))
@@ -95,12 +95,10 @@ class ImageEncoder:
                 "of a vision-language model, and {observation} in each text of the prompt template",
                 "chat_template",
             )
-        ids, left = [], list(images)
+        ids, left = [], iter(images)
         for part in parts:
-            number = part.count(self.token)
-            shown, left = left[:number], left[number:]
-            encode = self._with_images if shown else self.processor.tokenizer
-            ids += encode(part, shown) if shown else encode(part, add_special_tokens=False)["input_ids"]
+            shown = list(islice(left, part.count(self.token)))
+            ids += self._with_images(part, shown) if shown else self._ids(part)
         return ids
 
     def unexpanded(self, ids: Sequence[int], images: Sequence[Picture]) -> list[int]:
@@ -111,29 +109,27 @@ class ImageEncoder:
         """
         left, shorter = list(ids), []
         for image in images:
-            before, written, after = self._written(image.size, image)
-            places = (at for at, number in enumerate(left) if number == written[0])
-            at = next((at for at in places if left[at : at + len(written)] == written), None)
+            before, written, after = self.written(image)
+            starts = (at for at, number in enumerate(left) if number == written[0])
+            at = next((at for at in starts if left[at : at + len(written)] == written), None)
             text = None if at is None else self._without(left[:at], before, of_end=True)
             others = None if at is None else self._without(left[at + len(written) :], after, of_end=False)
             if text is None or others is None:
                 size = "{} x {}".format(*image.size)
-                raise G2POError(
-                    f"the prompt has no tokens of an image of {size} pixels as the processor writes it", "images"
-                )
+                raise G2POError(f"the prompt has no image of {size} pixels as the processor writes it", "images")
             shorter, left = [*shorter, *text, *self._alone], others
         return shorter + left
 
-    def _written(self, size: tuple[int, int], image: Picture) -> tuple[list[int], list[int], list[int]]:
+    def written(self, image: Picture) -> tuple[list[int], list[int], list[int]]:
         """Return the white space before an image's tokens, the tokens, and the white space after, by its size."""
-        if size not in self._of_sizes:
+        if image.size not in self._of_sizes:
             if len(self._of_sizes) == _SIZES:
                 self._of_sizes.clear()
             ids = self._with_images(self.token, [image])
             blank = [text.isspace() for text in self.processor.tokenizer.batch_decode([[number] for number in ids])]
             begin, end = blank.index(False), len(ids) - blank[::-1].index(False)
-            self._of_sizes[size] = ids[:begin], ids[begin:end], ids[end:]
-        return self._of_sizes[size]
+            self._of_sizes[image.size] = ids[:begin], ids[begin:end], ids[end:]
+        return self._of_sizes[image.size]
 
     def _without(self, ids: list[int], blank: list[int], of_end: bool) -> list[int] | None:
         """Return ids without white space at an end, which a tokenizer may have joined with that of the text.
@@ -143,13 +139,15 @@ class ImageEncoder:
         number = len(blank)
         if not blank or (ids[-number:] if of_end else ids[:number]) == blank:
             return ids[: len(ids) - number] if of_end else ids[number:]
-        tokenizer = self.processor.tokenizer
-        space, joined = tokenizer.decode(blank), tokenizer.decode(ids[-1:] if of_end else ids[:1])
+        decode = self.processor.tokenizer.decode
+        space, joined = decode(blank), decode(ids[-1:] if of_end else ids[:1])
         rest = joined.removesuffix(space) if of_end else joined.removeprefix(space)
         if rest == joined:
             return None
-        rest = tokenizer(rest, add_special_tokens=False)["input_ids"]
-        return ids[:-1] + rest if of_end else rest + ids[1:]
+        return ids[:-1] + self._ids(rest) if of_end else self._ids(rest) + ids[1:]
+
+    def _ids(self, text: str) -> list[int]:
+        return self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _with_images(self, part: str, images: Sequence[Picture]) -> list[int]:
         opened = [[image.open() for image in images]]
@@ -157,10 +155,8 @@ class ImageEncoder:
             return list(self.processor(text=[part], images=opened, add_special_tokens=False)["input_ids"][0])
         except Exception as error:  # processors raise errors of any class
             sizes = ", ".join("{} x {}".format(*image.size) for image in images)
-            raise UnreadableImageError(
-                f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape",
-                "images",
-            ) from error
+            why = f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape"
+            raise UnreadableImageError(why, "images") from error
 
 
 class ImageInputs:
@@ -172,8 +168,8 @@ class ImageInputs:
     """
 
     def __init__(self, processor, accepted: Collection[str]):
-        self.encoder = ImageEncoder(processor)
-        self.processor, self.accepted = processor, accepted
+        self.encoder, self.processor, self.accepted = ImageEncoder(processor), processor, accepted
+        self.token_ids = self.encoder.token_ids
 
     @classmethod
     def of(cls, processing_class, model) -> ImageInputs | None:
@@ -183,19 +179,12 @@ class ImageInputs:
         fits = reads_images(processing_class) and "pixel_values" in accepted
         return cls(processing_class, accepted) if fits else None
 
-    @property
-    def token_ids(self) -> list[int]:
-        """Tokens of features, which must not be sampled."""
-        return self.encoder.token_ids
-
     def owners(self, ids: np.ndarray, images: Sequence[Picture]) -> np.ndarray:
         """Return (L,) for each token the number of the image it is a feature of, -1 for text."""
         found = np.full(len(ids), -1)
+        features = [int(np.isin(self.encoder.written(image)[1], self.token_ids).sum()) for image in images]
         if images:
-            written = [self.encoder._written(image.size, image)[1] for image in images]
-            found[np.isin(ids, self.token_ids)] = np.repeat(
-                np.arange(len(images)), [int(np.isin(of, self.token_ids).sum()) for of in written]
-            )
+            found[np.isin(ids, self.token_ids)] = np.repeat(np.arange(len(images)), features)
         return found
 
     @cached_property

@@ -21,7 +21,7 @@ class ChatEncoder:
     ):
         self.processing_class, self.tokenizer = processing_class, get_tokenizer(processing_class)
         self.text = ChatTemplate(processing_class, chat_template_kwargs, chat_template)
-        self._rendered = self._special_tokens_of(self.text.sample)
+        self._rendered = self._special_tokens_of(self.text.sample())
         ends = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
         reserved = self._rendered | ends if self._rendered else ()  # else messages write them themselves
         self.text.reserved = [self._added[number] for number in sorted(reserved)]

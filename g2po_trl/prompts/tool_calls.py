@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from .template import ParsedCompletion, PromptTemplate
@@ -25,11 +24,12 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
         try:
             call = json.loads(text)
             name, arguments = call["name"], call.get("arguments") or {}
+            if not isinstance(name, str):
+                raise TypeError(name)
+            calls.append((name, {**arguments}))
         except (RecursionError, TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"a call has no name, or is nested too deeply: {text.strip():.200}") from error
-        if not isinstance(name, str) or not isinstance(arguments, Mapping):
-            raise ValueError(f"a call has no name, or arguments that are no object: {text.strip():.200}")
-        calls.append((name, dict(arguments)))
+            why = "a call has no name, arguments that are no object, or is nested too deeply"
+            raise ValueError(f"{why}: {text.strip():.200}") from error
     if not calls:
         raise ValueError("no complete <tool_call>…</tool_call>")
     return calls
@@ -40,14 +40,14 @@ def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
 
     A call that is not valid JSON makes the completion invalid. Calls inside a finished thought are ignored.
     """
-    completion = completion.rpartition("</think>")[2]
+    completion = completion.rpartition("</think>")[2].strip()
     if OPEN_CALL not in completion:
-        return ParsedCompletion(completion.strip(), bool(completion.strip()))
+        return ParsedCompletion(completion, bool(completion))
     calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(completion))
     try:
         read_calls(calls)
     except ValueError:
-        return ParsedCompletion(calls or completion.strip(), False)
+        return ParsedCompletion(calls or completion, False)
     return ParsedCompletion(calls, True)
 
 

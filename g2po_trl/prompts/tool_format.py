@@ -27,17 +27,15 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
     is_supported = False
     with suppress(Exception):  # templates raise errors of any class
         is_supported = supports_tool_calling(processing_class)
-    if not is_supported:
-        return ProseTools()
     tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
-    if not _response_template(tokenizer):
+    if is_supported and not _response_template(tokenizer):
         own, tokenizer = tokenizer, copy.copy(tokenizer)  # the user's stays as it is
         tokenizer.chat_template = template
         try:
             add_response_schema(tokenizer)
         except ValueError:  # not among TRL's templates
-            return NativeTools(None) if _calls_in_prose_form(own, template) else ProseTools()
-    return NativeTools(tokenizer)
+            is_supported, tokenizer = _calls_in_prose_form(own, template), None
+    return NativeTools(tokenizer) if is_supported else ProseTools()
 
 
 class NativeTools:
@@ -51,7 +49,10 @@ class NativeTools:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self._opening = OPEN_CALL if tokenizer is None else _opening_of_calls(_response_template(tokenizer))
+        read_by = None if tokenizer is None else _response_template(tokenizer)
+        field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
+        literal = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
+        self._opening = literal and literal.group(1)  # of a call, if it is a literal tag
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """Return the messages and tools as the chat template takes them."""
@@ -76,9 +77,9 @@ class NativeTools:
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
         if thought := (read.get("reasoning_content") or "").removesuffix(self.tokenizer.eos_token or ""):
             message["reasoning_content"] = thought
-        message |= {"tool_calls": calls} if calls else {}
-        unread = self._opening is not None and self._opening in message["content"]
-        return message, "tool_calls" in message or not unread or not tools
+        if calls:
+            return message | {"tool_calls": calls}, True
+        return message, not tools or self._opening is None or self._opening not in message["content"]
 
 
 class ProseTools:
@@ -90,10 +91,9 @@ class ProseTools:
         rendered = [_as_prose(message) for message in messages]
         if tools:
             instructions = HOW_TO_CALL.format(tools="\n".join(_in_json(t.get("function", t)) for t in tools))
-            if rendered[0]["role"] == "system":
-                rendered[0] = {**rendered[0], "content": f"{rendered[0]['content']}\n\n{instructions}".strip()}
-            else:
-                rendered.insert(0, {"role": "system", "content": instructions})
+            system = [] if rendered[0]["role"] != "system" else [rendered.pop(0)["content"]]
+            content = "\n\n".join(filter(None, [*system, instructions]))
+            rendered.insert(0, {"role": "system", "content": content})
         return rendered, None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
@@ -114,10 +114,8 @@ def _in_json(value: Any) -> str:
 
 def _without_thought(text: str) -> Message:
     thought, end, answer = text.rpartition("</think>")
-    message: Message = {"role": "assistant", "content": (answer if end else text).strip()}
-    if end:
-        message["reasoning_content"] = thought.removeprefix("<think>").strip()
-    return message
+    reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if end else {}
+    return {"role": "assistant", "content": answer.strip(), **reasoning}
 
 
 def _parse_prose(text: str) -> tuple[Message, bool]:
@@ -134,13 +132,6 @@ def _parse_prose(text: str) -> tuple[Message, bool]:
 
 def _response_template(tokenizer) -> Any:
     return getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
-
-
-def _opening_of_calls(template: Any) -> str | None:
-    """Return the tag that opens a call, by the response template; `None` if it is not a literal tag."""
-    field = template.get("fields", {}).get("tool_calls", {}) if isinstance(template, dict) else {}
-    match = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
-    return match.group(1) if match else None
 
 
 def _calls_in_prose_form(tokenizer, template: Any) -> bool:
