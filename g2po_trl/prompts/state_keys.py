@@ -112,10 +112,8 @@ def normalised_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
 
 def _marked(value: Any, folder: str = "", temporary: str = "") -> Any:
     """Return JSON data with marks in its texts, see `without_noise`."""
-    if isinstance(value, Picture):
-        return value
     if isinstance(value, str):
-        return without_noise(value, folder, temporary)
+        return value if isinstance(value, Picture) else without_noise(value, folder, temporary)
     if isinstance(value, Mapping):
         return {name: _marked(part, folder, temporary) for name, part in value.items()}
     return [_marked(part, folder, temporary) for part in value] if isinstance(value, list) else value
@@ -134,10 +132,7 @@ def without_noise(text: str, folder: str = "", temporary: str = "") -> str:
 
 
 def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *folders: str) -> str:
-    """Return a digest that consists of letters, since keys may be compared without their numbers.
-
-    `folders`: the tools have marks, see `without_noise`.
-    """
+    """Return a digest that consists of letters, since keys may be compared without their numbers."""
     state = hashlib.blake2b(canonical([message["content"] for message in system]), digest_size=8)
     state.update(_canonical_tools(to_json(list(tools or ())), folders))
     return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
@@ -145,7 +140,7 @@ def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | N
 
 @functools.lru_cache(16)
 def _canonical_tools(tools: str, folders: tuple[str, ...]) -> bytes:
-    """Return tools, in one order, as bytes for a digest. They are long, and most requests have those of another."""
+    """Return tools, in one order and with marks, as bytes for a digest. Most requests have those of another."""
     read = json.loads(tools)
     return b"".join(sorted(map(canonical, _marked(read, *folders) if folders else read)))
 

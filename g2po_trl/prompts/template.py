@@ -1,8 +1,7 @@
 """Prompt templates and completion parsers: history window, chat messages, completion -> action and validity.
 
 With `history="window"` a prompt is rebuilt at every step as one user message: the task, the last `history_length`
-observations and actions, the observation, the admissible actions. Prompts therefore stay short in long episodes.
-Conversations use the same wording, in turns.
+observations and actions, the observation, the admissible actions. Conversations use the same wording, in turns.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple
     A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. If they are unbalanced,
     the thought ends at its last `</think>`; if it never ends, the first `<tag>…</tag>` anywhere is returned.
     """
-    prompt = prompt_end.rstrip()
-    ended = after_end = prompt.endswith("</think>")
-    thoughts = depth = int(prompt.endswith("<think>"))
+    ended = after_end = prompt_end.rstrip().endswith("</think>")
+    thoughts = depth = int(prompt_end.rstrip().endswith("<think>"))
     unpaired, outside, behind, first = False, None, None, None  # outside thoughts; behind the last of them; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
     for match in tags.finditer(completion):
@@ -153,11 +151,8 @@ class PromptTemplate:
         for text in (action, f"{written}<action>{action}</action>"):
             if self.read(text, prompt_end, admissible_actions).valid:
                 return text
-        raise G2POError(
-            f"parse_completion of the prompt template accepts {action!r:.200} neither as a completion nor in "
-            "<think></think><action>…</action>: return the whole completion, as the prompt asks for it",
-            "parse_completion",
-        )
+        why = f"parse_completion accepts {action!r:.200} neither alone nor in <think></think><action>…</action>"
+        raise G2POError(f"{why}: return the whole completion, as the prompt asks for it", "parse_completion")
 
     def messages(
         self,
@@ -173,27 +168,15 @@ class PromptTemplate:
         `history` has the (observation, action) pairs to show, oldest first; `images` are the current observation's,
         shown before its text.
         """
-        first_shown, plain = steps_taken - len(history) + 1, without_places if images else as_it_is
-        past_steps = self.history_separator.join(
-            self.history_entry.format(step=first_shown + i, observation=self.show_observation(past), action=action)
-            for i, (past, action) in enumerate(history)
-        )
-        slots = {
-            "task": plain(task),
-            "observation": self._shown(observation, images),
-            "actions": plain(self.actions_separator.join(admissible_actions or ())),
-            "steps_taken": steps_taken,
-            "current_step": steps_taken + 1,
-            "history_length": len(history),
-            "history": plain(past_steps),
-        }
-        content = (self.first if steps_taken == 0 else self.later).format(**slots)
+        past_steps = [
+            self.history_entry.format(step=step, observation=self.show_observation(past), action=action)
+            for step, (past, action) in enumerate(history, steps_taken - len(history) + 1)
+        ]
+        slots = {"task": task, "history": self.history_separator.join(past_steps), "history_length": len(history)}
+        slots |= {"steps_taken": steps_taken, "current_step": steps_taken + 1}
+        wording = self.first if steps_taken == 0 else self.later
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, _user(content, images)]
-
-    def _shown(self, observation: str, images: Sequence[Picture]) -> str:
-        shown = self.show_observation(observation)
-        return PLACE * len(images) + without_places(shown) if images else shown
+        return [*system, self._user(wording, observation, admissible_actions, images, slots)]
 
     def turn_message(
         self, observation: str, admissible_actions: Sequence[str] | None = None, images: Sequence[Picture] = ()
@@ -201,13 +184,18 @@ class PromptTemplate:
         """Return the user message that follows a completion in a conversation."""
         ending = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
         turn = "{observation}" + ending if self.turn is None else self.turn
-        listed = self.actions_separator.join(admissible_actions or ())
-        shown = {"observation": self._shown(observation, images), "actions": listed}
-        return _user(turn.format(**shown | ({"actions": without_places(listed)} if images else {})), images)
+        return self._user(turn, observation, admissible_actions, images, {})
 
-
-def _user(content: str, images: Sequence[Picture]) -> dict[str, Any]:
-    return {"role": "user", "content": content, **({"images": list(images)} if images else {})}
+    def _user(
+        self, wording: str, observation: str, actions: Sequence[str] | None, images: Sequence[Picture], slots: dict
+    ) -> dict[str, Any]:
+        slots |= {"observation": self.show_observation(observation)}
+        slots |= {"actions": self.actions_separator.join(actions or ())}
+        if not images:
+            return {"role": "user", "content": wording.format(**slots)}
+        slots = {name: without_places(part) if isinstance(part, str) else part for name, part in slots.items()}
+        slots["observation"] = PLACE * len(images) + slots["observation"]
+        return {"role": "user", "content": wording.format(**slots), "images": list(images)}
 
 
 # The text shared by all prompts comes first: `token_layout: shared` processes a shared prefix once.
