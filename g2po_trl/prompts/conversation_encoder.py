@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from ..utils.errors import G2POError
 from ..utils.images import Picture
@@ -25,7 +26,7 @@ from .tool_format import Tools, make_tool_format
 
 logger = logging.getLogger(__name__)
 
-_USER = {"role": "user", "content": "dummy"}
+_USER, _TEXT = {"role": "user", "content": "dummy"}, {"role": "assistant", "content": "dummy"}
 _SHORTENED_TO = 0.75  # of the limit: the next turns then continue the conversation
 
 
@@ -137,27 +138,22 @@ class ConversationEncoder:
             RefusedConversationError: if the chat template cannot render the conversation.
             UnreadableImageError: if the processor refuses an image.
         """
-        head, exchanges = _exchanges(request.messages, request.task) if request.shorten else (request.messages, [])
-        transcript.dropped = min(transcript.dropped, max(0, len(exchanges) - 1))
-
-        def build() -> ConversationPrompt:
-            shown = head + [message for exchange in exchanges[transcript.dropped :] for message in exchange]
-            return self._build(shown, request.tools, transcript, transcript.dropped > 0)
-
-        prompt = build()
-        if max_length is None or len(prompt.ids) <= max_length:
-            return prompt
-        while transcript.dropped < len(exchanges) - 1 and len(prompt.ids) > _SHORTENED_TO * max_length:
-            transcript.dropped += 1
-            prompt = build()
-        if len(prompt.ids) > max_length and request.shorten:
+        head, *exchanges = _exchanges(request.messages, request.task) if request.shorten else [request.messages]
+        limit = wanted = math.inf if max_length is None else max_length
+        most = max(0, len(exchanges) - 1)
+        transcript.dropped = min(transcript.dropped, most)
+        while True:
+            shown = [*head, *chain(*exchanges[transcript.dropped :])]
+            prompt = self._build(shown, request.tools, transcript, transcript.dropped > 0)
+            if len(prompt.ids) <= wanted or transcript.dropped == most:
+                break
+            transcript.dropped, wanted = transcript.dropped + 1, _SHORTENED_TO * limit
+        if len(prompt.ids) > limit and request.shorten:
             prompt = self._cut_longest(prompt.messages, request.tools, max_length)
-        if len(prompt.ids) > max_length:
-            raise PromptTooLongError(
-                f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens, more than "
-                f"max_prompt_length={max_length}: raise max_prompt_length, or let the agent send shorter messages",
-                "max_prompt_length",
-            )
+        if len(prompt.ids) > limit:
+            what = f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens"
+            remedy = f"more than max_prompt_length={max_length}: raise it, or let the agent send shorter messages"
+            raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
         return prompt
 
     def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> ConversationPrompt:
@@ -221,10 +217,9 @@ class ConversationEncoder:
 
     def _continues(self) -> list[bool]:
         """Return for each kind of turn, text and calls, whether the template can be continued after it."""
-        turns: list[tuple[Message, list[Message]]] = [({"role": "assistant", "content": "dummy"}, [_USER])]
-        if self.tools.native:
-            turns.append((_calling("dummy"), [{"role": "tool", "name": "dummy", "content": "dummy"}]))
-        return [self._continuation(*turn, ended=True) is not None for turn in turns]
+        result = {"role": "tool", "name": "dummy", "content": "dummy"}
+        turns = [(_TEXT, _USER), (_calling("dummy"), result)][: 1 + self.tools.native]
+        return [self._continuation(answer, [new], ended=True) is not None for answer, new in turns]
 
     @cached_property
     def _renders_several_calls(self) -> bool:
@@ -240,10 +235,11 @@ class ConversationEncoder:
         The system message and those with images stay.
         """
 
+        stay = [message["role"] == "system" or "images" in message for message in messages]
+
         def shown(keep: int) -> list[Message]:
             return [
-                m if m["role"] == "system" or "images" in m else {**m, "content": cut_middle(m["content"], keep)}
-                for m in messages
+                m if stays else {**m, "content": cut_middle(m["content"], keep)} for m, stays in zip(messages, stay)
             ]
 
         def build(keep: int) -> ConversationPrompt:
@@ -286,7 +282,7 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
     return changed
 
 
-def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], list[list[Message]]]:
+def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
     """Return the messages before the assistant's first answer, and the others, cut before each of the assistant's.
 
     The first `task` messages are before it, also if examples of the assistant's answers are among them.
@@ -296,13 +292,13 @@ def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], l
         if message["role"] == "assistant":
             parts.append([])
         parts[-1].append(message)
-    return parts[0], parts[1:]
+    return parts
 
 
 def _stub(answer: Message, new: Sequence[Message]) -> Message:
     """Return a short assistant's message of the same kind; some templates name the tool in its result's header."""
     if new[0]["role"] != "tool":
-        return {"role": "assistant", "content": "dummy"}
+        return _TEXT
     calls = answer.get("tool_calls") or [{"function": {"name": "dummy"}}]
     return _calling(new[0].get("name") or calls[0]["function"]["name"])
 
