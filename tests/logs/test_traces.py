@@ -161,7 +161,7 @@ def test_what_is_no_call_and_has_no_result_is_counted():
     assert [[t.outcome for t in group] for group in traces.groups] == [["error", "success"], ["success"]]
     assert traces.without_calls == 1
     second = traces.groups[0][1].steps[1]
-    assert second.key == 'assistant: Hello!\n\nuser: Find the mug.\n\nassistant: go({"to": "x"})'
+    assert [message["content"] for message in json.loads(second.key)] == ["Hello!", "Find the mug.", ""]
     credit = credit_traces(traces, unscaled, gamma=0.5)
     assert np.isnan(credit.advantages).all() and {step.advantage for step in credit.steps} == {None}
     assert [(row["value"], row["visits"]) for row in rows(credit)] == [(None, None), (-0.25, 1), (-0.5, 1), (1.0, 1)]
