@@ -7,28 +7,13 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
 from refusals import refused
-from scripted_agents import (
-    arrived,
-    ask,
-    ask_plainly,
-    async_loop,
-    calls,
-    has_ended,
-    in_threads,
-    play,
-    says,
-    streaming,
-    stubborn,
-    suppress_all,
-    tool_loop,
-    unsteady,
-    wait_until,
-)
+from scripted_agents import ADD, ask, ask_plainly, calls, play, says, tool_loop, wait_until
 
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.agents import agent as agent_module
@@ -38,25 +23,47 @@ from g2po_trl.environments.validation import EnvironmentContractError, validate_
 from g2po_trl.prompts.conversation import ChatResponse
 
 
+def suppress_all(function, *given):
+    with contextlib.suppress(Exception):
+        function(*given)
+
+
 def test_a_loop_on_the_openai_client():
-    seen, end = play(
-        tool_loop,
-        [calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})), calls(("add", {"a": 3, "b": 7})), says("10")],
-        question="1+2+3+4?",
-        answer="10",
-    )
+    script = [
+        calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})),
+        calls(("add", {"a": 3, "b": 7})),
+        says("10"),
+    ]
+    seen, end = play(tool_loop, script, question="1+2+3+4?", answer="10")
     assert [one.text for one in seen] == ["system: Use the tools.\n\nuser: 1+2+3+4?", "tool: 3\n\ntool: 7", "tool: 10"]
     assert seen[0].task == "1+2+3+4?" and seen[1].task is None
     assert '{"content": "3", "role": "tool"}, {"content": "7", "role": "tool"}, {"asked":' in seen[1].state_key
     first, second, third = (one.request for one in seen)
     assert [tool["function"]["name"] for tool in first.tools] == ["add"] and first.stop == ()
-    made = second.messages[2]["tool_calls"]
-    assert [call["function"]["arguments"] for call in made] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
-    assert [call["id"] for call in made] == ["call_1", "call_2"]
+    made = [(call["id"], call["function"]["arguments"]) for call in second.messages[2]["tool_calls"]]
+    assert made == [("call_1", {"a": 1, "b": 2}), ("call_2", {"a": 3, "b": 4})]
     answered = [message["tool_call_id"] for message in third.messages if message["role"] == "tool"]
     assert answered == ["call_1", "call_2", "call_3"]
     assert (end.reward, end.terminated, end.truncated) == (1.0, True, False)
     assert end.info == {"success": True, "ignored_fields": ["temperature"]}
+
+
+async def asking(client, text, **options):
+    model = client.async_openai(max_retries=0, **options).chat.completions
+    made = await model.create(model=client.model, messages=[{"role": "user", "content": text}])
+    return made.choices[0].message.content
+
+
+async def async_loop(task, client):
+    """Two questions at the same time, then one with both answers."""
+    answers = await asyncio.gather(*(asking(client, text) for text in task["parts"]))
+    return len(await asking(client, " and ".join(answers)))
+
+
+def in_threads(task, client):
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda text: ask(client, text).content, task["parts"]))
+    return sum(map(float, answers))
 
 
 def test_parallel_requests_are_steps_one_after_the_other():
@@ -72,21 +79,31 @@ def test_parallel_requests_are_steps_one_after_the_other():
         assert sorted(said[:3]) == list(answers) and said[3:] == ["user: 1 and 20 and 300"] * (steps - 3)
 
 
+def streaming(task, client):
+    """The reward is the number of tokens, the info what the deltas were."""
+    seen, options = {"text": "", "arguments": ["", ""], "names": [], "ends": []}, {"include_usage": True}
+    given = {"model": client.model, "messages": [{"role": "user", "content": "go"}], "tools": [ADD]}
+    for chunk in client.openai().chat.completions.create(stream=True, stream_options=options, **given):
+        for choice in chunk.choices:
+            seen["text"] += choice.delta.content or ""
+            seen["ends"] += [choice.finish_reason] * (choice.finish_reason is not None)
+            for call in choice.delta.tool_calls or ():
+                seen["names"] += [(call.id, call.function.name)] * bool(call.id)
+                seen["arguments"][call.index] += call.function.arguments
+    return {"reward": chunk.usage.total_tokens, "info": seen}
+
+
 def test_a_stream_has_text_tool_calls_and_usage():
-    response = ChatResponse(
-        "hm ü",
-        tuple({"function": {"name": "add", "arguments": given}} for given in ({"a": 1}, "{not json")),
-        "tool_calls",
-        prompt_tokens=5,
-        completion_tokens=6,
-    )
+    made = tuple({"function": {"name": "add", "arguments": given}} for given in ({"a": 1}, "{not json"))
+    response = ChatResponse("hm ü", made, "tool_calls", prompt_tokens=5, completion_tokens=6)
     _, end = play(streaming, [response.to_action()])
-    assert end.reward == 11.0 and end.info == {
-        "text": "hm ü",
-        "arguments": ['{"a": 1}', "{not json"],
-        "names": [("call_1", "add"), ("call_2", "add")],
-        "ends": ["tool_calls"],
-    }
+    names, arguments = [("call_1", "add"), ("call_2", "add")], ['{"a": 1}', "{not json"]
+    assert end.info == {"text": "hm ü", "arguments": arguments, "names": names, "ends": ["tool_calls"]}
+    assert end.reward == 11.0
+
+
+def returning(value):
+    return play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])[1]
 
 
 @pytest.mark.parametrize(
@@ -102,21 +119,17 @@ def test_a_stream_has_text_tool_calls_and_usage():
     ],
 )
 def test_what_an_agent_may_return(value, reward, info):
-    _, end = play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])
-    end = validate_step(end, "step")
+    end = validate_step(returning(value), "step")
     assert (end.reward, end.info) == (reward, info)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess": True}, {"success": True}),
-        *(np.zeros(2), [10**5000, True]),
-    ],
-)
+FORMS = [None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess": True}, {"success": True}]
+
+
+@pytest.mark.parametrize("value", [*FORMS, np.zeros(2), [10**5000, True]])
 def test_what_an_agent_may_not_return(value):
     with pytest.raises(EnvironmentContractError):
-        validate_step(play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])[1], "step")
+        validate_step(returning(value), "step")
 
 
 def test_a_request_of_any_length_is_observed():
@@ -126,24 +139,21 @@ def test_a_request_of_any_length_is_observed():
     assert seen.request.messages[0]["content"] == text and len(seen.text) == 1_000_000
 
 
-def raise_(error, first=None):
+def raising(error, cause=None, asks=True):
     def agent(task, client):
-        if first:
-            ask(client, first)
-        raise error
+        if asks:
+            ask(client, "x")
+        raise error from cause
 
     return agent
 
 
 def test_an_agent_that_ends_before_its_first_request():
-    def suppressing(task, client):
-        suppress_all(partial(ask, n=2), client, "x")
-
     for agent, kind in (
-        (raise_(KeyError("a bug")), KeyError),
-        (raise_(SystemExit(3)), RuntimeError),
+        (raising(KeyError("a bug"), asks=False), KeyError),
+        (raising(SystemExit(3), asks=False), RuntimeError),
         (lambda task, client: 1.0, EnvironmentContractError),
-        (suppressing, EnvironmentContractError),
+        (lambda task, client: suppress_all(partial(ask, n=2), client, "x"), EnvironmentContractError),
     ):
         with pytest.raises(kind):
             play(agent, [])
@@ -155,45 +165,25 @@ def test_an_agent_that_raises():
         (SystemExit(2), "agent error: SystemExit: 2"),
         (asyncio.CancelledError(), "agent error: CancelledError"),
     ):
-        _, end = play(raise_(error, "x"), [says("y")])
+        _, end = play(raising(error), [says("y")])
         assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
-        assert end.info["failure_reason"] == reason
-        assert "in agent\n    raise error" in end.info["traceback"]
-
-    def wrapped(task, client):
-        ask(client, "x")
-        try:
-            raise ConnectionResetError("the shop is closed")
-        except OSError as error:
-            raise RuntimeError("tool failed") from error
-
-    def grouped(task, client):
-        ask(client, "x")
-        raise ExceptionGroup("tasks", [ValueError(), ConnectionResetError("the shop is closed")])
-
-    for agent, kind in ((wrapped, RuntimeError), (grouped, ExceptionGroup)):
+        assert end.info["failure_reason"] == reason and "in agent\n    raise error" in end.info["traceback"]
+    closed = ConnectionResetError("the shop is closed")
+    for agent, kind in (
+        (raising(RuntimeError("tool failed"), closed), RuntimeError),
+        (raising(ExceptionGroup("tasks", [ValueError(), closed])), ExceptionGroup),
+        (raising(BrokenEnvironmentError("in pieces")), BrokenEnvironmentError),
+    ):
         with pytest.raises(kind):
             play(agent, [says("y")])
-    with pytest.raises(BrokenEnvironmentError):
-        play(raise_(BrokenEnvironmentError("in pieces"), "x"), [says("y")])
-
-
-def test_groups_name_what_is_inside_also_in_a_circle():
-    """crewai raises an exception again while it handles the next one."""
-    first, second = ValueError("first"), ValueError("second")
-    first.__context__, second.__context__ = second, first
-    _, end = play(raise_(ExceptionGroup("both", [first, ExceptionGroup("inner", [second])]), "x"), [says("y")])
-    assert end.info["failure_reason"] == "agent error: ValueError: first; ValueError: second"
-    with agent_pool(raise_(ExceptionGroup("a", [KeyError("b")]))) as pool:
-        assert "\nKeyError: 'b'\n" in pool.reset([{}])[0].message
 
 
 def impatient(task, client):
     """Ask with a time limit of its own, and end as the task says."""
     ask(client, "x")
-    model = client.openai(timeout=0.3, max_retries=task.get("retries", 0))
+    model = client.openai(timeout=0.3, max_retries=task.get("retries", 0)).chat.completions
     try:
-        answer = model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": "y"}])
+        answer = model.create(model=client.model, messages=[{"role": "user", "content": "y"}])
         return float(answer.choices[0].message.content == "late")
     except Exception:
         if task["then"] == "raises":
@@ -202,19 +192,15 @@ def impatient(task, client):
 
 
 async def waiting(task, client):
-    model, messages = client.async_openai(max_retries=0), [{"role": "user", "content": "y"}]
-    create = partial(model.chat.completions.create, model=client.model, stream=task["stream"])
-    await create(messages=[*messages, *messages])
-    await asyncio.wait_for(create(messages=messages), 1)
-    return 1.0
+    await asking(client, "x")
+    return await asyncio.wait_for(asking(client, "y"), 1)
 
 
 async def gathering(task, client):
     """The answer to one request makes it raise, which cancels the other one."""
-    model = client.async_openai(max_retries=0)
 
     async def part(text):
-        await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": text}])
+        await asking(client, text)
         return {}["city"]
 
     await asyncio.gather(part("a"), part("b"))
@@ -225,7 +211,7 @@ def left(agent, **task):
     environment = AgentEnvironment(agent, 5)
     try:
         environment.reset(**task)
-        wait_until(lambda: agent is not gathering or arrived(environment) == 2)
+        wait_until(lambda: agent is not gathering or len(environment._session._calls) == 2)
         environment.step(says("now"))
         wait_until(lambda: any(not call.clients for call in environment._session._calls[1:]))
         return environment.step(says("late"))
@@ -233,47 +219,17 @@ def left(agent, **task):
         environment.close()
 
 
-@pytest.mark.parametrize(
-    ("agent", "task"),
-    [
-        (impatient, {"then": "raises"}),
-        (waiting, {"stream": False}),
-        (waiting, {"stream": True}),
-        (gathering, {}),
-    ],
-)
+@pytest.mark.parametrize(("agent", "task"), [(impatient, {"then": "raises"}), (waiting, {}), (gathering, {})])
 def test_an_agent_that_gives_a_request_up_and_returns_no_reward_is_an_error(agent, task):
     with pytest.raises(EnvironmentContractError):
         left(agent, **task)
 
 
-def test_a_request_that_is_given_up_is_counted():
+def test_a_request_that_is_given_up_is_counted_and_one_that_is_repeated_is_one_step():
     end = left(impatient, then="returns")
     assert (end.reward, end.info) == (0.0, {"unanswered_requests": 1})
-
-
-def test_a_request_that_is_repeated_after_a_time_limit_is_one_step():
     end = left(impatient, then="raises", retries=9)
     assert (end.reward, end.info) == (1.0, {})
-
-
-def with_a_thread(task, client):
-    """Its side request goes on in a thread."""
-    side = threading.Thread(target=lambda: suppress_all(ask, client, "side"), daemon=True)
-    ask(client, "main")
-    side.start()
-    wait_until(lambda: len(client.session._calls) == 2)
-    return 1.0
-
-
-def test_an_agent_that_returns_while_a_request_of_its_is_in_flight():
-    environment = AgentEnvironment(with_a_thread, 5)
-    assert environment.reset().text == "user: main"
-    assert environment.step(says("answer")).observation.text == "user: side"
-    wait_until(lambda: has_ended(environment))
-    result = environment.step(says("late"))
-    environment.close()
-    assert (result.terminated, result.reward) == (True, 1.0)
 
 
 def test_an_async_client_that_episodes_share():
@@ -283,14 +239,11 @@ def test_an_async_client_that_episodes_share():
     shared = openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
 
     async def agent(task, client):
-        model = client.async_openai(http_client=shared, max_retries=0)
-        for _ in range(2):
-            await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": "x"}])
-        return 1.0
+        return sum([len(await asking(client, "x", http_client=shared)) for _ in range(2)])
 
     for _ in range(2):
         _, end = play(agent, [says("y")] * 2)
-        assert (end.reward, end.info) == (1.0, {})
+        assert (end.reward, end.info) == (2.0, {})
 
 
 def careless(task, client):
@@ -298,20 +251,19 @@ def careless(task, client):
         pass
 
 
+def careful(task, client):
+    from openai import NotFoundError
+
+    for turn in range(9):
+        try:
+            ask(client, f"{turn}")
+        except NotFoundError as error:
+            return turn, error.code == "turn_limit"
+
+
 def test_the_turn_limit():
     _, end = play(careless, [says("")] * 3, max_turns=3)
-    assert (end.truncated, end.terminated, end.reward) == (True, False, 0)
-    assert end.info["out_of_turns"] and end.info["agent_error"].startswith("NotFoundError: Error code: 404")
-
-    def careful(task, client):
-        from openai import NotFoundError
-
-        for turn in range(9):
-            try:
-                ask(client, f"{turn}")
-            except NotFoundError as error:
-                return turn, error.code == "turn_limit"
-
+    assert (end.truncated, end.terminated, end.reward, end.info["out_of_turns"]) == (True, False, 0, True)
     _, end = play(careful, [says("")] * 3, max_turns=3)
     assert (end.terminated, end.reward, end.info) == (True, 3.0, {"success": True, "out_of_turns": True})
     _, end = play(lambda task, client: len(ask(client, "x").content), [says("abc")], max_turns=1)
@@ -323,8 +275,7 @@ def test_an_agent_that_asks_for_ever_after_its_last_turn(monkeypatch):
 
     def deaf(task, client):
         while not over.is_set():
-            with contextlib.suppress(Exception):
-                ask_plainly(client, "more")
+            suppress_all(ask_plainly, client, "more")
 
     monkeypatch.setattr(session, "MAX_REFUSALS", 5)
     monkeypatch.setattr(agent_module, "END_SECONDS", 0.1)
@@ -366,6 +317,20 @@ def test_state_keys_of_ones_own():
     environment.close()
 
 
+def stubborn(task, client):
+    """Asks for ever; may hang, leave, raise, or return what the task says, where the model says so."""
+    for turn in range(1000):
+        said = ask_plainly(client, f"{task['name']} {turn}")
+        if said == "hang":
+            time.sleep(60)
+        if said == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if said == "raise":
+            raise TypeError("no such tool\nat all")
+        if said == "end":
+            return turn
+
+
 def agent_pool(agent, max_turns=20, **limits):
     return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), PoolLimits(1, **limits))
 
@@ -380,8 +345,7 @@ def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_
     with agent_pool(agent) as pool:
         pool.reset([{"name": name} for name in "abc"])
         pool.end([0, 2])
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+        wait_until(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"])
         assert pool.step({1: says("1")})[1].reward == 1 and (tmp_path / "b").exists()
 
 
@@ -392,8 +356,7 @@ def test_in_the_pool_one_agent_hangs_and_the_others_go_on():
         results = pool.step({0: says("go"), 1: says("hang"), 2: says("raise")})
         assert results[0].observation.text == "user: a 2" and results[1].kind == "timeout"
         assert results[2].info["failure_reason"] == "agent error: TypeError: no such tool"
-        assert pool.step({0: says("end")})[0].reward == 2.0
-        assert pool.replayed == 2
+        assert pool.step({0: says("end")})[0].reward == 2.0 and pool.replayed == 2
 
 
 def test_in_the_pool_a_killed_worker_costs_no_episode():
@@ -409,11 +372,10 @@ def test_in_the_pool_a_killed_worker_costs_no_episode():
 
 
 def test_in_the_pool_an_agent_that_asks_otherwise_is_lost_with_its_worker():
-    with agent_pool(unsteady) as pool:
+    with agent_pool(lambda task, client: ask_plainly(client, f"I am {os.getpid()}")) as pool:
         pool.reset([{}])
         os.kill(pool.worker_pids[0], signal.SIGKILL)
-        lost = pool.step({0: says("go")})[0]
-        assert lost.kind == "lost" and "returned something else than before: 'user: I am" in lost.message
+        assert pool.step({0: says("go")})[0].kind == "lost"
 
 
 def deaf(task, client):
@@ -422,10 +384,8 @@ def deaf(task, client):
         while ask_plainly(client, task["name"]) == "go":
             pass
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(0.01) if task["name"] == "sleeper" else None
-        except BaseException:
-            pass
 
 
 def make_deaf():
@@ -442,7 +402,6 @@ def test_an_agent_that_ignores_everything_has_its_worker_replaced_and_costs_no_e
         for _ in range(3):
             assert pool.step({0: says("go")})[0].observation.text == "user: polite"
         assert pool.worker_pids != before and pool.replayed == 1
-    assert "kept running for 0 s after its episode" in capfd.readouterr().err
 
 
 def test_workers_load_neither_torch_nor_openai():
@@ -455,22 +414,24 @@ def test_workers_load_neither_torch_nor_openai():
         assert pool.step({0: says("y")})[0].info == {"loaded": []}
 
 
-def test_proxies_of_the_environment_are_not_asked(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "example.org")
-    monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setattr(endpoint, "_endpoint", None)  # as in a new process
-    assert play(stock_clients, [says("y"), says("z")])[1].reward == 1.0
-
-
 def stock_clients(task, client):
     import openai
 
-    message = [{"role": "user", "content": "x"}]
     stock = openai.OpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
-    said = stock.chat.completions.create(model="gpt", messages=message).choices[0].message.content
-    return said + ask(client, "x").content == "yz"
+    answer = stock.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+    return answer.choices[0].message.content + ask(client, "x").content == "yz"
+
+
+def test_proxies_of_the_environment_are_not_asked(monkeypatch):
+    for name, value in {
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+        "no_proxy": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setattr(endpoint, "_endpoint", None)  # as in a new process
+    assert play(stock_clients, [says("y"), says("z")])[1].reward == 1.0
 
 
 def test_the_waiting_for_the_model_is_not_the_agents_own_time():

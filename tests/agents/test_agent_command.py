@@ -50,8 +50,7 @@ def solve(tmp_path, monkeypatch):
 
 
 async def by_text(task, stdout, folder):
-    text = (folder / "result.txt").read_text()
-    return 1.0, stdout == "done 2 ['solve.py']\n" and text == "kept", {"stdout": stdout}
+    return 1.0, (folder / "result.txt").read_text() == "kept", {"stdout": stdout}
 
 
 def test_a_program_asks_and_prints(solve):
@@ -60,14 +59,20 @@ def test_a_program_asks_and_prints(solve):
     assert end.reward == 1.0 and end.info == {"success": True, "stdout": "done 2 ['solve.py']\n"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["$(touch hacked); `id` && rm -rf *", "a 'quoted\" text\n--with lines", "{question} {{x}}", "", "-c print", "\\"],
-)
+TEXTS = [
+    "$(touch hacked); `id` && rm -rf *",
+    "a 'quoted\" text\n--with lines",
+    "{question} {{x}}",
+    "",
+    "-c print",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_the_text_of_a_column_is_one_argument(solve, text):
     seen, _ = play(AgentCommand(solve, lambda: 1), [], question=text)
-    assert seen[0].request.messages[0]["content"] == text
-    assert os.listdir() == ["solve.py"]
+    assert seen[0].request.messages[0]["content"] == text and os.listdir() == ["solve.py"]
 
 
 def test_values_that_are_no_text(solve):
@@ -76,28 +81,28 @@ def test_values_that_are_no_text(solve):
     assert seen[0].text == 'user: 3, {}, [1, "ü"]=null?'
 
 
+FAILED = {
+    "crash": "exit status 3: it broke",
+    "abort": "signal SIGABRT",
+    "node": "exit status 1: NotFoundError: 404 no more",
+}
+
+
 def test_a_program_that_fails(solve):
-    _, end = play(AgentCommand(solve, lambda stdout: 1), [says("crash")], question="x")
-    assert (end.reward, end.terminated) == (0, True)
-    assert end.info["failure_reason"] == "agent error: exit status 3: it broke"
-    _, end = play(AgentCommand(solve, lambda: 1), [says("abort")], question="x")
-    assert end.info["failure_reason"] == "agent error: signal SIGABRT"
-    _, end = play(AgentCommand(solve, lambda: 1), [says("node")], question="x")
-    assert end.info["failure_reason"] == "agent error: exit status 1: NotFoundError: 404 no more"
+    for said, reason in FAILED.items():
+        _, end = play(AgentCommand(solve, lambda stdout: 1), [says(said)], question="x")
+        assert (end.reward, end.terminated, end.info["failure_reason"]) == (0, True, f"agent error: {reason}")
     graded = AgentCommand(solve, lambda returncode, stderr: (returncode, True, {"stderr": stderr}))
     _, end = play(graded, [says("crash")], question="x")
     assert end.reward == 3 and end.info == {"success": True, "stderr": "first line\nit broke\n"}
     _, end = play(AgentCommand(solve, lambda: 1), [says("go")] * 2, max_turns=2, question="x")
-    assert (
-        end.truncated and end.info["agent_error"] == "exit status 1: urllib.error.HTTPError: HTTP Error 404: Not Found"
-    )
+    assert end.truncated and end.info["agent_error"].endswith("HTTP Error 404: Not Found")
 
 
 def test_a_program_that_fails_before_it_asks(solve):
-    with pytest.raises(CommandError, match="exit status 2: .*can't open file .*nowhere.py"):
-        play(AgentCommand("python nowhere.py", lambda: 1), [])
-    with pytest.raises(FileNotFoundError, match="no_such_program"):
-        play(AgentCommand("no_such_program", lambda: 1), [])
+    for command, kind in (("python nowhere.py", CommandError), ("no_such_program", FileNotFoundError)):
+        with pytest.raises(kind):
+            play(AgentCommand(command, lambda: 1), [])
     with refused("command"):
         play(AgentCommand(solve, lambda: 1), [], text="x")
 
@@ -140,8 +145,7 @@ def sleepers():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
 @pytest.mark.parametrize("end", ["returns", "is closed", "its worker is killed"])
-def test_daemons_end_with_their_episode(tmp_path, monkeypatch, end):
-    monkeypatch.chdir(tmp_path)
+def test_daemons_end_with_their_episode(solve, tmp_path, end):
     (tmp_path / "solve.py").write_text(f"{DAEMONS}\n{SOLVE}".replace("sys.argv[1] + said", "'x'"))
     program = ["python", "solve.py"]
     if shutil.which("start-stop-daemon"):
@@ -159,27 +163,23 @@ def test_daemons_end_with_their_episode(tmp_path, monkeypatch, end):
         wait_until(lambda: not sleepers())
 
 
-def test_output_beyond_its_limit_loses_its_middle(tmp_path, monkeypatch):
+def test_output_beyond_its_limit_loses_its_middle(solve, tmp_path):
     program = "import sys\nfor _ in range(100):\n    sys.stdout.write('x' * 2**20)\nprint('last')\n"
     (tmp_path / "solve.py").write_text(f"{program}{SOLVE}")
-    monkeypatch.chdir(tmp_path)
-    command = AgentCommand(
-        "python solve.py x", lambda stdout: (1, True, {"length": len(stdout), "end": stdout[-200:]})
-    )
-    _, end = play(command, [says("done")])
-    assert end.info["length"] < 3 * 2**20 and "xlast\ndone 0" in end.info["end"]
+    command = AgentCommand(solve, lambda stdout: (1, True, {"length": len(stdout), "end": stdout[-200:]}))
+    _, end = play(command, [says("done")], question="x")
+    assert 2**20 < end.info["length"] < 2**20 + 100 and "xlast\ndone 0" in end.info["end"]
 
 
-def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path, monkeypatch):
-    program = "import json, os; json.dump([os.getpid(), sorted(os.environ)], open('seen', 'w'))\n" + SOLVE
+def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(solve, tmp_path, monkeypatch):
+    program = "import json, os; json.dump(sorted(os.environ), open('seen', 'w'))\n" + SOLVE
     (tmp_path / "solve.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
     command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": 1})
     with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1, environment_step_timeout=5)) as pool:
         pool.reset([{}])
-        pid, names = json.loads((tmp_path / "seen").read_text())
+        names = json.loads((tmp_path / "seen").read_text())
         assert "HF_TOKEN" not in names and {"MINE", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_MODEL"} <= set(names)
         assert pool.step({0: says("sleep")})[0].kind == "timeout"
-        wait_until(lambda: not any(map(is_running, [pid, *(tmp_path / "pids").read_text().split()])))
+        wait_until(lambda: not any(map(is_running, (tmp_path / "pids").read_text().split())))

@@ -67,12 +67,11 @@ def test_copies_have_one_state(source, tmp_path):
 
 def test_what_is_no_file_stops_nothing(source, tmp_path):
     workspace = Workspace(source, tmp_path / "copy")
-    before = workspace.state()
+    before, begin = workspace.state(), time.monotonic()
     os.mkfifo(workspace.folder / "pipe")
     (workspace.folder / os.fsdecode(b"\xff.txt")).write_text("odd")
     with open(workspace.folder / "large", "wb") as file:
         file.truncate(2**40)  # sparse
-    begin = time.monotonic()
     states = {before, workspace.state()}
     with open(workspace.folder / "large", "r+b") as file:
         file.write(b"1")
@@ -100,20 +99,35 @@ def test_a_folder_that_an_agent_replaced(source, tmp_path, place):
     assert (outside / "tests" / "mine.py").read_text() == "mine" and len(list(outside.rglob("*"))) == 3
 
 
-def test_what_is_put_back_takes_the_place_of_anything(source, tmp_path):
+@pytest.mark.parametrize("pattern", ["tests", "tests/*", "./tests/check.py", "tests/", "**/check.py"])
+def test_what_is_put_back_takes_the_place_of_anything(source, tmp_path, pattern):
+    """None of its caches stays, and nothing outside is touched."""
+    outside, workspace = tmp_path / "outside", Workspace(source, tmp_path / "copy")
+    outside.mkdir()
+    (outside / "check.py").write_text("mine")
+    add, tests = workspace.folder / "add.py", workspace.folder / "tests"
+    add.unlink()
+    add.mkdir()
+    (add / "__main__.pyc").write_text("planted")
+    for change in (lambda: tests.symlink_to(outside), lambda: os.mkfifo(tests)):
+        shutil.rmtree(tests)
+        change()
+        (workspace.folder / "conftest.py").write_text("import os; os._exit(0)")
+        workspace.restore([pattern, "add.py", "conftest.py"])
+        assert workspace.diff() == "" and not list(workspace.folder.rglob("*.pyc"))
+    assert (outside / "check.py").read_text() == "mine"
+
+
+def test_links_inside_are_copied_and_put_back(source, tmp_path):
+    (source / "tests" / "up").symlink_to("../add.py")
+    (source / ".venv").mkdir()
+    (source / ".venv" / "python").symlink_to(sys.executable)
     workspace = Workspace(source, tmp_path / "copy")
-    (workspace.folder / "tests" / "__pycache__").mkdir()
-    (workspace.folder / "tests" / "__pycache__" / "check.cpython-311.pyc").write_text("planted")
-    (workspace.folder / "add.py").unlink()
-    (workspace.folder / "add.py").mkdir()
-    (workspace.folder / "add.py" / "__main__.pyc").write_text("planted")
-    workspace.restore(["add.py", "tests"])
-    assert (workspace.folder / "add.py").is_file() and workspace.diff() == ""
-    assert not list(workspace.folder.rglob("*.pyc"))
-    shutil.rmtree(workspace.folder / "tests")
-    os.mkfifo(workspace.folder / "tests")
+    (workspace.folder / "tests" / "up").unlink()
+    (workspace.folder / "tests" / "up").write_text("changed")
+    assert workspace.diff() == "File tests/up differs\n"
     workspace.restore(["tests"])
-    assert workspace.diff() == ""
+    assert os.readlink(workspace.folder / "tests" / "up") == "../add.py" and workspace.diff() == ""
 
 
 def test_a_diff_names_what_changed(source, tmp_path):
@@ -130,19 +144,6 @@ def test_a_diff_names_what_changed(source, tmp_path):
     ]
     (workspace.folder / "new.txt").write_text("line\n" * 20_000)
     assert MAX_DIFF_CHARACTERS < len(workspace.diff()) < MAX_DIFF_CHARACTERS + 100
-
-
-@pytest.mark.parametrize("pattern", ["tests", "tests/*", "./tests/check.py", "tests/", "**/check.py"])
-def test_files_are_put_back_and_none_outside_is_touched(source, tmp_path, pattern):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "check.py").write_text("mine")
-    workspace = Workspace(source, tmp_path / "copy")
-    shutil.rmtree(workspace.folder / "tests")
-    (workspace.folder / "tests").symlink_to(outside)
-    (workspace.folder / "conftest.py").write_text("import os; os._exit(0)")
-    workspace.restore([pattern, "conftest.py"])
-    assert workspace.diff() == "" and (outside / "check.py").read_text() == "mine"
 
 
 def test_the_workspace_is_the_state_and_verification_the_reward(command):
@@ -169,13 +170,12 @@ def test_silence_is_a_state_where_files_have_changed(source, tmp_path):
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": made.stdout}]
         return 1.0
 
-    script = ["cat add.py", "true", "echo >> add.py", "true", "done"]
-    seen, _ = play(agent, [says(text) for text in script], name="one")
-    keys = [json.loads(one.state_key) for one in seen]
-    assert len({one.state_key for one in seen}) == len(seen)
-    assert keys[3]["files"] == keys[4]["files"] != keys[2]["files"]
-    other, _ = play(agent, [says(text) for text in script[2:]], name="other")
-    assert [one.state_key for one in other[1:]] == [one.state_key for one in seen[3:]]
+    script = [says(text) for text in ("cat add.py", "true", "echo >> add.py", "true", "done")]
+    keys, other = (
+        [one.state_key for one in play(agent, said, name=f"{len(said)}")[0]] for said in (script, script[2:])
+    )
+    files = [json.loads(key)["files"] for key in keys]
+    assert len(set(keys)) == len(keys) and files[3] == files[4] != files[2] and other[1:] == keys[3:]
 
 
 def test_the_folder_itself_does_not_change(command, source):
@@ -191,13 +191,19 @@ def test_what_is_put_back_cannot_be_cheated_with(command):
     assert [play(command(restore=restore), cheat)[1].reward for restore in given] == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("verify", "reward"),
-    [("python -c 'print(0.25)'", 1.0), ("false", 0.0), (lambda folder: (folder / "add.py").stat().st_size, 32)],
-)
-def test_rewards(command, verify, reward):
-    _, end = play(command(verify), [says("done")])
-    assert end.reward == reward and end.info["diff"] == ""
+def test_rewards(command, source):
+    (source / "check.sh").write_text("#!/bin/sh\n")
+    (source / "check.sh").chmod(0o755)
+    for verify, said, reward in (
+        ("python -c 'print(0.25)'", "true", 1.0),
+        ("false", "true", 0.0),
+        (lambda folder: (folder / "add.py").stat().st_size, "true", 32),
+        ("./check.sh", "true", 1.0),
+        ("./check.sh", "rm -r $PWD", 0.0),
+        ("sleep 61.37", "true", 0.0),
+    ):
+        _, end = play(command(verify, verify_timeout=2), [says(said), says("done")])
+        assert end.reward == reward and (said != "true" or end.info["diff"] == "")
 
 
 PLANTED = {
@@ -257,11 +263,6 @@ def test_variables_of_the_program_and_of_what_verifies_it(command, source, monke
     assert "EPISODE_FOLDER" in end.info["verify"] and "sk-g2po" not in end.info["verify"]
 
 
-def test_a_command_that_verifies_ends(command):
-    _, end = play(command("sleep 61.37", verify_timeout=0.2), [says("done")])
-    assert end.reward == 0.0 and end.info["verify"] == "it took more than 0.2 s"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
 @pytest.mark.parametrize(
     ("action", "option", "reason"),
@@ -282,13 +283,6 @@ def test_a_program_beyond_its_limits_is_a_failure(command, action, option, reaso
 def test_a_program_that_verifies_and_is_not_there_is_no_failure_of_the_model(command, verify):
     with pytest.raises(FileNotFoundError):
         play(command(verify=verify), [])
-
-
-def test_a_program_that_verifies_and_is_removed_is_one(command, source):
-    (source / "check.sh").write_text("#!/bin/sh\n")
-    (source / "check.sh").chmod(0o755)
-    rewards = [play(command("./check.sh"), [says(one), says("done")])[1].reward for one in ("true", "rm -r $PWD")]
-    assert rewards == [1.0, 0.0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere daemons stay")
@@ -329,18 +323,6 @@ def test_what_is_refused_before_the_agent_asks(command, source, change, options,
     change(source)
     with refused(field):
         play(command(**options), [])
-
-
-def test_links_inside_are_copied_and_put_back(source, tmp_path):
-    (source / "tests" / "up").symlink_to("../add.py")
-    (source / ".venv").mkdir()
-    (source / ".venv" / "python").symlink_to(sys.executable)
-    workspace = Workspace(source, tmp_path / "copy")
-    (workspace.folder / "tests" / "up").unlink()
-    (workspace.folder / "tests" / "up").write_text("changed")
-    assert workspace.diff() == "File tests/up differs\n"
-    workspace.restore(["tests"])
-    assert os.readlink(workspace.folder / "tests" / "up") == "../add.py" and workspace.diff() == ""
 
 
 @pytest.mark.parametrize(
