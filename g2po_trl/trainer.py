@@ -96,11 +96,9 @@ from .utils.json import atomic_write
 from .utils.options import require
 from .utils.ranks import any_rank, on_main
 from .utils.trl_compat import (
-    fsdp_plugin_of,
     gather_params_of,
     is_any_model_prepared,
     is_sharded,
-    name_or_path_of,
     no_adapter_copied_from,
     reference_copied_from,
     train_metrics_of,
@@ -333,7 +331,7 @@ class G2POTrainer(GRPOTrainer):
             self.setup.prompt_template,
             self.estimator_name,
             play={**precision, "history": self.setup.history},
-            model=name_or_path_of(self.model.config),
+            model=self.model.config.name_or_path,
             chat_template=self.player.actor.describe_template(),
             training_tasks=self.tasks_hash,
         )
@@ -344,7 +342,7 @@ class G2POTrainer(GRPOTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator as transformers does, before any model is prepared, including the reference."""
         super().create_accelerator_and_postprocess()
-        keep_outputs_exact(fsdp_plugin_of(self.accelerator))
+        keep_outputs_exact(self.accelerator)
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """Return (S,) advantages of the steps of all ranks. A subclass may override this.

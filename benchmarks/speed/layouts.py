@@ -223,7 +223,7 @@ def layout_of(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> Abst
     """A context in which micro-batches are in the trainer's layout, or TRL's, if they are TRL's batch."""
     if "row_ids" in micro_batches[0]:
         return nullcontext()
-    return replaced(trainer.update.layout, "of", lambda *given: nullcontext())
+    return replaced(trainer.update.layout, of=lambda *given: nullcontext())
 
 
 def split(trainer: G2POTrainer, batch: StepBatch, layout: str, budget: int) -> tuple[list[dict[str, Any]], dict]:

@@ -67,7 +67,7 @@ def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
     owners = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]  # PEFT copies it down
     with ExitStack() as stack:
         for owner in owners:
-            stack.enter_context(replaced(owner, "generation_config", GenerationConfig()))
+            stack.enter_context(replaced(owner, generation_config=GenerationConfig()))
         yield
 
 

@@ -205,7 +205,7 @@ class VLLMEngine(RequestEngine):
                     cached.extend(output.num_cached_tokens for output in outputs[(rank - first) * number :])
                 return outputs
 
-            intercepted = replaced(vllm.llm, "generate", seeded)
+            intercepted = replaced(vllm.llm, generate=seeded)
         with intercepted:
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
         completions = [

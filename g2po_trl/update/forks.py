@@ -206,7 +206,7 @@ def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | N
     def passes(*, input_ids: torch.Tensor, **unused: Any) -> Any:
         return hidden_states(body, forward, input_ids, forks)
 
-    with replaced(body, "forward", passes):
+    with replaced(body, forward=passes):
         yield
 
 

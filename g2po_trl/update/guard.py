@@ -64,7 +64,7 @@ class GradientGuard:
                     if parameter.requires_grad:
                         watched.callback(parameter.register_hook(partial(self._look, name)).remove)
                 if steps:
-                    watched.enter_context(replaced(model, "step", partial(self._step, model, model.step)))
+                    watched.enter_context(replaced(model, step=partial(self._step, model, model.step)))
             yield
 
     def _look(self, name: str, gradient: torch.Tensor) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import DistributedType, gather_object, send_to_device
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
-from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
+from ..utils.trl_compat import set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .images import images_of
@@ -258,7 +258,7 @@ class Update:
         # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
         if accelerator.is_fsdp2:  # transformers has switched it off, except in the step's last mini-batch
             model.set_requires_gradient_sync(True)
-        fsdp = fsdp_plugin_of(accelerator) is not None
+        fsdp = accelerator.distributed_type == DistributedType.FSDP
         for index, micro_batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
             set_sync_gradients(accelerator, ends_step and last)

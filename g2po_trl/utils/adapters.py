@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,11 @@ def find_adapter(folder: str | Path) -> Path | None:
     Raises:
         G2POError: if several subfolders have an adapter.
     """
-    folder = Path(folder)
-    if (folder / ADAPTER_CONFIG).is_file():
-        return folder
-    found = [] if (folder / "config.json").is_file() else adapters_below(folder)
-    names = [path.name for path in found]
-    require(len(found) < 2, "model", str(folder), f"it has several adapters; pass the folder of one of {names}")
+    if Path(folder, ADAPTER_CONFIG).is_file():
+        return Path(folder)
+    found = [] if Path(folder, "config.json").is_file() else adapters_below(folder)
+    remedy = f"it has several adapters; pass the folder of one of {[path.name for path in found]}"
+    require(len(found) < 2, "model", str(folder), remedy)
     return found[0] if found else None
 
 
@@ -57,10 +56,7 @@ def adapter_of(model: str, revision: str | None = None) -> str | None:
 
 
 def load_adapter(
-    adapter: str,
-    load_base: Callable[..., torch.nn.Module],
-    revision: str | None = None,
-    is_trainable: bool = False,
+    adapter: str, load_base: Callable[..., torch.nn.Module], revision: str | None = None, is_trainable: bool = False
 ) -> torch.nn.Module:
     """Return an adapter on its base model.
 
@@ -85,12 +81,9 @@ def load_adapter(
         try:
             return PeftModel.from_pretrained(base, adapter, revision=revision, is_trainable=is_trainable)
         except UserWarning as error:
-            message = (
-                f"the adapter {adapter} does not fit {name}, loaded as {type(base).__name__}: it was trained on "
-                "another base, or with other versions of transformers and peft; merge it where it was trained, and "
-                f"pass the merged checkpoint ({str(error)[:200]}…)"
-            )
-            raise G2POError(message, "model", adapter) from error
+            remedy = "merge it with the versions of transformers and peft that trained it, and pass what is merged"
+            message = f"model is {adapter!r}, which does not fit {name} as a {type(base).__name__}: {remedy}"
+            raise G2POError(f"{message} ({str(error)[:200]}…)", "model", adapter) from error
 
 
 def load_adapter_to_train(
@@ -106,17 +99,15 @@ def load_adapter_to_train(
     from .trl_compat import create_model_from_path
 
     settings = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
-    revision = settings.pop("revision", None)
+    revision, config = settings.pop("revision", None), options.get("peft_config")
     adapter = adapter_of(model, revision) if isinstance(model, str) else None
     if adapter is None:
-        if options.get("peft_config") is not None:
+        if config is not None:
             known = {"revision": revision, "trust_remote_code": settings["trust_remote_code"]}
-            options["peft_config"] = on_language_part(options["peft_config"], model, **known)
+            options["peft_config"] = on_language_part(config, model, **known)
         return model, processing_class
-    remedy = (
-        f"model {model!r} is an adapter already: leave it out to train that one, or merge that into its base before"
-    )
-    require(options.get("peft_config") is None, "peft_config", type(options.get("peft_config")).__name__, remedy)
+    remedy = f"model {model!r} is an adapter: leave it out to train that one, or merge that into its base before"
+    require(config is None, "peft_config", type(config).__name__, remedy)
     if (quantization := options.pop("quantization_config", None)) is not None:
         settings["quantization_config"] = quantization
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
@@ -134,27 +125,23 @@ def on_language_part(config: Any, model: Any, **known: Any) -> Any:
     A configuration that sets `exclude_modules` (also `[]`), or targets modules by their paths, is unchanged. `model`
     is a model or its name; for a name, `known` are arguments of `AutoConfig.from_pretrained`.
     """
-    if getattr(config, "exclude_modules", ...) is not None:
+    targets = getattr(config, "target_modules", None) or ()
+    targets = {targets} if isinstance(targets, str) else set(targets)
+    has_paths = targets != {"all-linear"} and not all(map(str.isidentifier, targets))
+    if getattr(config, "exclude_modules", ...) is not None or has_paths:
         return config
-    targets = getattr(config, "target_modules", None)
-    targets = [targets] if isinstance(targets, str) else list(targets or ())
-    if targets != ["all-linear"] and any(not target.isidentifier() for target in targets):
-        return config
-    if isinstance(model, str):
-        from transformers import AutoConfig
+    from transformers import AutoConfig
 
-        of_model = AutoConfig.from_pretrained(model, **known)
-    else:
-        of_model = model.config
+    of_model = AutoConfig.from_pretrained(model, **known) if isinstance(model, str) else model.config
     return replace(config, exclude_modules=_READS_IMAGES) if hasattr(of_model, "vision_config") else config
 
 
 def check_adapter_config(config: Any) -> None:
     """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
     kind = getattr(config.peft_type, "value", config.peft_type)
-    is_trained = not (config.is_prompt_learning or config.is_adaption_prompt or kind == "ADALORA")
-    reason = "no trainer allocates its ranks" if kind == "ADALORA" else "it shifts tokens by virtual tokens"
-    require(is_trained, "peft_config", kind, f"{reason}; use LoRA")
+    require(kind != "ADALORA", "peft_config", kind, "no trainer allocates its ranks; use LoRA")
+    shifts = config.is_prompt_learning or config.is_adaption_prompt
+    require(not shifts, "peft_config", kind, "it shifts tokens by virtual tokens; use LoRA")
 
 
 def check_adapter(model: torch.nn.Module) -> None:
@@ -168,8 +155,7 @@ def check_adapter(model: torch.nn.Module) -> None:
     require(not isinstance(model, PeftMixedModel), "model", kind, "its adapters cannot be saved; use PeftModel")
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if not is_peft_model(model):
-        remedy = "it has adapters; use get_peft_model, or PeftModel.from_pretrained(base, folder, is_trainable=True)"
-        require(not layers, "model", kind, remedy)
+        require(not layers, "model", kind, "it has adapters; make it with get_peft_model or PeftModel.from_pretrained")
         return
     names = model.active_adapters
     remedy = "choose the one to train with model.set_adapter(NAME), and merge the others before"
@@ -191,21 +177,14 @@ def check_adapter(model: torch.nn.Module) -> None:
     is_frozen = bool(frozen) and model.active_peft_config.inference_mode
     remedy = "the adapter would not train; load it with PeftModel.from_pretrained(…, is_trainable=True)"
     require(not is_frozen, "inference_mode", True, remedy)
-    remedy = (
-        f"they train and are not saved with the adapter {names[0]!r}: freeze them (requires_grad_(False)), or name "
-        "their modules in modules_to_save of its configuration"
-    )
+    remedy = f"not saved with adapter {names[0]!r}: freeze them, or name their modules in its modules_to_save"
     require(not unsaved, "trained parameters", unsaved[:1], remedy)
 
 
-@contextmanager
-def only_active_adapter(model: torch.nn.Module) -> Iterator[None]:
+def only_active_adapter(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Make `save_pretrained` inside save only the adapter that trains, if a model has several."""
+    from .trl_compat import replaced
+
     if len(getattr(model, "peft_config", ())) < 2:
-        yield
-        return
-    model.save_pretrained = partial(model.save_pretrained, selected_adapters=model.active_adapters)
-    try:
-        yield
-    finally:
-        del model.save_pretrained
+        return nullcontext()
+    return replaced(model, save_pretrained=partial(model.save_pretrained, selected_adapters=model.active_adapters))

@@ -43,13 +43,6 @@ class Choice:
         parameters = signature(getattr(self.load(), self.method)).parameters.values()
         return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
 
-    def options_help(self) -> str:
-        """Return the class's own options with defaults and descriptions, as its signature and docstring have them."""
-        chosen = self.load()
-        text = cleandoc(getattr(chosen, self.method).__doc__ or chosen.__doc__)
-        described = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
-        return " ".join(f"`{name}` ({default!r}), {described[name]}" for name, default in self.options.items())
-
 
 def choices_help(choices: Mapping[str, Choice]) -> str:
     """Return the help of an option that names a choice, after its first sentence."""
@@ -57,9 +50,14 @@ def choices_help(choices: Mapping[str, Choice]) -> str:
 
 
 def kwargs_help(choices: Mapping[str, Choice]) -> str:
-    """Return the help of the choices' own options, after its first sentence."""
-    described = ((name, " ".join(row.options_help().split())) for name, row in choices.items())
-    return " ".join([*(f"`{name}`: {text}" for name, text in described if text), "As a flag: JSON."])
+    """Return the help of the choices' own options, as signatures and docstrings have them."""
+    described = []
+    for name, row in choices.items():
+        text = cleandoc(getattr(row.load(), row.method).__doc__ or row.load().__doc__)
+        help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
+        options = [f"`{option}` ({default!r}), {help_of[option]}" for option, default in row.options.items()]
+        described += [f"`{name}`: {' '.join(options)}"] if options else []
+    return " ".join(" ".join([*described, "As a flag: JSON."]).split())
 
 
 def check_choice(choices: Mapping[str, Choice], field: str, args: Any) -> None:

@@ -16,20 +16,17 @@ _BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "ope
 @cache
 def extra_of(module: str) -> str | None:
     """Return the extra that installs a module, from the metadata of g2po-trl; `None` if there is none."""
-    package = _BROUGHT_BY.get(module, module)
-    for requirement in requires("g2po-trl") or ():
-        found = re.match(r"""([\w.-]+).*\bextra == ["']([\w-]+)["']""", requirement)
-        if found and found[1] == package and found[2] != "dev":
-            return found[2]
-    return None
+    package = re.escape(_BROUGHT_BY.get(module, module))
+    pattern = rf"""{package}(?![\w.-]).*\bextra == ["'](?!dev["'])([\w-]+)"""
+    found = [re.match(pattern, requirement) for requirement in requires("g2po-trl") or ()]
+    return next((match[1] for match in found if match), None)
 
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra, from the clone if the package is imported from one."""
     clone = Path(__file__).resolve().parents[2]
-    if (clone / "setup.cfg").is_file():
-        return f"pip install -e '{clone}[{extra}]'"
-    return f"pip install 'g2po-trl[{extra}]'"
+    is_clone = (clone / "setup.cfg").is_file()
+    return f"pip install -e '{clone}[{extra}]'" if is_clone else f"pip install 'g2po-trl[{extra}]'"
 
 
 def import_extra(module: str) -> ModuleType:
@@ -44,8 +41,7 @@ def import_extra(module: str) -> ModuleType:
 
 def missing_extra(error: ImportError) -> str | None:
     """Return how to install the module that an import failed on; `None` if no extra contains it."""
-    module = (error.name or "").partition(".")[0]
-    if "vLLM is not available" in str(error):  # TRL names its own extra
-        module = "vllm"
+    is_vllm = "vLLM is not available" in str(error)  # TRL names its own extra
+    module = "vllm" if is_vllm else (error.name or "").partition(".")[0]
     extra = extra_of(module)
     return extra and f"{module} is not installed: {install_command(extra)}"

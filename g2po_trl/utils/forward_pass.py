@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin, is_peft_model
-
-_HALF = (torch.bfloat16, torch.float16)
+from accelerate.utils import is_peft_model
 
 
 @contextmanager
@@ -28,10 +26,9 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 def without_cudnn_attention() -> Iterator[None]:
     """Disable cuDNN attention in forward and backward passes; a context manager and a decorator.
 
-    PyTorch prefers it on an H100, H200 or B200. With a mask its gradient is NaN at some row lengths (pytorch#196678),
-    it builds a plan of up to a second for each new shape, of which an iteration has dozens, and on a B200 it generates
-    wrong tokens for models with few key-value heads (pytorch#193893). Models with a sliding window create masks
-    internally, so the arguments do not show whether a mask is used.
+    On an H100, H200 or B200, its gradient with a mask, which models with a sliding window make themselves, is NaN at
+    some row lengths (pytorch#196678), it plans for up to a second for each new shape, and on a B200 it generates wrong
+    tokens for models with few key-value heads (pytorch#193893).
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -41,19 +38,18 @@ def without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
-def keep_outputs_exact(plugin: FullyShardedDataParallelPlugin | None) -> None:
+def keep_outputs_exact(accelerator: Accelerator) -> None:
     """Keep outputs of FSDP2 modules in the precision they are computed in, and reduce gradients in float32.
 
     Accelerate's policy for `bf16` casts the outputs of sharded modules to bfloat16, and so log-probabilities to 3
     digits: ratios of two policies a step apart, and their KL, are then only rounding. Without the cast, outputs have
     the dtypes of DDP: bfloat16 of layers, float32 of the LM head. A policy set by the user keeps its other fields.
     """
-    policy = getattr(plugin, "mixed_precision_policy", None)
-    if plugin is None or plugin.fsdp_version != 2 or policy is None or policy.output_dtype not in _HALF:
-        return
-    if policy.param_dtype == policy.reduce_dtype == policy.output_dtype:  # accelerate's own
-        policy = replace(policy, reduce_dtype=torch.float32)
-    plugin.mixed_precision_policy = replace(policy, output_dtype=None)
+    policy = accelerator.state.fsdp_plugin.mixed_precision_policy if accelerator.is_fsdp2 else None
+    if policy is not None and policy.output_dtype in (torch.bfloat16, torch.float16):
+        is_accelerates = policy.param_dtype == policy.reduce_dtype == policy.output_dtype
+        reduced = torch.float32 if is_accelerates else policy.reduce_dtype
+        accelerator.state.fsdp_plugin.mixed_precision_policy = replace(policy, reduce_dtype=reduced, output_dtype=None)
 
 
 def precision_of(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, str | None]:

@@ -8,7 +8,6 @@ bytes.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import re
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import PIL.Image
 
 PLACE = "\ufffc"  # in the text of a message, the place of an image; Unicode's object replacement character
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SEEN: WeakValueDictionary[str, Picture] = WeakValueDictionary()  # equal images are in memory once
 _SENT: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()  # by digests of data URLs, which recur
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -54,7 +52,9 @@ class Picture(str):
 
     def open(self) -> PIL.Image.Image:
         """Return the image in memory, as RGB."""
-        return _pil().open(io.BytesIO(self.png), formats=["PNG"]).convert("RGB")
+        from PIL import Image
+
+        return Image.open(io.BytesIO(self.png), formats=["PNG"]).convert("RGB")
 
     @property
     def data_url(self) -> str:
@@ -68,14 +68,15 @@ def read_png(png: bytes) -> Picture:
     Raises:
         ValueError: for other bytes.
     """
-    if png[:8] != _SIGNATURE or len(png) < 24:
-        raise ValueError("an image is not a PNG")
-    if (known := _SEEN.get(picture := Picture(png))) is not None:
+    picture = Picture(png)
+    if (known := _SEEN.get(picture)) is not None:
         return known
     try:
-        _pil().open(io.BytesIO(png), formats=["PNG"]).verify()
+        from PIL import Image
+
+        Image.open(io.BytesIO(png), formats=["PNG"]).verify()
     except Exception as error:  # PIL raises errors of several classes for broken files
-        raise ValueError(f"an image is broken: {error!r:.200}") from error
+        raise ValueError(f"an image is no PNG, or broken: {error!r:.200}") from error
     _SEEN[picture] = picture
     return picture
 
@@ -92,66 +93,36 @@ def as_picture(image: Any, what: str = "an image") -> Picture:
     """
     if isinstance(image, Picture):
         return image
-    pil = _pil()
-    from PIL import ImageOps
-
+    is_sent = isinstance(image, str) and image.startswith("data:")
+    digest = hashlib.blake2b(image.encode()).digest() if is_sent else None
+    if (known := _SENT.get(digest)) is not None:
+        return known
     try:
-        sent = isinstance(image, str) and image.startswith("data:") and hashlib.blake2b(image.encode()).digest()
-        if sent and (known := _SENT.get(sent)) is not None:
-            return known
-        opened = image
-        if isinstance(image, (str, Path)):
-            opened = pil.open(_file(image, what))
-        elif hasattr(image, "dtype") and str(image.dtype) == "uint8" and len(image.shape) in (2, 3):
-            opened = pil.fromarray(image)
-        if isinstance(opened, pil.Image):
-            if opened.mode[0] in "IF":
-                raise G2POError(
-                    f"{what} has the mode {opened.mode}: scale its values to 0 to 255, as an array of uint8"
-                )
-            file = io.BytesIO()
-            upright = ImageOps.exif_transpose(opened)  # as its camera noted, and as transformers loads one
-            pixels = upright.convert("RGB")
-            pixels.info = {}  # a colour profile and the like would be saved, too: the same pixels have one hash
-            pixels.save(file, "PNG", compress_level=1)
-            picture = Picture(file.getvalue())
-            if sent:
-                _SENT[sent] = picture
-            return picture
+        picture = Picture(_png_of(image))
     except Exception as error:  # PIL raises errors of several classes for broken files
-        if isinstance(error, G2POError):
-            raise
         why = _ADDRESS.sub("", str(error))  # agents may show it to the model: a replay must give the same text
-        raise G2POError(f"{what} is {_named(image)}, which cannot be read ({why}): give {_TAKEN}") from error
-    raise G2POError(f"{what} is {_named(image)}: give {_TAKEN}")
+        shown = show(image) if isinstance(image, (str, Path)) else f"of type {type(image).__name__}"
+        raise G2POError(f"{what} is {shown}, which cannot be read ({why}): give {_TAKEN}", what, image) from error
+    if is_sent:
+        _SENT[digest] = picture
+    return picture
 
 
-def _named(image: Any) -> str:
-    is_array = hasattr(image, "shape") and hasattr(image, "dtype")
-    return f"an array of {image.dtype} with the shape {tuple(image.shape)}" if is_array else show(image)
+def _png_of(image: Any) -> bytes:
+    from PIL import Image, ImageOps
 
-
-def _file(place: str | Path, what: str) -> str | Path | io.BytesIO:
-    """Return a file that PIL opens: the path, or the bytes of a `data:` URL."""
-    if isinstance(place, Path) or "://" not in place[:12] and not place.startswith("data:"):
-        return place
-    header, comma, data = place.partition(",")
-    if not place.startswith("data:"):
-        raise G2POError(
-            f"{what} is {show(place)}: workers read no addresses. Load it where the agent or the environment runs, "
-            "and give data:image/png;base64,…"
-        )
-    if not header.startswith("data:image/") or not header.endswith(";base64") or not comma:
-        raise G2POError(f"{what} is {show(place)}, which is not an image in base64: give data:image/png;base64,…")
-    try:
-        return io.BytesIO(base64.b64decode(data, validate=True))
-    except binascii.Error as error:
-        raise G2POError(f"{what} is {show(place)}, which is not base64 ({error}): encode the file again") from error
-
-
-def _pil() -> Any:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise G2POError("images need Pillow: pip install pillow") from error
-    return PIL.Image
+    if isinstance(image, str) and image.startswith("data:"):
+        image = Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2], validate=True)))
+    elif isinstance(image, (str, Path)):
+        image = Image.open(image)
+    elif hasattr(image, "dtype"):
+        if str(image.dtype) != "uint8":
+            raise TypeError(f"an array of {image.dtype}")
+        image = Image.fromarray(image)
+    if image.mode[0] in "IF":
+        raise ValueError(f"of mode {image.mode}: scale its values to 0 to 255")
+    pixels = ImageOps.exif_transpose(image).convert("RGB")  # as its camera noted, and as transformers loads one
+    pixels.info = {}  # a colour profile and the like would be saved, too: the same pixels have one hash
+    file = io.BytesIO()
+    pixels.save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -7,14 +7,13 @@ from typing import Any
 
 
 class IterationLog:
-    """Converts log lines to iterations: a rollout's metrics, and the time of its update if that is logged later.
+    """Converts log lines to iterations.
 
     With `logging_steps` below the optimizer steps of an iteration, its rollout is in one log line and `time/update` in
     a later one, which may hold the next rollout already.
     """
 
-    def __init__(self):
-        self._open: dict[str, Any] | None = None
+    _open: dict[str, Any] | None = None
 
     def add(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Add a log line, and yield the iterations that it completes."""

@@ -60,11 +60,9 @@ def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the
     reason.
     """
-    lines, text = enumerate(file, 1), b""
+    numbered = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(file, 1))
+    lines, text = ((number, line) for number, line in numbered if line.strip()), b""
     for number, line in lines:
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if not line.strip():
-            continue
         is_array = not text and line.lstrip().startswith(b"[")
         text = line + b"".join(rest for _, rest in lines) if is_array else line
         try:
@@ -76,13 +74,8 @@ def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 def read_json_lines(path: str | Path) -> list[Any]:
     """Return the values of a file's lines; invalid lines, such as one cut by a kill, are skipped."""
-    rows = []
-    for line in Path(path).read_bytes().split(b"\n"):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except ValueError:  # invalid JSON or UTF-8
-            continue
-    return rows
+    with Path(path).open("rb") as file:
+        return [value for _, value in json_values(file) if not isinstance(value, bytes)]
 
 
 def to_plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .errors import G2POError
+from .options import require
 
 HIDDEN = "<not written: it looks like a secret>"
 # A name looks like a secret's with one of these in it …
@@ -47,21 +47,15 @@ _CREDENTIAL = re.compile(
 )
 
 
-def is_secret_variable(name: str, value: str = "") -> bool:
-    """Return whether an environment variable looks like a secret, by its name or its value."""
-    return _is_secret(name) or masked(value) != value
-
-
 def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
-    if unknown := sorted(set(passed) - set(os.environ)):
-        names = ", ".join(unknown)
-        raise G2POError(
-            f"environment_variables names {names}, not set here: export it, or remove it",
-            "environment_variables",
-            names,
-        )
-    return sorted(name for name, value in os.environ.items() if is_secret_variable(name, value) and name not in passed)
+    unknown = sorted(set(passed) - set(os.environ))
+    require(not unknown, "environment_variables", unknown, "export what is not set here, or remove it")
+    return sorted(
+        name
+        for name, value in os.environ.items()
+        if name not in passed and (_is_secret(name) or masked(value) != value)
+    )
 
 
 def masked(data: Any, name: str = "") -> Any:

@@ -7,6 +7,7 @@ import difflib
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache, partial
 from inspect import Parameter
@@ -24,34 +25,20 @@ class _Metadata(dict):
     def keys(self) -> Iterable[str]:
         return [name for name in super().keys() if name in ("help", "choices")]
 
-    def copy(self) -> dict[str, Any]:
-        return {name: self[name] for name in self.keys()}
 
-
-def option(
-    help: str,
-    default: Any = dataclasses.MISSING,
-    within: str | None = None,
-    group: str | None = None,
-    resumable: bool = False,
-    read_again: bool = False,
-    plays: bool = False,
-    **metadata: Any,
-) -> Any:
+def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
     """Return the field of an option; a list or dictionary as default is copied. Without default it is required.
 
     Args:
         help: description for the command line and the documentation.
         default: its default.
-        within: interval of a number, e.g. "(0, 1]" or "[1, inf)".
-        group: heading of its section in the documentation.
-        resumable: whether it may change when a run is resumed.
-        read_again: whether a change has an effect after the trainer was made.
-        plays: whether an evaluation of the run plays with this value.
-        **metadata: further metadata, such as `choices`.
+        **metadata: `within`, the interval of a number, e.g. "(0, 1]" or "[1, inf)"; `choices`; `group`, the heading of
+            its section in the documentation; `resumable`, whether it may change when a run is resumed; `read_again`,
+            whether a change has an effect after the trainer was made; `plays`, whether an evaluation of the run plays
+            with this value; and others, which their readers name.
     """
-    metadata |= {"help": help, "within": within, "group": group}
-    metadata = _Metadata(metadata, resumable=resumable, read_again=read_again, plays=plays)
+    absent = {"within": None, "group": None, **dict.fromkeys(("resumable", "read_again", "plays"), False)}
+    metadata = _Metadata(absent | metadata, help=help)
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,14 +52,13 @@ class Options:
     """
 
     def __post_init__(self):
-        hints = hints_of(type(self))
         for field in dataclasses.fields(self):
             if "within" in field.metadata:
-                value, kinds = without_numpy(getattr(self, field.name)), kinds_of(hints[field.name])
-                if {dict, str} <= {get_origin(kind) or kind for kind in kinds}:
+                value, hint = without_numpy(getattr(self, field.name)), hints_of(type(self))[field.name]
+                if {dict, str} <= {get_origin(kind) or kind for kind in kinds_of(hint)}:
                     value = as_mapping(field.name, value)
                 setattr(self, field.name, value)
-                check_value(field.name, value, hints[field.name], field.metadata)
+                check_value(field.name, value, hint, field.metadata)
         if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
             after()
 
@@ -96,26 +82,24 @@ def check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -
     kind = get_args(kinds[0])[0] if is_list else kinds[0]
     if (value is None and may_be_none) or len(kinds) > 1 or kind not in KINDS:
         return
-    fits = isinstance(value, (list, tuple)) or not is_list
-    for part in (value if is_list else [value]) if fits else ():
-        fits &= (
-            is_of_kind(part, kind) and (choices is None or part in choices) and (not within or _is_in(part, within))
-        )
-    within = f" in {within}" if within else ""
-    what = f"a {KINDS[kind]}{within}" if choices is None else f"one of {', '.join(map(str, choices))}"
-    what = f"a list, each {what}" if is_list else what
-    require(fits, name, value, f"set it to {what}{', or to None' if may_be_none else ''}")
+
+    def fits(part: Any) -> bool:
+        return is_of_kind(part, kind) and (not choices or part in choices) and (not within or _is_in(part, within))
+
+    what = f"one of {', '.join(map(str, choices))}" if choices else f"a {KINDS[kind]}"
+    what = f"{'a list, each ' if is_list else ''}{what}{f' in {within}' if within else ''}"
+    all_fit = isinstance(value, (list, tuple)) and all(map(fits, value)) if is_list else fits(value)
+    require(all_fit, name, value, f"set it to {what}{', or to None' if may_be_none else ''}")
 
 
 def _is_in(value: float, within: str) -> bool:
     low, high = map(float, within[1:-1].split(","))
-    return (low <= value if within[0] == "[" else low < value) and (
-        value <= high if within[-1] == "]" else value < high
-    )
+    is_end = value == low and within[0] == "[" or value == high and within[-1] == "]"
+    return low < value < high or is_end
 
 
 def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each condition that is not met while options that need it are given.
+    """Yield a sentence for each option that is given while its condition is not met.
 
     Args:
         given: names of the options that are set.
@@ -123,13 +107,10 @@ def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Map
         needs: option -> the condition under which it has an effect: a field that is set, or `field=pattern`; "|"
             separates alternatives.
     """
-    names: dict[str, list[str]] = {}
     for name in given:
-        if name in needs and not any(_is_met(part, values) for part in needs[name].split("|")):
-            names.setdefault(needs[name], []).append(name)
-    for condition, found in names.items():
-        spelled = condition.replace("|", " or ").replace("*", "")
-        yield f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect without {spelled}"
+        condition = needs.get(name, "")
+        if condition and not any(_is_met(part, values) for part in condition.split("|")):
+            yield f"{name} has no effect without {condition.replace('|', ' or ').replace('*', '')}"
 
 
 def switches_of(condition: str) -> set[str]:
@@ -145,11 +126,9 @@ def _is_met(condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a numpy scalar, also in a list or dictionary, as a Python value; other values are returned unchanged."""
-    if isinstance(value, dict):
-        return {name: without_numpy(one) for name, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(without_numpy, value))
+    """Return a numpy scalar, also in a list, as a Python value; other values are returned unchanged."""
+    if isinstance(value, list):
+        return list(map(without_numpy, value))
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
@@ -157,7 +136,7 @@ def is_of_kind(value: Any, kind: type) -> bool:
     """Return whether a value is a truth value, a finite number, a whole number or a string: `kind` of `KINDS`."""
     if kind is float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and -sys.float_info.max <= value <= sys.float_info.max  # not so NaN, nor larger integers
+        return is_number and abs(value) <= sys.float_info.max  # not so NaN, nor larger integers
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -174,28 +153,20 @@ def require(condition: bool, name: str, value: Any, remedy: str) -> None:
 
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
     """Return the value of a field that is an object, or JSON text of one. An empty one is `None`."""
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        given = value
-    require(given is None or isinstance(given, Mapping), name, value, 'write {"option": value}, or None')
-    return dict(given or {}) or None
+    with suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    require(value is None or isinstance(value, Mapping), name, value, 'write {"option": value}, or None')
+    return dict(value or {}) or None
 
 
 def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> None:
-    """Refuse options that the owner does not have, required ones that are missing, and values of another type.
-
-    Any value is accepted if the default is not a bool, number or string. `field` and `owner` are for messages.
-    """
+    """Refuse options that the owner does not have, required ones that are missing, and values of another type."""
     for option, value in given.items():
-        if option not in defaults:
-            near = difflib.get_close_matches(str(option), defaults, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            known = f"its options are {', '.join(defaults)}" if defaults else "it has no options"
-            raise G2POError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}", field, given)
+        near = difflib.get_close_matches(str(option), defaults, 1)
+        known = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(defaults) or 'none'}"
+        require(option in defaults, field, given, f"{owner} has no {option!r}; {known}")
         kind = type(defaults[option])
-        if kind in KINDS and not is_of_kind(value, kind):
-            raise G2POError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}", field, given)
+        fits = kind not in KINDS or is_of_kind(value, kind)
+        require(fits, field, given, f"set {option} to a {KINDS.get(kind)}")
     for option, default in defaults.items():
-        if default is Parameter.empty and option not in given:
-            raise G2POError(f"{field} has no {option}, which {owner} needs", field, given)
+        require(option in given or default is not Parameter.empty, field, given, f"{owner} needs {option}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -23,14 +23,14 @@ def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
     """Run `work` on the main process, and return its result, or raise its error, on all ranks."""
     if accelerator.num_processes == 1:
         return work()
-    outcome: list[Any] = [None, None]
+    result = failure = None
     if accelerator.is_main_process:
         try:
-            outcome[0] = work()
+            result = work()
         except Exception as error:
             kind = G2POError if isinstance(error, ValueError) else RuntimeError  # that can be sent
-            outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
-    broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+            failure = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
+    result, failure = broadcast_object_list([result, failure])
+    if failure is not None:
+        raise failure
+    return result

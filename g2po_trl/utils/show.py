@@ -22,7 +22,7 @@ def show(value: Any) -> str:
     """Return a value as text for a message, cut if it is long."""
     try:
         text = repr(value)
-    except Exception:  # e.g. a number of thousands of digits, or an object whose text cannot be computed
+    except Exception:  # e.g. of a number of thousands of digits
         return f"of type {type(value).__name__}, without a text"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
@@ -41,27 +41,25 @@ def one_line(text: str, width: int) -> str:
 def different_parts(first: str, second: str) -> list[str]:
     """Return the parts of two texts around the place where they begin to differ."""
     start = max(0, len(os.path.commonprefix([first, second])) - ROOM)
-    parts = []
-    for one in (first, second):
-        shown = one[start : start + 2 * ROOM]
-        parts.append(one_line(f"{'…' * (start > 0)}{shown}{'…' * (len(one) > start + 2 * ROOM)}", 2 * ROOM + 2))
-    return parts
+    end, before = start + 2 * ROOM, "…" if start else ""
+    return [
+        one_line(f"{before}{text[start:end]}{'…' if len(text) > end else ''}", 2 * ROOM + 2)
+        for text in (first, second)
+    ]
 
 
 def wrapped(text: str, indent: int = 0) -> str:
     """Return a text in lines of at most `WIDTH` characters, the second and later ones indented; words stay whole."""
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * indent}
-    return "\n".join(textwrap.fill(line, WIDTH, **options) if len(line) > WIDTH else line for line in text.split("\n"))
+    wrap = textwrap.TextWrapper(WIDTH, "", " " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap.fill(line) if len(line) > WIDTH else line for line in text.split("\n"))
 
 
 def describe_exit(status: int) -> str:
     """Return a description of a process's exit status."""
     if status >= 0:
         return f"exit status {status}"
-    try:
-        return f"signal {signal.Signals(-status).name}"
-    except ValueError:  # real-time signals have no name
-        return f"signal {-status}"
+    names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+    return f"signal {names.get(-status, -status)}"
 
 
 class _Output(io.FileIO):
@@ -80,11 +78,9 @@ def outlive_readers() -> None:
     """Continue when the reader of stdout or stderr ends: results are in files, and a print must not end a run."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None or stream is not getattr(sys, f"__{name}__"):  # closed, captured, or done before
-            continue
-        with contextlib.suppress(BrokenPipeError):
-            stream.flush()
-        output = _Output(stream.fileno(), "w", closefd=False)
-        buffer = output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output)
-        options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **options))
+        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else it is captured, or was done before
+            with contextlib.suppress(BrokenPipeError):
+                stream.flush()
+            buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            by_line = stream.line_buffering or stream.write_through
+            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=by_line))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,11 +24,9 @@ from trl.chat_template_utils import add_response_schema as add_response_schema
 from trl.chat_template_utils import get_training_chat_template as get_training_chat_template
 from trl.chat_template_utils import parse_response as parse_response
 from trl.chat_template_utils import supports_tool_calling as supports_tool_calling
-from trl.models import unwrap_model_for_generation as unwrap_model_for_generation
+from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing as disable_gradient_checkpointing
-from trl.trainer.utils import RepeatSampler as RepeatSampler
-from trl.trainer.utils import create_model_from_path as create_model_from_path
-from trl.trainer.utils import get_config_model_id as get_config_model_id
+from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_model_id  # noqa: F401
 
 from .errors import G2POError
 from .forward_pass import evaluation_mode, without_cudnn_attention
@@ -45,17 +43,15 @@ def ignore_deprecations() -> None:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module or object inside."""
-    original, is_own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, value)
-    try:
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Replace attributes of a module or object inside."""
+    with ExitStack() as stack:
+        for name, value in values.items():
+            original = getattr(owner, name)
+            undo = partial(setattr, owner, name, original) if name in vars(owner) else partial(delattr, owner, name)
+            stack.callback(undo)
+            setattr(owner, name, value)
         yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 # -- TRL -----------------------------------------------------------------------------------------------------------
@@ -67,29 +63,21 @@ def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:
 
 
 def gather_params_of(owner: Any) -> Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]:
-    """Return the context in which parameters that ZeRO-3 shards are whole (`_dist`).
-
-    Args:
-        owner: a `GRPOTrainer`, or its `VLLMGeneration`.
-    """
+    """Return the context in which weights that ZeRO-3 shards are whole: `_dist` of a trainer or `VLLMGeneration`."""
     return owner._dist.gather_params
 
 
 @contextmanager
 def trained_model_for_generation(trainer: Trainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
     """Provide the bare model in evaluation mode (training mode has dropout), gathered if ZeRO-3 shards it."""
-    with (
-        without_cudnn_attention(),
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=config.to_diff_dict(),
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
-        evaluation_mode(model),
-    ):
+    unwrapped = unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        generation_kwargs=config.to_diff_dict(),
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    )
+    with without_cudnn_attention(), unwrapped as model, torch.no_grad(), evaluation_mode(model):
         yield model
 
 
@@ -104,11 +92,10 @@ def fused_log_probs(
     Args:
         model: a causal language model with TRL's fused LM head, or a wrapper of it.
         body: the model without its LM head, inside all wrappers.
-        inputs: inputs of the model, in rows of L tokens.
+        inputs: inputs of the model.
         places: (M,) places in the flattened rows.
-        labels: (M,) token ids to score there.
+        labels: (M,) token ids to score there; -100 is not scored.
     """
-
     with _at_places(body, places):
         outputs = model(**inputs, shift_labels=labels[None], fused_lm_head=True)
     return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
@@ -130,9 +117,8 @@ def own_log_probs(
         logits = model(**inputs, use_cache=False).logits[0]
     log_probs = torch.log_softmax(logits.float() / temperature, -1)
     entropies = -(log_probs.exp() * log_probs).sum(-1)
-    known = labels.to(log_probs.device)
-    chosen = log_probs.gather(-1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known == -100, 0)
-    return chosen, entropies.masked_fill(known == -100, 0)
+    labels = labels.to(log_probs.device)
+    return -F.nll_loss(log_probs, labels, reduction="none"), entropies.masked_fill(labels == -100, 0)
 
 
 @contextmanager
@@ -161,18 +147,14 @@ def expose_body(model: torch.nn.Module) -> None:
     Raises:
         G2POError: if the model has no such part under the name `model`.
     """
-    if model.base_model is not model:
-        return
-    if not hasattr(model, "model"):
-        raise G2POError(
-            f"the model is a {type(model).__name__}, whose part without the LM head TRL does not find: load its text "
-            "model, and pass that"
-        )
-    model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
+    if model.base_model is model:
+        if not hasattr(model, "model"):
+            kind = type(model).__name__
+            raise G2POError(f"model is a {kind}, in which TRL finds no part without LM head: pass its text model")
+        model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
 
 
-@contextmanager
-def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
+def reference_copied_from(model: torch.nn.Module | str) -> AbstractContextManager[None]:
     """Let a `GRPOTrainer` created inside copy its reference from a model object, not load it from `name_or_path`.
 
     The file may hold other weights than the object (a merged adapter, added tokens), or not exist. Under ZeRO-3 the
@@ -181,38 +163,26 @@ def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
     """
     from trl.trainer import grpo_trainer
 
-    if isinstance(model, str) or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        yield
-        return
-
     def copied(*args: Any, **kwargs: Any) -> torch.nn.Module:
         reference = copy.deepcopy(model).eval()  # as one that is loaded: an object may be in training mode
         # A fused LM head of an earlier trainer; its forward pass is bound to the model that was copied.
         reference.__dict__.pop("forward", None)
         return reference
 
-    with replaced(grpo_trainer, "create_model_from_path", copied):
-        yield
+    is_loaded = isinstance(model, str) or _has_shards(model)
+    return nullcontext() if is_loaded else replaced(grpo_trainer, create_model_from_path=copied)
 
 
-@contextmanager
 def no_adapter_copied_from(
     model: torch.nn.Module | str, args: TrainingArguments, loaded: bool = False
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Keep a `GRPOTrainer` created inside from adding to the model a copy "ref" of its adapter "default".
 
     If the model was `loaded` with `model_init_kwargs`, it does not warn that it ignores them. Depends on its
     constructor reading `args.beta` for the reference and as `trainer.beta`, which the caller sets, and nothing else.
     """
-    kept = (args.beta, args.model_init_kwargs)
-    if not isinstance(model, str) and is_peft_model(model):
-        args.beta = 0.0
-    if loaded:
-        args.model_init_kwargs = None
-    try:
-        yield
-    finally:
-        args.beta, args.model_init_kwargs = kept
+    is_adapter = not isinstance(model, str) and is_peft_model(model)
+    return replaced(args, **{"beta": 0.0} if is_adapter else {}, **{"model_init_kwargs": None} if loaded else {})
 
 
 def vllm_generation_class(replacement: Callable[..., Any]) -> AbstractContextManager[None]:
@@ -222,7 +192,7 @@ def vllm_generation_class(replacement: Callable[..., Any]) -> AbstractContextMan
     """
     from trl.trainer import grpo_trainer
 
-    return replaced(grpo_trainer, "VLLMGeneration", replacement)
+    return replaced(grpo_trainer, VLLMGeneration=replacement)
 
 
 def vllm_engine_options(**options: Any) -> AbstractContextManager[None]:
@@ -232,27 +202,18 @@ def vllm_engine_options(**options: Any) -> AbstractContextManager[None]:
     """
     from trl.generation import vllm_generation
 
-    return replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options))
+    return replaced(vllm_generation, LLM=partial(vllm_generation.LLM, **options))
 
 
-@contextmanager
-def without_trls_intervals(args: TrainingArguments) -> Iterator[None]:
+def without_trls_intervals(args: TrainingArguments) -> AbstractContextManager[None]:
     """Keep a configuration that is completed inside from choosing and comparing intervals that are `None`.
 
     transformers wants numbers, takes `eval_steps` from `logging_steps`, and checkpoints of the best model at
     evaluations alone.
     """
-    kept = {name: getattr(args, name) for name in ("logging_steps", "save_steps", "eval_steps")}
-    load_best, args.load_best_model_at_end = args.load_best_model_at_end, False
-    args.logging_steps, args.save_steps = (
-        1 if kept[name] is None else kept[name] for name in ("logging_steps", "save_steps")
-    )
-    try:
-        yield
-    finally:
-        args.load_best_model_at_end = load_best
-        for name in (name for name, value in kept.items() if value is None):
-            setattr(args, name, None)
+    numbers = {"logging_steps": 1, "save_steps": 1, "eval_steps": None}
+    missing = {name: number for name, number in numbers.items() if getattr(args, name) is None}
+    return replaced(args, load_best_model_at_end=False, **missing)
 
 
 # -- transformers --------------------------------------------------------------------------------------------------
@@ -278,11 +239,6 @@ def forget_rotary_lengths(model: torch.nn.Module) -> None:
             setattr(module, name, 0)
 
 
-def name_or_path_of(config: PretrainedConfig) -> str:
-    """Return the id or path that a model was loaded from, "" if it was not (`_name_or_path`)."""
-    return config._name_or_path
-
-
 # -- accelerate ----------------------------------------------------------------------------------------------------
 
 
@@ -291,16 +247,14 @@ def set_sync_gradients(accelerator: Accelerator, sync: bool) -> None:
     accelerator.gradient_state._set_sync_gradients(sync)
 
 
-def fsdp_plugin_of(accelerator: Accelerator) -> Any:
-    """Return the plugin of FSDP, `None` without FSDP: the state has the attribute only with it."""
-    return getattr(accelerator.state, "fsdp_plugin", None)
-
-
 def is_sharded(trainer: Trainer) -> bool:
-    """Return whether each process has only a part of each weight: FSDP, or ZeRO-3 (`ds_id`)."""
+    """Return whether each process has only a part of each weight: FSDP, or ZeRO-3."""
     models = (trainer.model, getattr(trainer, "ref_model", None))
-    weights = (weight for model in models if model is not None for weight in model.parameters())
-    return trainer.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in weights)
+    return trainer.is_fsdp_enabled or any(_has_shards(model) for model in models if model is not None)
+
+
+def _has_shards(model: torch.nn.Module) -> bool:
+    return any(hasattr(weight, "ds_id") for weight in model.parameters())  # set by ZeRO-3
 
 
 def is_any_model_prepared(accelerator: Accelerator) -> bool:

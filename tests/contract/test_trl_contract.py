@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
-from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -358,13 +358,10 @@ def test_vllm_engine_options_are_added_and_taken_off(monkeypatch):
     assert vllm_generation.LLM is dict
 
 
-def test_private_attributes_of_a_model_and_its_config(tmp_path):
+def test_private_attributes_of_a_model_and_its_config():
     model = tiny_model()
     assert trl_compat.attention_of(model.config) == "sdpa"
     assert "_is_stateful" in vars(PreTrainedModel) and not trl_compat.is_stateful(model)
-    assert trl_compat.name_or_path_of(PretrainedConfig()) == ""
-    model.save_pretrained(tmp_path)
-    assert trl_compat.name_or_path_of(Qwen2ForCausalLM.from_pretrained(tmp_path).config) == str(tmp_path)
 
 
 def test_private_attributes_of_an_accelerator():
@@ -372,8 +369,7 @@ def test_private_attributes_of_an_accelerator():
     for sync in (False, True):
         trl_compat.set_sync_gradients(accelerator, sync)
         assert accelerator.sync_gradients is sync
-    assert trl_compat.fsdp_plugin_of(accelerator) is None
-    assert "self.fsdp_plugin = fsdp_plugin" in inspect.getsource(AcceleratorState)
+    assert "self.fsdp_plugin = fsdp_plugin" in inspect.getsource(AcceleratorState), "of `keep_outputs_exact`"
     before = trl_compat.is_any_model_prepared(accelerator)
     accelerator.prepare(torch.nn.Linear(2, 2))
     assert (before, trl_compat.is_any_model_prepared(accelerator)) == (False, True)

@@ -214,7 +214,7 @@ NO_IMAGES = ["https://a.b/c.png", "/no/file.png", "data:image/png;base64,?", 3, 
 
 @pytest.mark.parametrize("given", NO_IMAGES)
 def test_what_is_no_image_is_refused_by_name(given):
-    with pytest.raises(EnvironmentContractError, match="reset: an image is .*: (give|workers|.*encode)"):
+    with pytest.raises(EnvironmentContractError, match="reset: an image is .*: give"):
         validate_observation(Observation("a", images=[given]), "reset")
 
 
@@ -225,5 +225,5 @@ def test_pixels_are_those_that_a_reader_would_see():
     Image.fromarray(drawing(1)).save(file, "JPEG", exif=exif)
     assert as_picture(Image.open(file)).size == (16, 24)
     for values in (np.full((4, 4), 300, np.uint16), np.full((4, 4), 300, np.int32), np.full((4, 4), 0.5, np.float32)):
-        with pytest.raises(EnvironmentContractError, match="an image has the mode .*: scale its values to 0 to 255"):
+        with pytest.raises(EnvironmentContractError, match="an image is .*: scale its values to 0 to 255"):
             validate_observation(Observation("a", images=[Image.fromarray(values)]), "reset")

@@ -21,7 +21,6 @@ from ...trajectory import Trajectory
 from ...utils.errors import G2POError
 from ...utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ...utils.images import Picture
-from ...utils.trl_compat import name_or_path_of
 from ..batch import StepBatch
 from ..update import Update
 
@@ -157,7 +156,7 @@ class StartCheck(TrainerCallback):
             return
         whose = "the adapter as it was when the trainer was made"
         if self.reference is not None:
-            origin = name_or_path_of(self.accelerator.unwrap_model(self.reference).config)
+            origin = self.accelerator.unwrap_model(self.reference).config.name_or_path
             whose = f"{origin!r} as it was when the trainer was made"
         raise G2POError(
             f"beta is {log_probs.beta} and the reference is not the model that begins: their log-probabilities differ "
