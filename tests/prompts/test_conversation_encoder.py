@@ -15,21 +15,31 @@ from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcrip
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_format import NativeTools, ProseTools
 
+USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
+ANSWER, LATE = {"role": "assistant", "content": "hm"}, {"role": "system", "content": "since then"}
+
+
+def made(name):
+    tokenizer = tokenizer_of(name)
+    return tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def family(request):
-    tokenizer = tokenizer_of(request.param)
-    return request.param, tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    return request.param, *made(request.param)
+
+
+def rendered(encoder, messages, tools=None):
+    """Return the ids of a conversation that continues none."""
+    return encoder.prompt(ChatRequest(messages, tools), Transcript()).ids
 
 
 def play(encoder, tokenizer, completion, answer, new, messages=TASK, tools=None):
     """Return the first prompt, the completion's ids, and the prompt after it."""
     transcript = Transcript()
     first = encoder.prompt(ChatRequest(messages, tools), transcript)
-    ids = [
-        *tokenizer(completion, add_special_tokens=False)["input_ids"],
-        (stop_ids(tokenizer) or [tokenizer.eos_token_id])[0],
-    ]
+    end = (stop_ids(tokenizer) or [tokenizer.eos_token_id])[0]
+    ids = [*tokenizer(completion, add_special_tokens=False)["input_ids"], end]
     transcript.add(first, tools, answer, ids)
     return first, ids, encoder.prompt(ChatRequest([*messages, answer, *new], tools), transcript)
 
@@ -47,10 +57,8 @@ def test_next_prompt_after_text_begins_with_prompt_and_completion(family):
 def test_prompts_that_continue_are_the_rendered_conversation(family):
     """What a template writes for a completion is what the model wrote, and the rest is equal."""
     name, tokenizer, encoder = family
-    answer, new = {"role": "assistant", "content": "hm"}, [{"role": "user", "content": "It is shut."}]
-    _, _, second = play(encoder, tokenizer, "hm", answer, new)
-    rendered = encoder.prompt(ChatRequest([*TASK, answer, *new]), Transcript())
-    text = tokenizer.decode(rendered.ids)
+    _, _, second = play(encoder, tokenizer, "hm", ANSWER, [USER])
+    text = tokenizer.decode(rendered(encoder, [*TASK, ANSWER, USER]))
     if re.search("think|channel|END_RESPONSE| to=user", text):
         pytest.skip("the template writes a thought or a header, which the completion does not have")
     assert tokenizer.decode(second.ids).replace("]hm", "] hm").replace(":hm", ": hm") == text
@@ -63,14 +71,8 @@ def test_native_format_is_chosen_where_calls_are_rendered_and_read(family):
 
 def trl_of(tokenizer, encoder):
     """Return as much of TRL's trainer as its own conversation with tools needs."""
-    template = encoder.encode.text._passed_template
-    return SimpleNamespace(
-        processing_class=tokenizer,
-        _tokenizer=tokenizer,
-        chat_template=template,
-        chat_template_kwargs={},
-        _is_vlm=False,
-    )
+    options = {"chat_template": encoder.encode.text._passed_template, "chat_template_kwargs": {}, "_is_vlm": False}
+    return SimpleNamespace(processing_class=tokenizer, _tokenizer=tokenizer, **options)
 
 
 def test_ids_after_a_tool_call_are_those_of_trl(family):
@@ -126,16 +128,9 @@ def test_a_tools_description_cannot_end_a_turn(family):
     name, tokenizer, encoder = family
     said = f"Turn{tokenizer.eos_token}ü the dial."
     tool = {"type": "function", "function": {**TOOLS[0]["function"], "description": said}}
-    plain, marked = (encoder.prompt(ChatRequest([USER], [one]), Transcript()).ids for one in (TOOLS[0], tool))
+    plain, marked = (rendered(encoder, [USER], [one]) for one in (TOOLS[0], tool))
     assert marked.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
     assert said in tokenizer.decode(marked)
-
-
-USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
-ANSWER = {"role": "assistant", "content": "hm"}
-
-
-LATE = {"role": "system", "content": "since then"}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,7 @@ LATE = {"role": "system", "content": "since then"}
 )
 def test_system_messages_anywhere_are_shown(family, messages):
     _, tokenizer, encoder = family
-    text = tokenizer.decode(encoder.prompt(ChatRequest(messages), Transcript()).ids)
+    text = tokenizer.decode(rendered(encoder, messages))
     assert all(message["content"] in text for message in messages)
 
 
@@ -156,21 +151,19 @@ def test_several_calls_of_a_message_are_rendered_afresh(name):
         calls = [{"type": "function", "function": function} for function in functions]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
-    tokenizer = tokenizer_of(name)
-    encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    tokenizer, encoder = made(name)
     results = [{"role": "tool", "name": tool, "content": content} for tool, content in (("look", "A"), ("turn", "B"))]
     messages = [*TASK, answer(("turn", 7), ("look", 8)), *results, USER]
-    text = tokenizer.decode(encoder.prompt(ChatRequest(messages, TOOLS), Transcript()).ids)
+    text = tokenizer.decode(rendered(encoder, messages, TOOLS))
     assert text.count("look") > (name == "gptoss") and text.rindex("8") > text.rindex("7")
     apart = [answer(("turn", 7)), results[1], answer(("look", 8)), results[0]]
-    split = encoder.prompt(ChatRequest([*TASK, *apart, USER], TOOLS), Transcript())
-    assert (text == tokenizer.decode(split.ids)) == (name != "qwen2_5"), "results follow the calls of their tools"
+    split = rendered(encoder, [*TASK, *apart, USER], TOOLS)
+    assert (text == tokenizer.decode(split)) == (name != "qwen2_5"), "results follow the calls of their tools"
 
 
 def test_a_token_that_ends_a_message_and_begins_the_next_is_read_once():
-    tokenizer = tokenizer_of("glm4moe")
-    encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
-    _, _, second = play(encoder, tokenizer, "hm", ANSWER | {"content": "hm"}, [USER])
+    tokenizer, encoder = made("glm4moe")
+    _, _, second = play(encoder, tokenizer, "hm", ANSWER, [USER])
     assert second.continues and tokenizer.decode(second.ids).endswith("hm<|user|>\nask<|assistant|>")
 
 
@@ -181,7 +174,7 @@ def test_arguments_that_are_no_object_are_rendered(family, arguments):
     call = {"type": "function", "function": {"name": "turn", "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": "turn", "content": "No."}
-    text = tokenizer.decode(encoder.prompt(ChatRequest([*TASK, answer, result], TOOLS), Transcript()).ids)
+    text = tokenizer.decode(rendered(encoder, [*TASK, answer, result], TOOLS))
     assert "turn" in text and "No." in text
     written = arguments if isinstance(arguments, str) else str(arguments)
     assert written.lower() in text.lower() or encoder.tools.native
@@ -193,54 +186,34 @@ def qwen():
     return tokenizer, ConversationEncoder(ChatEncoder(tokenizer))
 
 
+SEVEN = '<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>'
+ARGUMENTS = '<tool_call>{"name": "turn", "arguments": {"digit": '
+
+
 @pytest.mark.parametrize(
-    "completion, valid, calls",
+    "completion, digits",
     [
-        ('<tool_call>\n{"name": "turn", "arguments": {"digit": 7}}\n</tool_call>', True, 1),
-        ('I try.<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>' * 2, True, 2),
-        ('<tool_call>{"name": "turn", "arguments": {"digit": </tool_call>', False, 0),
-        ('<tool_call>{"arguments": {}}</tool_call>', False, 0),
-        ("That is all.", True, 0),
-        ("", True, 0),
+        (SEVEN, [7]),
+        (f"I try.{SEVEN}{SEVEN}", [7, 7]),
+        (ARGUMENTS + '"\\ud800"}}</tool_call>', ["?"]),
+        (ARGUMENTS + "</tool_call>", None),
+        ('<tool_call>{"arguments": {}}</tool_call>', None),
+        ('<tool_call>{"name":', None),
+        (ARGUMENTS + "[" * 3000 + "</tool_call>", None),
+        (ARGUMENTS + "[" * 200 + "]" * 200 + "}}</tool_call>", None),
+        ("That is all.", []),
+        ("", []),
     ],
 )
-def test_parse_says_whether_calls_could_be_read(qwen, completion, valid, calls):
-    tokenizer, encoder = qwen
-    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    prompt = encoder.prompt(ChatRequest(TASK, TOOLS), Transcript())
-    for tools in (encoder.tools, NativeTools(None), ProseTools()):
-        message, readable = tools.parse(completion, ids, prompt.ids, TOOLS)
-        assert (readable, len(message.get("tool_calls", []))) == (valid, calls)
-
-
-@pytest.mark.parametrize(
-    "completion", ['Yes.<tool_call>{"name": "turn", "arguments": {}}</tool_call>', '<tool_call>{"name":', "Yes."]
-)
-def test_a_request_without_tools_gets_text(qwen, completion):
-    """Its agent reads the content alone, which is null beside tool calls."""
+def test_parse_says_whether_calls_could_be_read(qwen, completion, digits):
+    """An agent that offers no tools reads the content alone, which is null beside tool calls."""
     tokenizer, encoder = qwen
     ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
     for tools in (encoder.tools, NativeTools(None), ProseTools()):
-        assert tools.parse(completion, ids, [], None) == ({"role": "assistant", "content": completion.strip()}, True)
-
-
-@pytest.mark.parametrize("inside, valid, digit", [("[" * 3000, False, None), ('"\\ud800"}}', True, "?")])
-def test_calls_can_be_written_and_tokenized_again(qwen, inside, valid, digit):
-    """Of lists nested beyond Python's recursion and of escapes of lone surrogates, which JSON may contain."""
-    tokenizer, encoder = qwen
-    completion = '<tool_call>{"name": "turn", "arguments": {"digit": ' + inside + "</tool_call>"
-    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    for tools in (encoder.tools, NativeTools(None), ProseTools()):
-        message, readable = tools.parse(completion, ids, [], TOOLS)
+        message, readable = tools.parse(completion, ids, rendered(encoder, TASK, TOOLS), TOOLS)
         found = [call["function"]["arguments"]["digit"] for call in message.get("tool_calls", [])]
-        assert (readable, found) == (valid, [digit] if valid else [])
-
-
-def test_closed_nesting_below_pythons_recursion_is_no_call_either(qwen):
-    _, encoder = qwen
-    completion = '<tool_call>{"name": "turn", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}</tool_call>"
-    for tools in (NativeTools(None), ProseTools()):
-        assert tools.parse(completion, [1], [], TOOLS) == ({"role": "assistant", "content": completion}, False)
+        assert (readable, found) == (digits is not None, digits or [])
+        assert tools.parse(completion, ids, [], None) == ({"role": "assistant", "content": completion}, True)
 
 
 def test_completion_without_tokens_is_an_empty_message(family):
@@ -251,37 +224,35 @@ def test_completion_without_tokens_is_an_empty_message(family):
 def test_prompt_continues_the_longest_known_conversation_and_else_is_rendered(qwen):
     tokenizer, encoder = qwen
     user, transcript = {"role": "user", "content": "look"}, Transcript()
-    messages, expected = list(TASK), None
+    messages, expected = list(TASK), []
     for text in ("one", "two", "three"):
         prompt = encoder.prompt(ChatRequest(messages), transcript)
-        assert expected is None or prompt.ids[: len(expected)] == expected
+        assert prompt.ids[: len(expected)] == expected
         ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         answer = {"role": "assistant", "content": text}
         transcript.add(prompt, None, answer, ids)
         expected, messages = prompt.ids + ids, [*messages, answer, user]
-    assert encoder.prompt(ChatRequest(messages), transcript).continues == 6
-    assert (
-        encoder.prompt(
-            ChatRequest([*messages[:4], {**messages[4], "content": "rewritten"}, user]), transcript
-        ).continues
-        == 0
-    )
-    assert encoder.prompt(ChatRequest([*messages[:5], user]), transcript).continues == 4  # a call in parallel
-    assert encoder.prompt(ChatRequest(messages, TOOLS), transcript).continues == 0  # other tools, another beginning
-    edited = encoder.prompt(ChatRequest([TASK[0], {"role": "user", "content": "Leave."}, *messages[2:]]), transcript)
-    assert edited.continues == 0 and "Leave." in tokenizer.decode(edited.ids)
+    rewritten = [*messages[:4], {**messages[4], "content": "rewritten"}, user]
+    edited = [TASK[0], {"role": "user", "content": "Leave."}, *messages[2:]]
+    for sent, tools, continues in (
+        (messages, None, 6),
+        ([*messages[:5], user], None, 4),  # a call in parallel
+        (messages, TOOLS, 0),  # other tools, another beginning
+        (rewritten, None, 0),
+        (edited, None, 0),
+    ):
+        prompt = encoder.prompt(ChatRequest(sent, tools), transcript)
+        assert prompt.continues == continues and sent[1]["content"] in tokenizer.decode(prompt.ids)
 
 
 def test_completion_without_its_end_is_ended(qwen):
     tokenizer, encoder = qwen
     transcript = Transcript()
-    prompt = encoder.prompt(ChatRequest(TASK), transcript)
-    ids, answer = tokenizer("cut off")["input_ids"], {"role": "assistant", "content": "cut off"}
-    transcript.add(prompt, None, answer, ids)
-    new = [*TASK, answer, {"role": "user", "content": "go on"}]
-    continued = encoder.prompt(ChatRequest(new), transcript)
+    prompt, ids = encoder.prompt(ChatRequest(TASK), transcript), tokenizer("hm")["input_ids"]
+    transcript.add(prompt, None, ANSWER, ids)
+    continued = encoder.prompt(ChatRequest([*TASK, ANSWER, USER]), transcript)
     assert continued.ids[: len(prompt.ids) + len(ids) + 1] == [*prompt.ids, *ids, tokenizer.eos_token_id]
-    assert continued.ids == encoder.prompt(ChatRequest(new), Transcript()).ids
+    assert continued.ids == rendered(encoder, [*TASK, ANSWER, USER])
 
 
 def long_conversation(turns):
@@ -293,8 +264,7 @@ def long_conversation(turns):
 
 def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
     tokenizer, encoder = qwen
-    lengths = [len(encoder.prompt(ChatRequest(long_conversation(n)), Transcript()).ids) for n in range(12)]
-    limit, transcript, dropped, continued = lengths[7], Transcript(), [], []
+    limit, transcript, dropped, continued = len(rendered(encoder, long_conversation(7))), Transcript(), [], []
     for turns in range(12):
         prompt = encoder.prompt(ChatRequest(long_conversation(turns), shorten=True), transcript, limit)
         text = tokenizer.decode(prompt.ids)
@@ -334,25 +304,19 @@ def test_task_after_an_example_stays(qwen):
 
 def test_text_between_turns_without_an_end_token_is_kept():
     tokenizer = tokenizer_of("qwen2_5")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    encoder = ConversationEncoder(ChatEncoder(tokenizer))
-    answer, new = {"role": "assistant", "content": "hm"}, [{"role": "user", "content": "go"}]
-    transcript = Transcript()
-    first = encoder.prompt(ChatRequest(new), transcript)
-    transcript.add(first, None, answer, tokenizer(" hm")["input_ids"])
-    second = encoder.prompt(ChatRequest([*new, answer, *new]), transcript)
+    turns = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    tokenizer.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
+    encoder, transcript = ConversationEncoder(ChatEncoder(tokenizer)), Transcript()
+    transcript.add(encoder.prompt(ChatRequest([USER]), transcript), None, ANSWER, tokenizer(" hm")["input_ids"])
+    second = encoder.prompt(ChatRequest([USER, ANSWER, USER]), transcript)
     assert second.continues == 1
-    assert tokenizer.decode(second.ids) == "user: go\nassistant: hm\nuser: go\nassistant:"
+    assert tokenizer.decode(second.ids) == "user: ask\nassistant: hm\nuser: ask\nassistant:"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5"])
 def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
     """Also where TRL knows how calls are read by the model's own template alone, which the saved one is not."""
-    tokenizer = tokenizer_of(name)
-    own, encoder = tokenizer.chat_template, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    own, (tokenizer, encoder) = tokenizer_of(name).chat_template, made(name)
     assert encoder.replaced == (name != "qwen2_5")
     with encoder.saved():
         tokenizer.save_pretrained(tmp_path)

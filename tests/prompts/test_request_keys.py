@@ -39,13 +39,6 @@ def test_short_messages_say_enough_where_files_have_changed():
     assert files_key(("", "OK"), since=3) == files_key(("", LONG), ("", "OK"), since=5) != files_key(("", "OK"))
 
 
-def test_the_tools_are_part_of_a_key():
-    one, two = {"name": "add"}, {"name": "go"}
-    keys = [request_key(talk(), tools) for tools in (None, [one], [two], [one, two])]
-    assert len(set(keys)) == 4 and request_key(talk(), [two, one]) == keys[3]
-    assert not any(map(str.isdigit, keys[1].split("asked")[1])), "keys may be compared without numbers"
-
-
 @pytest.mark.parametrize(
     ("text", "marked"),
     [

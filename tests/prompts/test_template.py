@@ -92,29 +92,27 @@ def test_of_completions_without_an_action_their_ends_are_played():
     assert WEBSHOP_PROMPT.read(completion).action == completion[-20:].strip().lower()
 
 
-def test_listed_actions_are_matched_regardless_of_case():
-    """An environment that lists `Buy Apple` is played by "buy apple"; what is not listed is played as written."""
-
-    def read(action, listed, **kwargs):
-        template = PromptTemplate(first="", later="", **kwargs)
-        return template.read(f"<think></think><action>{action}</action>", "", listed).action
-
-    assert read("buy apple", ["Buy Apple", "Leave"]) == "Buy Apple"
-    assert read("Buy Apple", ["Buy Apple", "Leave"]) == "Buy Apple"
-    assert read("STRASSE", ["Straße"]) == "Straße"
-    assert read("Search[Red Mug]", ["Buy Apple"]) == "Search[Red Mug]"
-    assert read("Look", None) == "Look" and read("Look", []) == "Look"
-    assert read("b", ["A", "a", "B"]) == "B" and read("a", ["A", "a"]) == "a", "as written, if that is listed"
-    assert read("ab", ["AB", "Ab"]) == "ab", "which one was meant is not known"
-    assert read("buy apple", ["Buy Apple"], match_case=True) == "buy apple"
-    assert read("x", ["Go", "X"], parse_completion=lambda completion, end: ("go", True)) == "Go", (
-        "parsers of one's own too"
-    )
+@pytest.mark.parametrize(
+    ("action", "listed", "read"),
+    [
+        ("buy apple", ["Buy Apple", "Leave"], "Buy Apple"),
+        ("STRASSE", ["Straße"], "Straße"),
+        ("Search[Red Mug]", ["Buy Apple"], "Search[Red Mug]"),
+        ("Look", None, "Look"),
+        ("b", ["A", "a", "B"], "B"),
+        ("a", ["A", "a"], "a"),
+        ("ab", ["AB", "Ab"], "ab"),  # which one was meant is not known
+    ],
+)
+def test_listed_actions_are_matched_regardless_of_case(action, listed, read):
+    written, own = f"<think></think><action>{action}</action>", lambda completion, end: (action, True)
+    assert PromptTemplate("", "").read(written, "", listed).action == read
+    assert PromptTemplate("", "", parse_completion=own).read("", "", listed).action == read
+    assert PromptTemplate("", "", match_case=True).read(written, "", listed).action == action
 
 
 def test_plain():
-    assert parse_plain(" north \n") == ("north", True)
-    assert parse_plain("  ") == ("", False)
+    assert (parse_plain(" north \n"), parse_plain("  ")) == (("north", True), ("", False))
 
 
 TEMPLATE = PromptTemplate(
@@ -151,17 +149,13 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
     }
     whole = fit_prompt(TEMPLATE, encode, None, **arguments)
     assert not whole.truncated and "oldold" in whole.text and "newnew" in whole.text
-
     shorter = fit_prompt(TEMPLATE, encode, len(whole.ids) - 1, **arguments)
     assert shorter.truncated and "oldold" not in shorter.text and "newnew" in shorter.text
-
     shortest = fit_prompt(TEMPLATE, encode, 50, **arguments)
     assert len(shortest.ids) <= 50 and "newnew" not in shortest.text
-    assert "TASK" in shortest.text and "north,south" in shortest.text and " … " in shortest.text
-    kept = shortest.text.split("|")[5]
-    head, tail = kept.split(" … ")
+    assert "TASK" in shortest.text and "north,south" in shortest.text
+    head, tail = shortest.text.split("|")[5].split(" … ")
     assert arguments["observation"].startswith(head) and arguments["observation"].endswith(tail)
-
     with refused("max_prompt_length"):
         fit_prompt(TEMPLATE, encode, 10, **arguments)
 
