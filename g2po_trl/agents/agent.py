@@ -110,8 +110,7 @@ class AgentEnvironment(TextEnvironment):
         agent: function `(task, client)`, sync or async, or its name, `file.py:function`. The task is the dataset's
             row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
             info)`; or a dict with these fields. `True` and `False` are rewards of 1 and 0.
-        max_turns: completions per episode: the trainer's `max_turns`.
-        max_requests: requests per episode, refused ones included: the trainer's `max_requests`.
+        max_turns, max_requests: completions per episode, and requests, refused ones included: the trainer's.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
             since the last completion, system message and tools (`request_key`); with the files of its workspace, if
             the agent has one (`AgentClient.works_on`).
@@ -138,11 +137,7 @@ class AgentEnvironment(TextEnvironment):
         self._call: Call | None = None
 
     def reset(self, /, **task) -> Observation:
-        """Start the agent, and wait for its first request.
-
-        Raises:
-            EnvironmentContractError: if the agent returns without one.
-        """
+        """Start the agent, and wait for its first request. Raises what it raises before, and for none at all."""
         self.close()
         self._files: tuple[str | None, int] = None, 0  # of the workspace, and messages of the first request with them
         endpoint = running_endpoint()
@@ -165,11 +160,7 @@ class AgentEnvironment(TextEnvironment):
         return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
     def step(self, action: str) -> StepResult:
-        """Answer the request, and wait for the next one or for the agent's end.
-
-        Args:
-            action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
-        """
+        """Answer the request, and wait for the next one or for the agent's end. `action`: see `ChatResponse.read`."""
         call, self._call = self._call, None
         self._session.answer(call, ChatResponse.read(action))
         event = self._session.next()

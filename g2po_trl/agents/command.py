@@ -1,7 +1,4 @@
-"""Agents that are programs, in any language.
-
-AgentCommand("python solve.py --question={question}", verify=lambda task, stdout: task["answer"] in stdout)
-"""
+"""Agents that are programs, in any language."""
 
 from __future__ import annotations
 
@@ -41,27 +38,24 @@ MIN_WAIT = 0.1  # seconds between looks at a program's own time
 class AgentCommand:
     """An agent that is a program, for `AgentEnvironment` or `G2POTrainer(agent=…)`.
 
-    The program finds the model in the variables `OPENAI_BASE_URL` (also as `OPENAI_API_BASE`), `OPENAI_API_KEY` and
-    `OPENAI_MODEL`, and for Anthropic's protocol in `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `ANTHROPIC_MODEL` and
-    `ANTHROPIC_SMALL_FAST_MODEL`. It runs in the folder in which the training was started. `EPISODE_FOLDER` is an empty
-    folder of the episode, removed after it. `python` is the Python that runs the training, unless another one comes
-    first in `PATH`.
+    The program finds the model in `OPENAI_BASE_URL` (also `OPENAI_API_BASE`), `OPENAI_API_KEY` and `OPENAI_MODEL`, or
+    in the same variables with `ANTHROPIC_`. It runs in the folder in which the training was started. `EPISODE_FOLDER`
+    is an empty folder of the episode, removed after it. Programs that it starts end with it, including daemons
+    (outside of Linux, only its process group). This is not a sandbox: it can read and write all that the user can.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
     The state of a request consists of the files and the new messages (`workspace_key`). `info["diff"]` has the
-    changes. This is not a sandbox: the program can read and write everything that the user can.
-
-    Programs that it starts end with it, including daemons (`program`; outside of Linux, only its process group).
+    changes.
 
     Args:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
-            value; `{{` is a brace. No shell runs, and a value is always (part of) one argument. Write
-            `--question={question}` or `-- {question}`, else a value that begins with `-` is read as an option.
-        verify: required; function, sync or async, that returns the reward, or anything else an agent may return. Its
-            parameters are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the
-            episode's). Unless `returncode` is among them, an exit status other than 0 is an exception of the agent.
-            With a workspace it may be a command, such as `pytest -q`, which runs there after the agent, with a `HOME`
-            and `TMPDIR` of its own: its reward is 1 if its exit status is 0, or else 0.
+            value, within one argument; `{{` is a brace. Write `--question={question}` or `-- {question}`, else a value
+            that begins with `-` is read as an option.
+        verify: function, sync or async, that returns the reward, or anything else an agent may return. Its parameters
+            are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the episode's).
+            Unless `returncode` is among them, an exit status other than 0 is an exception of the agent. With a
+            workspace it may be a command, such as `pytest -q`, which runs there after the agent, with a `HOME` and
+            `TMPDIR` of its own: its reward is 1 if its exit status is 0, or else 0.
         environment: further environment variables.
         timeout: seconds that the program may take, without waiting for the model. After that it is killed, and the
             episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
@@ -70,13 +64,12 @@ class AgentCommand:
             `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of Python's
             tests are put back too, such as `conftest.py` and `pytest.ini`.
         verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
-        max_processes: number of processes beyond which a program is killed, and the episode is a failure. `None`: no
-            limit.
-        max_disk_mb: as `max_processes`, but the number of MiB below the episode's folder, including the workspace.
+        max_processes, max_disk_mb: number of processes, and of MiB below the episode's folder with the workspace,
+            beyond which a program is killed, and the episode is a failure. `None`: no limit.
 
     Raises:
-        G2POError: if the command is empty or has a placeholder that is not a name, or `verify` cannot be called. In an
-            episode: if a placeholder is not a column of the task, or no file of the workspace matches `restore`.
+        G2POError: for an argument that cannot be used; in an episode, if a placeholder is not a column of the task, or
+            no file of the workspace matches `restore`.
     """
 
     def __init__(
@@ -117,12 +110,7 @@ class AgentCommand:
         self.limits = {"processes": max_processes or math.inf, "disk_bytes": self.max_disk_mb * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
-        """Run the program and return what `verify` returns.
-
-        Raises:
-            CommandError: if the program fails or takes too long.
-            G2POError: if a placeholder is not a column of the task.
-        """
+        """Run the program and return what `verify` returns. Raises `CommandError` if it fails or takes too long."""
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
             folder = Path(name).resolve()  # as programs print it
             return _Episode(self, task, client, folder).play()
@@ -141,7 +129,6 @@ class _Episode:
         self.variables |= command.environment
 
     def play(self) -> Any:
-        """Run the program and return what `verify` returns."""
         command = self.command
         if command.workspace is None:
             return self._verify(*self._run())
@@ -223,10 +210,9 @@ class _Episode:
 
 def _own_folders(parent: Path) -> dict[str, str]:
     """Make a program's own folders for settings and temporary files; return the variables that name them."""
-    folders = {"HOME": parent / "home", "TMPDIR": parent / "tmp"}
-    for path in folders.values():
-        path.mkdir()
-    return {name: str(path) for name, path in folders.items()}
+    for name in ("home", "tmp"):
+        (parent / name).mkdir()
+    return {"HOME": str(parent / "home"), "TMPDIR": str(parent / "tmp")}
 
 
 def _words(name: str, command: Any) -> list[str]:

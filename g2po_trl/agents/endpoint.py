@@ -39,8 +39,7 @@ class Endpoint(LoopbackServer):
     def open_session(self, **limits: Any) -> Session:
         """Return a new session with these limits, see `Session`."""
         session = Session(**limits)
-        self._sessions[session.key] = session
-        return session
+        return self._sessions.setdefault(session.key, session)
 
     def close_session(self, session: Session) -> None:
         """End a session; its key is unknown from now on."""
@@ -117,15 +116,14 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise RefusedRequestError(f"Content-Encoding is {encoding!r}: send the body plain", status=415)
-    body, is_whole = bytearray(), False
+    body, part = bytearray(), {"more_body": True}
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while not is_whole:
+            while part["more_body"]:
                 part = await receive()
                 if part["type"] == "http.disconnect":
                     raise RefusedRequestError("the body is cut off: send all of it, as valid HTTP/1.1")
                 body += part["body"]
-                is_whole = not part["more_body"]
                 if len(body) > MAX_BODY_BYTES:
                     why = f"the body has more than {MAX_BODY_BYTES:,} bytes: shorten the messages"
                     raise RefusedRequestError(why, status=413)

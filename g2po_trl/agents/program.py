@@ -2,12 +2,11 @@
 
 `Program` runs this file as the program's parent, `python -I program.py LIMITS PROGRAM ARGUMENT…`. LIMITS is a JSON
 object: `processes` is how many may run at once, `disk_bytes` what the files in `folder` may take. A program beyond a
-limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why.
+limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why. Else it is the program's.
 
 The parent ends all processes when the program ends, when it is terminated (SIGTERM), and when its standard input is
-closed, as by the death of the process that started it. Its exit status is the program's. On Linux, processes that
-leave the program's process group (`setsid`, daemons) become children of this one when their parents end
-(`PR_SET_CHILD_SUBREAPER`). Elsewhere they stay.
+closed, as by the death of the process that started it. On Linux, also those that leave the program's process group
+(`setsid`, daemons): they become children of this one when their parents end (`PR_SET_CHILD_SUBREAPER`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -136,7 +136,6 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
         sys.exit(f"{error}")
     program = started.pid
     try:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
         threading.Thread(target=_watch, args=(limits, exceeded), daemon=True).start()
         while (ended := os.wait())[0] != program:
             pass
@@ -171,13 +170,12 @@ def _end_all(program: int) -> None:
 
 
 def _watch(limits: dict[str, Any], exceeded: list[str]) -> None:
-    """End this process when the program exceeds a limit, and add why."""
-    took = 0.0
-    while not exceeded:
-        time.sleep(min(max(LOOK_SECONDS, took / LOOK_SHARE), MAX_LOOK_SECONDS))
+    """End this process when the program exceeds a limit, adding why, or when standard input is closed."""
+    pause = LOOK_SECONDS
+    while not exceeded and not select.select([0], [], [], pause)[0]:
         begin = time.thread_time()
         number, size = len(psutil.Process().children(recursive=True)), disk_bytes(limits["folder"])
-        took = time.thread_time() - begin
+        pause = min(max(LOOK_SECONDS, (time.thread_time() - begin) / LOOK_SHARE), MAX_LOOK_SECONDS)
         if number > limits["processes"]:
             exceeded.append(f"it has {number} processes, more than {limits['processes']}")
         elif size > limits["disk_bytes"]:
@@ -193,11 +191,6 @@ def disk_bytes(folder: str) -> int:
             with contextlib.suppress(OSError):
                 size += os.lstat(os.path.join(root, name)).st_blocks * 512
     return size
-
-
-def _end_with_stdin() -> None:
-    os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
 
-A request waits in its session until the trainer's model has answered it. A request repeats an earlier one if their
-bodies are equal and its client marks it, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as
-`openai` and `anthropic` do. It gets the same answer, and is not a second step. A request whose client has left before
-its turn is not a step.
+A request repeats an earlier one if their bodies are equal and its client marks it, by the same `Idempotency-Key` or by
+an `x-stainless-retry-count` above 0, as `openai` and `anthropic` do. It gets the same answer, and is no second step. A
+request whose client has left before its turn is no step, either.
 """
 
 from __future__ import annotations

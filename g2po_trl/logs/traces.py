@@ -62,9 +62,10 @@ _ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
 class Skipped(LeftOut):
     """Skipped parts of a log: kind -> number of times."""
 
-    def unknown(self, where: str, kind: Any, why: str) -> None:
+    def unknown(self, where: str, kind: Any, why: str) -> list[Any]:
         """Skip a part of an unknown kind."""
         self.add(f"{where.partition('[')[0]}.{kind}"[:LONGEST_KIND])
+        return []
 
     def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         """Return an image as a part of the content; for one that cannot be read, such as an address, a text mark."""

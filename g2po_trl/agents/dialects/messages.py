@@ -129,11 +129,8 @@ def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
         else:
             start = {**block, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
-        events += [
-            {"type": "content_block_start", "index": index, "content_block": start},
-            {"type": "content_block_delta", "index": index, "delta": delta},
-            {"type": "content_block_stop", "index": index},
-        ]
+        parts = {"start": {"content_block": start}, "delta": {"delta": delta}, "stop": {}}
+        events += [{"type": f"content_block_{name}", "index": index, **part} for name, part in parts.items()]
     end = {"stop_reason": written["stop_reason"], "stop_sequence": None}
     events += [{"type": "message_delta", "delta": end, "usage": written["usage"]}, {"type": "message_stop"}]
     return named_events(events)
@@ -145,8 +142,7 @@ def error(refusal: RefusedRequestError) -> dict[str, Any]:
 
 
 def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
-    response = completion.response
-    content: list[dict[str, Any]] = []
+    response, content = completion.response, []
     if response.content or not response.tool_calls:
         content.append({"type": "text", "text": response.content})
     for number, name, arguments, _ in completion.calls():

@@ -59,8 +59,8 @@ class LeftOut(Counter[str]):
     def add(self, name: str) -> None:
         self[name] += 1
 
-    def unknown(self, where: str, kind: Any, why: str) -> None:
-        """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead."""
+    def unknown(self, where: str, kind: Any, why: str) -> list[Any]:
+        """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead: it returns no parts."""
         raise RefusedRequestError(why, where.partition("[")[0])
 
     def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -70,8 +70,7 @@ class LeftOut(Counter[str]):
             require(is_whole, where, part, "no address or file is read: send the image itself in base64")
             return [{"type": "image", "image": as_picture(url, where)}]
         except G2POError as error:
-            self.unknown(where, part.get("type"), str(error))
-            return []
+            return self.unknown(where, part.get("type"), str(error))
 
     def part(self, part: Any, where: str, role: Any) -> list[dict[str, Any]]:
         """Return a text or an image of any protocol as a part of a message's content; nothing if it is left out."""
@@ -87,14 +86,13 @@ class LeftOut(Counter[str]):
                 image = data if image.get("type") == "base64" else image.get("url")
             return self.image(image, block, where)
         supported = "text and images are" if shows_images else "text is"
-        self.unknown(where, kind, f"{where} is {show(block.get('type', part))}: only {supported} supported")
-        return []
+        return self.unknown(where, kind, f"{where} is {show(block.get('type', part))}: only {supported} supported")
 
     def content(self, content: Any, where: str, role: Any) -> Any:
         """Return a content's parts as `ChatRequest` takes them. Anything but a list is left to it."""
-        parts = enumerate(content) if isinstance(content, list) else ()
-        read = [one for number, part in parts for one in self.part(part, f"{where}[{number}]", role)]
-        return read if isinstance(content, list) else content
+        if not isinstance(content, list):
+            return content
+        return [part for at, one in enumerate(content) for part in self.part(one, f"{where}[{at}]", role)]
 
     def schema(self, name: str, config: Any) -> dict[str, Any] | None:
         """Return the JSON schema in the `format` that a field asks for, if it has one.
@@ -135,13 +133,7 @@ class AgentRequest:
 
     @classmethod
     def of(
-        cls,
-        data: Mapping[str, Any],
-        ignored: LeftOut,
-        chat: dict[str, Any],
-        schema: dict[str, Any] | None = None,
-        instructions: int = 0,
-        **fields: Any,
+        cls, data: Mapping[str, Any], ignored: LeftOut, chat: dict[str, Any], schema: Any = None, **fields: Any
     ) -> AgentRequest:
         """Return the request that a body's fields are. Raises `RefusedRequestError` for an invalid one.
 
@@ -149,9 +141,8 @@ class AgentRequest:
             data: the fields.
             ignored: what was left out.
             chat: arguments of its `ChatRequest`.
-            schema: JSON schema of the answer, which is written into the system message.
-            instructions: as of the request, without a message for the schema.
-            **fields: further fields of the request.
+            schema: JSON schema of the answer, which is written into the system message, or `None`.
+            **fields: further fields of the request; `instructions` is without a message for the schema.
         """
         if data.get("tool_choice") in ("none", {"type": "none"}):
             chat["tools"] = None
@@ -163,16 +154,14 @@ class AgentRequest:
             text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
             first, *others = asked.messages
             if first["role"] != "system":
-                instructions, first, others = instructions + 1, {"role": "system", "content": ""}, asked.messages
+                first, others = {"role": "system", "content": ""}, asked.messages
+                fields["instructions"] = fields.get("instructions", 0) + 1
             content = f"{first['content']}\n\n{text}".strip()
             asked = replace(asked, messages=[{**first, "content": content}, *others])
-        return cls(asked, tuple(sorted(ignored)), bool(data.get("stream")), instructions=instructions, **fields)
+        return cls(asked, tuple(sorted(ignored)), bool(data.get("stream")), **fields)
 
     def whole(self, answered: Sequence[tuple[AgentRequest, Completion]]) -> AgentRequest:
-        """Return the request with all messages that it continues, from its episode's completions so far.
-
-        Raises `RefusedRequestError` for an id that none of them has.
-        """
+        """Return the request with all messages that it continues, from its episode's completions so far."""
         if self.after is None:
             return self
         for earlier, completion in answered:
@@ -218,12 +207,9 @@ class Completion:
 def read_fields(
     body: bytes, read: Collection[str], refused: Mapping[str, tuple[Any, str]]
 ) -> tuple[dict[str, Any], LeftOut]:
-    """Return the fields of a request that are not null, and the names of those that have no effect.
+    """Return the fields of a request's body that are not null, and the names of those that have no effect.
 
-    Args:
-        body: the request, a JSON object.
-        read: names of fields that are read.
-        refused: fields that cannot be given -> the value that changes nothing, and what to do about another one.
+    `read` are fields that are read, `refused` those that cannot be given -> the value that changes nothing, remedy.
     """
     try:
         data = json.loads(body)

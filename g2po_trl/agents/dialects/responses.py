@@ -55,8 +55,9 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
         "tools": tools,
         "max_tokens": data.get("max_output_tokens"),
     }
-    schema, after = ignored.schema("text", data.get("text", {})), data.get("previous_response_id")
-    return AgentRequest.of(data, ignored, chat, schema, len(instructions), fields={"items": items}, after=after)
+    schema = ignored.schema("text", data.get("text", {}))
+    continued = {"after": data.get("previous_response_id"), "instructions": len(instructions)}
+    return AgentRequest.of(data, ignored, chat, schema, fields={"items": items}, **continued)
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -87,8 +88,7 @@ def read_instructions(data: Mapping[str, Any]) -> list[Message]:
 
 def read_items(items: Any, ignored: LeftOut) -> list[Message]:
     """Return the messages that items are."""
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}]
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     demand(isinstance(items, list), "input", items, "give a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(items):
