@@ -56,6 +56,7 @@ _METADATA: dict[str, dict[str, Any]] = {
         "log_completions_hub_repo": "`push_to_hub` uploads the model and its card",
         "entropy_coef_* entropy_target": _BONUS,
         "eval_do_concat_batches": _PLAYED,
+        "disable_dropout": "dropout is off in every pass of the loss, as in the rollout",
         "average_tokens_across_devices": "`loss_type` decides what a loss averages over, always on all devices",
     },
     "needs": {

@@ -67,7 +67,7 @@ from .runs.callbacks import (
     RolloutBar,
     TaskErrorReport,
 )
-from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging, without_tied
+from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
@@ -76,6 +76,7 @@ from .runs.run_json import describe_run, identity_of
 from .runs.sample_table import SampleTable
 from .runs.summary import at_temperature
 from .runs.verdict import Tally
+from .runs.weights import WeightCheck, load_weights
 from .trainer_validation import (
     check_arguments,
     check_errors,
@@ -91,7 +92,7 @@ from .update.policy.reference import AdapterReference, ReferenceState
 from .update.policy.start_check import StartCheck, sample_conversation
 from .update.update import MiniBatches, Update, set_optimizer_mode
 from .utils.adapters import find_adapter, load_adapter_to_train, only_active_adapter
-from .utils.forward_pass import keep_outputs_exact, precision_of
+from .utils.forward_pass import context_length, keep_outputs_exact, precision_of, without_randomness
 from .utils.json import atomic_write
 from .utils.options import require
 from .utils.ranks import any_rank, on_main
@@ -217,7 +218,8 @@ class G2POTrainer(GRPOTrainer):
         self.tally = Tally()
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         template, accelerator = setup.prompt_template, self.accelerator
-        actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, setup.history)
+        longest = {"history": setup.history, "context_length": context_length(self.model.config)}
+        actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, **longest)
         on_any = partial(any_rank, accelerator)
         self.player = Player.of(args, setup.factory, actor, excluded=self.task_errors, any_running=on_any)
         self.strategy = self._make_strategy()
@@ -228,7 +230,11 @@ class G2POTrainer(GRPOTrainer):
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.panels = PanelEvaluation(args, self.play, self._policy_in_engine, self.folder, accelerator)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, train_metrics_of(self))
+        self.weight_check = WeightCheck(
+            lambda: accelerator.unwrap_model(self.model), gather_params_of(self), accelerator.device
+        )
         parts = {
+            "weights": self.weight_check,
             "iteration": self.iteration,
             "evaluations": self.folder,
             "task_errors": self.task_errors,
@@ -312,6 +318,7 @@ class G2POTrainer(GRPOTrainer):
             print(self.player.pool.describe(episodes), flush=True)
         for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
             self.remove_callback(theirs)
+        self.add_callback(self.weight_check)
         self.add_callback(self.start_check)
         self.add_callback(TaskErrorReport(self.task_errors))
         self.add_callback(self.verdict)
@@ -484,6 +491,7 @@ class G2POTrainer(GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return TRL's loss of a micro-batch, scaled so that the losses of a mini-batch can be summed."""
+        without_randomness(self.model)
         with self.update.log_probs.updating(inputs):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
@@ -630,6 +638,7 @@ class G2POTrainer(GRPOTrainer):
             sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
             require(not sharded, "max_steps", args.max_steps, remedy)
             self._load_from_checkpoint(checkpoint)
+            self.weight_check.check(checkpoint)
             self.state = finished
             return TrainOutput(step, 0.0, {})
         try:
@@ -677,22 +686,29 @@ class G2POTrainer(GRPOTrainer):
         ):
             super().save_model(str(written), _internal_call=True)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        missing = without_tied(self.model, load_result.missing_keys)
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def _track_num_input_tokens(self, inputs: Any) -> None:
         """Do nothing: `_log_rollout` counts the tokens."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load weights by the model's own conversion: transformers compares the names in files with the model's."""
+        if is_peft_model(self.model) or self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            load_weights(self.model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
         set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
         sharded, best = self.is_deepspeed_enabled or self.is_fsdp_enabled, self.state.best_model_checkpoint
-        folder = find_adapter(best) if is_peft_model(self.model) and not sharded else None
+        is_adapter = is_peft_model(self.model)
+        folder = None if sharded or not Path(best).is_dir() else find_adapter(best) if is_adapter else best
         if folder is None:  # also if the checkpoint is gone, of which transformers warns
             super()._load_best_model()
-            return
-        self.model.load_adapter(str(folder), self.model.active_adapter, is_trainable=True)
+        elif is_adapter:
+            self.model.load_adapter(str(folder), self.model.active_adapter, is_trainable=True)
+        else:
+            load_weights(self.model, folder)
+        self.weight_check.check(best)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
         with hub.repository_made(self.args.hub_model_id, self.args.output_dir):

@@ -18,6 +18,7 @@ from .prompts.chat_template import get_chat_template
 from .trajectory import Trajectory
 from .utils.adapters import check_adapter, check_adapter_config
 from .utils.errors import G2POError
+from .utils.forward_pass import context_length
 from .utils.options import option_text, require
 from .utils.trl_compat import is_sharded
 
@@ -102,6 +103,12 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         "set a smaller per_device_train_batch_size"
     )
     require(tasks >= groups, "train_dataset", f"{tasks} row(s)", remedy)
+    longest, most = context_length(model.config), (args.max_prompt_length or 0) + args.max_completion_length
+    if longest is not None and most > longest:
+        logger.warning(
+            f"max_prompt_length + max_completion_length is {most}, and the model's positions hold {longest} tokens: "
+            "an episode whose prompt leaves no room for the longest completion ends as a failure (context overflow)"
+        )
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     check_schedule(args, plugin.deepspeed_config if plugin else {})
 

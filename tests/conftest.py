@@ -134,7 +134,7 @@ def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
         FAMILIES[name].build().save_pretrained(tmp_path / name)
         tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
         tokenizer.save_pretrained(tmp_path / name)
-        options = {"max_completion_length": 4, "processing_class": tokenizer, **options}
+        options = {"max_completion_length": 4, "max_prompt_length": 500, "processing_class": tokenizer, **options}
         return make_trainer(LongLetterEnvironment, model=tmp_path / name, **options)
 
     return make

@@ -52,7 +52,7 @@ def merged_parameters(
         with gather(needed), _merged(module, layers):
             values = dict(module.named_parameters(path, recurse=bool(layers)))
             for name, base_name in names.items():
-                yield base_name, _whole(values[name].data, device)
+                yield base_name, whole(values[name].data, device)
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def adapter_parameters(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or model.prefix in name:
             with gather([parameter]):
-                values[_plain(name)] = _whole(parameter.data, device).clone()
+                values[plain_name(name)] = whole(parameter.data, device).clone()
     return get_peft_model_state_dict(model, values, model.active_adapter, save_embedding_layers=False)
 
 
@@ -154,7 +154,7 @@ def _base_name(name: str, wrappers: dict[str, str], prefix: str) -> str | None:
         return None
     for part in ("base_model.model.", ".base_layer", ".token_adapter"):
         name = name.replace(part, "")
-    return _plain(name)
+    return plain_name(name)
 
 
 def _wrappers(model: PeftModel) -> dict[str, str]:
@@ -167,12 +167,13 @@ def _wrappers(model: PeftModel) -> dict[str, str]:
     }
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a parameter's name without the prefix of activation checkpointing."""
     return name.replace("_checkpoint_wrapped_module.", "")
 
 
-def _whole(weight: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+def whole(weight: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """Return a weight that FSDP2 shards, gathered on `device`; others as they are."""
     if not hasattr(weight, "full_tensor"):
         return weight
     return (weight.to(device) if weight.is_cpu and device is not None else weight).full_tensor()

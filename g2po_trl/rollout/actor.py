@@ -77,13 +77,11 @@ class PromptActor:
     context_length: int | None = None
 
     @classmethod
-    def of(
-        cls, args: Any, engine: Engine, processing_class: Any, template: PromptTemplate, history: str
-    ) -> PromptActor:
+    def of(cls, args: Any, engine: Engine, processing_class: Any, template: PromptTemplate, **options) -> PromptActor:
         """Return the actor with the attributes of `args`. Tests that the chat template renders the prompt."""
         encode = ChatEncoder(processing_class, args.chat_template_kwargs)
         encode(template.messages("observation", "task"))
-        return cls(engine, encode, template, args.history_length, args.max_prompt_length, history)
+        return cls(engine, encode, template, args.history_length, args.max_prompt_length, **options)
 
     @cached_property
     def conversation_encoder(self) -> ConversationEncoder:

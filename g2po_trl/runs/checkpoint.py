@@ -32,7 +32,7 @@ from .ownership import STAGING, note_written, remove
 
 logger = logging.getLogger(__name__)
 
-_STATE = "g2po_state.json"
+STATE = "g2po_state.json"
 _IMAGE = "image "  # before the hash of an image, in a file of step samples
 _LATEST = ("true", "latest", "last")
 
@@ -103,7 +103,7 @@ def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
 
 def run_id_of(checkpoint: str | Path) -> str | None:
     """Return the id of a checkpoint's run; `None` for one of another trainer."""
-    path = Path(checkpoint, _STATE)
+    path = Path(checkpoint, STATE)
     return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
 
 
@@ -153,7 +153,7 @@ class RunState:
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         _save_mini_batches(folder / f"step_samples_{self.rank}.safetensors", mini_batches)
         if is_main:
-            write_json(folder / _STATE, state, indent=1)
+            write_json(folder / STATE, state, indent=1)
             for part in self.kept_in_files:
                 part.save(str(folder))
 
@@ -164,8 +164,8 @@ class RunState:
             G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
-        _continues((folder / _STATE).is_file(), folder, f"has no {_STATE} of a G2POTrainer: pass another")
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        _continues((folder / STATE).is_file(), folder, f"has no {STATE} of a G2POTrainer: pass another")
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         before = {name: value for name, value in state["run"].items() if value != identity.get(name, value)}
         changed = [f"{name} was {value!r} and is {identity[name]!r}" for name, value in before.items()]
         _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
@@ -183,13 +183,6 @@ class RunState:
         for part in self.kept_in_files:
             part.load(str(folder))
         return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")
-
-
-def without_tied(model: torch.nn.Module, names: Sequence[str]) -> list[str]:
-    """Return `names` without those of parameters that also have another name, such as a tied LM head's."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    others = {id(one) for name, one in parameters.items() if name not in names}
-    return [name for name in names if id(parameters.get(name)) not in others]
 
 
 class AtomicCheckpoint:

@@ -69,7 +69,7 @@ class LogProbs:
         """
         self._statistics = SamplingStatistics()
         unwrapped = model if unwrapped is None else unwrapped
-        with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
+        with evaluation_mode(model), torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches if self.needs_old_log_probs else ():
                 if self.old_of_engine and "sampling_per_token_logps" in micro_batch:
                     micro_batch["old_per_token_logps"] = micro_batch["sampling_per_token_logps"]
@@ -89,7 +89,7 @@ class LogProbs:
         if reference is not None:
             yield reference
             return
-        with evaluation_mode(model), self.adapter_reference.in_place(unwrapped):
+        with self.adapter_reference.in_place(unwrapped):
             yield model
 
     @contextmanager

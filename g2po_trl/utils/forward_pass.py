@@ -1,14 +1,15 @@
-"""Contexts of a forward pass (evaluation mode, kernels of attention), and the precision of its outputs under FSDP2."""
+"""Modes of a forward pass, kernels of attention, precision of outputs under FSDP2, and the longest sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
+from transformers import PretrainedConfig
 
 
 @contextmanager
@@ -20,6 +21,27 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+def without_randomness(model: torch.nn.Module) -> None:
+    """Switch off dropout, noise of routers and batch statistics of a model that trains: it is the policy that played.
+
+    Modules read them from `training`. The model itself keeps it, and modules with gradient checkpointing, which
+    recompute only in training mode. `model.train()` and `model.eval()` undo this.
+    """
+    for module in model.modules():
+        module.training = module is model or getattr(module, "gradient_checkpointing", False)
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """Return the number of tokens that a model's positions hold, scaled ones included; `None`: it has no limit."""
+    config = config.get_text_config()
+    longest, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
+    if longest is None:
+        return None
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping) and part.get("factor")]
+    scaled = (int((part.get("original_max_position_embeddings") or longest) * part["factor"]) for part in parts)
+    return max([longest, *scaled])
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
@@ -62,7 +63,7 @@ class Counted:
         if self.rolling_out:
             return
         ids = named["input_ids"]
-        self.passes["trained" if module.training else "not trained"] += 1
+        self.passes["trained" if torch.is_grad_enabled() else "not trained"] += 1
         self.positions += ids.numel()
 
 

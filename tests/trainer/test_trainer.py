@@ -29,6 +29,7 @@ from g2po_trl.prompts.template import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
 from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.utils.forward_pass import context_length
 from g2po_trl.utils.json import read_json_lines
 
 
@@ -295,6 +296,20 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer,
     trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
     with pytest.raises(RuntimeError, match="max_prompt_length"):
         trainer.train()
+
+
+def test_a_prompt_that_the_models_positions_do_not_hold_ends_its_episode(make_trainer, tiny_model_dir, caplog):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, max_position_embeddings=80)
+    trainer = make_trainer(LongLetterEnvironment, model=model, max_prompt_length=79, max_steps=1)
+    assert "hold 80 tokens" in caplog.text
+    trainer.train()
+    played = list(read_jsonl(Path(trainer.args.output_dir, "trajectories", "train-000001.jsonl")))
+    overflows = [one for one in played if (one.failure_reason or "").startswith("context overflow: ")]
+    assert overflows and all(len(step.prompt_ids) + 2 <= 80 for one in played for step in one.steps)
+    assert trainer.tally.overflows == len(overflows)
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    model.config.rope_parameters = rope
+    assert context_length(model.config) == 256
 
 
 FIXED = {"advantage_fn": lambda graph: np.zeros(graph.num_steps)}

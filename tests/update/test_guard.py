@@ -111,10 +111,10 @@ def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
 def test_no_pass_takes_cudnns_attention(make_trainer):
     """Rollout, log-probabilities, the layout's comparison, and forward and backward of the update."""
     trainer = make_trainer(LongLetterEnvironment, beta=0.1, max_steps=1, gradient_checkpointing=True)
-    allowed, modes = set(), set()
+    allowed, with_gradient = set(), set()
 
     def note(module, arguments, output):
-        modes.add((module.training, output.requires_grad))
+        with_gradient.add(output.requires_grad)
         allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
         if output.requires_grad:
             output.register_hook(lambda gradient: allowed.add(torch.backends.cuda.cudnn_sdp_enabled()))
@@ -123,7 +123,7 @@ def test_no_pass_takes_cudnns_attention(make_trainer):
         model.model.layers[0].self_attn.q_proj.register_forward_hook(note)
     torch.backends.cuda.enable_cudnn_sdp(True)
     trainer.train()
-    assert allowed == {False} and modes >= {(True, True), (False, False)}
+    assert allowed == {False} and with_gradient == {True, False}
     assert torch.backends.cuda.cudnn_sdp_enabled(), "as it was"
 
 

@@ -19,8 +19,9 @@ from transformers import TrainerCallback
 
 from ...trajectory import Trajectory
 from ...utils.errors import G2POError
-from ...utils.forward_pass import evaluation_mode, without_cudnn_attention
+from ...utils.forward_pass import evaluation_mode, without_cudnn_attention, without_randomness
 from ...utils.images import Picture
+from ...utils.options import require
 from ..batch import StepBatch
 from ..update import Update
 
@@ -99,13 +100,21 @@ class StartCheck(TrainerCallback):
         """Choose the path of log-probabilities that agrees with `model`, and compare the reference.
 
         Raises:
-            G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference
-                differs from the model.
+            G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference,
+                or the model in training mode, differs.
         """
         with evaluation_mode(model):
             scored = self._choose_path(model)
             if with_reference:
                 self._compare_reference(model, scored)
+            model.train()
+            without_randomness(self.accelerator.unwrap_model(model))
+            off = self._difference(self._score(model, self.sample), scored)
+        remedy = (
+            f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
+            "in its configuration, or gradient_checkpointing=False"
+        )
+        require(off <= self._tolerance(model), "model", type(self.layout.language_model(model)).__name__, remedy)
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
