@@ -93,14 +93,11 @@ class AgentClient:
 
 
 class CommandError(RuntimeError):
-    """An agent's program failed. The message begins with how: "exit status 1: …". `info` is the episode's.
+    """An agent's program failed. `limit` names a limit that it exceeded, `info` is the episode's."""
 
-    `limit` is the name of the limit that it exceeded, such as "time limit".
-    """
-
-    def __init__(self, message: str, info: Mapping[str, Any] | None = None, limit: str | None = None):
+    def __init__(self, message: str, limit: str | None = None):
         super().__init__(message)
-        self.info, self.limit = dict(info or {}), limit
+        self.info, self.limit = {}, limit
 
 
 class AgentEnvironment(TextEnvironment):
@@ -180,14 +177,12 @@ class AgentEnvironment(TextEnvironment):
         _strays[:] = [(thread, since) for thread, since in _strays if thread.is_alive()]
         unusable = any(time.monotonic() - since > STRAY_SECONDS for _, since in _strays)
         if unusable:
-            why = f"an agent kept running for {STRAY_SECONDS:g} s after its episode: its worker is replaced"
-            print(why, file=sys.stderr, flush=True)
+            print(f"an agent ran for {STRAY_SECONDS:g} s after its episode: its worker is replaced", file=sys.stderr)
         return unusable
 
     def _observe(self, call: Call, task: str | None = None) -> Observation:
-        self._call = call
+        self._call, workspace = call, self._session.workspace
         messages, tools = call.request.chat.messages, call.request.chat.tools
-        workspace = self._session.workspace
         if self.state_key is not None:
             key = state_key_text(self.state_key(messages))
         elif workspace is not None:
@@ -225,12 +220,8 @@ class AgentEnvironment(TextEnvironment):
 
     def _facts(self) -> dict[str, Any]:
         session = self._session
-        facts = {
-            "ignored_fields": sorted(session.ignored),
-            "refused_requests": len(session.refused),
-            "refusal": "".join(session.refused[-1:]),
-            "out_of_turns": bool(session.out_of_turns),
-        }
+        facts = {"ignored_fields": sorted(session.ignored), "out_of_turns": bool(session.out_of_turns)}
+        facts |= {"refused_requests": len(session.refused), "refusal": "".join(session.refused[-1:])}
         return {name: fact for name, fact in facts.items() if fact}
 
     def close(self) -> None:

@@ -240,8 +240,6 @@ def _verified(verify: Any) -> list[str]:
     """Return the names of the parameters of `verify`. Raises `G2POError` for an unknown one."""
     require(callable(verify), "verify", verify, "pass a function that returns the reward, e.g. of (task, stdout)")
     parameters = inspect.signature(verify).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return list(_VERIFIED)
     wanted = [p.name for p in parameters if p.name in _VERIFIED or p.default is p.empty]
     remedy = f"it takes {', '.join(wanted)}, and its parameters can be {', '.join(_VERIFIED)}"
     require(set(wanted) <= set(_VERIFIED), "verify", verify, remedy)

@@ -162,13 +162,13 @@ def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
-    response, output = completion.response, []
+    response, output, done = completion.response, [], {"status": "completed"}
     if response.content or not response.tool_calls:
         text = {"type": "output_text", "text": response.content, "annotations": [], "logprobs": []}
         item = {"id": f"msg_{completion.number}", "type": "message", "role": "assistant", "content": [text]}
-        output.append({**item, "status": "completed"})
+        output.append(item | done)
     for number, name, arguments, text in completion.calls():
-        item = {"id": f"fc_{number}", "call_id": f"call_{number}", "status": "completed"}
+        item = {"id": f"fc_{number}", "call_id": f"call_{number}", **done}
         item |= request.fields["items"].get(name, {"type": "function_call", "name": name})
         if item["type"] == "custom_tool_call" and isinstance(arguments, dict):
             text = arguments["input"] if isinstance(arguments.get("input"), str) else text
@@ -181,15 +181,11 @@ def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,
-        "instructions": None,
-        "metadata": {},
         "model": MODEL,
         "output": output,
         "parallel_tool_calls": True,
-        "temperature": None,
         "tool_choice": "auto",
         "tools": [],
-        "top_p": None,
         "usage": {
             "input_tokens": response.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
