@@ -102,9 +102,7 @@ def normalize_messages(messages: Any) -> list[Message]:
     marks in the text and `images`. Arguments of tool calls that are JSON text become objects. A tool's result gets the
     name of the call with its id. Fields that chat templates do not read are left out.
 
-    Raises:
-        G2POError: for values that are not messages, an unknown role, or content that is not text; the message names
-            the place.
+    Raises `G2POError`, which names the place, for values that are not messages.
     """
     _need(isinstance(messages, (list, tuple)) and len(messages) > 0, "messages", messages, "a list of chat messages")
     normalized = [_normalize(message, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -145,12 +143,10 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     """Return the text of a content's parts, with a `PLACE` for each image, and the images.
 
     Args:
-        content: parts with a `type`: text, or an image as OpenAI (`image_url`) and TRL (`image`) write them.
+        content: parts with a `type`: text, or an image as OpenAI (`image_url`) and TRL (`image`) write them. Others,
+            and images that cannot be read, are refused (`G2POError`).
         where: how messages name the content.
         opens_files: an image may be a path. `False`: only `data:` URLs, as in requests.
-
-    Raises:
-        G2POError: for a part of another type, or an image that cannot be read.
     """
     kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in content]
     has_images = any(kind in IMAGE_PARTS for kind in kinds)  # a client may send any JSON value as a type
@@ -241,9 +237,8 @@ def as_text(messages: Sequence[Message]) -> str:
 
 def message_text(message: Message) -> str:
     """Return a message's content and tool calls as readable text."""
-    calls = [call["function"] for call in message.get("tool_calls", ())]
+    calls, content = [call["function"] for call in message.get("tool_calls", ())], message["content"]
     shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
-    content = message["content"]
     for image in message.get("images", ()):
         content = content.replace(PLACE, f"[image {image}]", 1)
     return "\n".join(filter(None, [content, *shown]))
@@ -254,10 +249,9 @@ def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes
 
     Equal digests mean equal messages, except for the ids of tool calls, which clients choose.
     """
-    state = hashlib.blake2b(canonical(tools), digest_size=16)
-    digests = [state.digest()]
-    for message in messages:
-        state.update(canonical(without_ids(message)))
+    state, digests = hashlib.blake2b(digest_size=16), []
+    for part in (tools, *map(without_ids, messages)):
+        state.update(canonical(part))
         digests.append(state.digest())
     return digests
 

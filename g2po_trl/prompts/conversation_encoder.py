@@ -98,10 +98,8 @@ class ConversationEncoder:
             self.encode = self.encode if sum(self._continues()) > sum(own) else encode
         self.replaced = self.encode is not encode
         if self.replaced:
-            logger.warning(
-                "conversations are written with TRL's training version of the chat template, because the model's own "
-                "changes earlier turns; the model is saved with it"
-            )
+            why = "the model's own chat template changes earlier turns of conversations"
+            logger.warning("%s: they are written, and the model is saved, with TRL's training version of it", why)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion; see `ChatEncoder.decode`."""
@@ -133,10 +131,7 @@ class ConversationEncoder:
         Over the limit, a request with `shorten` loses its oldest exchanges, down to three quarters of the limit, then
         the middle of its longest messages. System message, the messages of the task and the last one stay.
 
-        Raises:
-            PromptTooLongError: if the prompt is too long, and cannot be shortened enough.
-            RefusedConversationError: if the chat template cannot render the conversation.
-            UnreadableImageError: if the processor refuses an image.
+        Raises `PromptTooLongError`, `RefusedConversationError` (by the chat template), or `UnreadableImageError`.
         """
         head, *exchanges = _exchanges(request.messages, request.task) if request.shorten else [request.messages]
         limit = wanted = math.inf if max_length is None else max_length
@@ -191,7 +186,10 @@ class ConversationEncoder:
         """
         if any(message["role"] == "assistant" for message in new):
             return None  # written by the agent's program, or by a completion that is not among these
-        stub = [_USER, _stub(answer, new)]
+        stub = [_USER, _TEXT]
+        if new[0]["role"] == "tool":  # some templates name the tool in its result's header
+            calls = answer.get("tool_calls") or _calling("dummy")["tool_calls"]
+            stub = [_USER, _calling(new[0].get("name") or calls[0]["function"]["name"])]
         try:
             asked = self._text(stub[:1], None, add_generation_prompt=False)
             before = self._text(stub, None, add_generation_prompt=False)
@@ -235,12 +233,10 @@ class ConversationEncoder:
         The system message and those with images stay.
         """
 
-        stay = [message["role"] == "system" or "images" in message for message in messages]
-
         def shown(keep: int) -> list[Message]:
-            return [
-                m if stays else {**m, "content": cut_middle(m["content"], keep)} for m, stays in zip(messages, stay)
-            ]
+            stay = [one["role"] == "system" or "images" in one for one in messages]
+            cuts = [{**one, "content": cut_middle(one["content"], keep)} for one in messages]
+            return [one if stays else cut for one, stays, cut in zip(messages, stay, cuts)]
 
         def build(keep: int) -> ConversationPrompt:
             return self._build(shown(keep), tools, Transcript(), True)
@@ -293,14 +289,6 @@ def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
             parts.append([])
         parts[-1].append(message)
     return parts
-
-
-def _stub(answer: Message, new: Sequence[Message]) -> Message:
-    """Return a short assistant's message of the same kind; some templates name the tool in its result's header."""
-    if new[0]["role"] != "tool":
-        return _TEXT
-    calls = answer.get("tool_calls") or [{"function": {"name": "dummy"}}]
-    return _calling(new[0].get("name") or calls[0]["function"]["name"])
 
 
 def _calling(*names: str) -> Message:

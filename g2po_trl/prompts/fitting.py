@@ -43,11 +43,8 @@ def fit_prompt(
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
     Over the limit, the oldest history is removed first, then the middle of the observation; the task, the actions
-    and the images stay. `encode` turns chat messages into (token ids, text). With images it is a `ChatEncoder`: its
-    processor is asked for the whole prompt and for the shortened one.
-
-    Raises:
-        PromptTooLongError: if the prompt exceeds the limit even with an empty observation.
+    and the images stay: if they are too long alone, `PromptTooLongError` is raised. `encode` turns chat messages into
+    (token ids, text). With images it is a `ChatEncoder`, whose processor runs for the whole and the shortened prompt.
     """
 
     def messages(keep: int) -> list[dict[str, Any]]:

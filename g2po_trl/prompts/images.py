@@ -85,16 +85,12 @@ class ImageEncoder:
     def ids(self, parts: Sequence[str], images: Sequence[Picture]) -> list[int]:
         """Return the token ids of a text with images, given in parts that are encoded apart.
 
-        Raises:
-            G2POError: if the text does not have the token of an image for each.
-            UnreadableImageError: for an image that the processor refuses.
+        Raises `UnreadableImageError`, or `G2POError` if the text does not have the token of an image for each.
         """
         if (written := sum(part.count(self.token) for part in parts)) != len(images):
-            raise G2POError(
-                f"the chat template writes {self.token!r} {written} times for {len(images)} images: set the template "
-                "of a vision-language model, and {observation} in each text of the prompt template",
-                "chat_template",
-            )
+            what = f"the chat template writes {self.token!r} {written} times for {len(images)} images"
+            remedy = "set that of a vision-language model, and {observation} in each text of the prompt template"
+            raise G2POError(f"{what}: {remedy}", "chat_template")
         ids, left = [], iter(images)
         for part in parts:
             shown = list(islice(left, part.count(self.token)))
@@ -104,8 +100,7 @@ class ImageEncoder:
     def unexpanded(self, ids: Sequence[int], images: Sequence[Picture]) -> list[int]:
         """Return the token ids of a prompt with the token of each image alone in place of its features.
 
-        Raises:
-            G2POError: if the prompt does not have the images' features, in their order.
+        Raises `G2POError` if the prompt does not have the images' features, in their order.
         """
         left, shorter = list(ids), []
         for image in images:

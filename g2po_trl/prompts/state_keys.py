@@ -46,8 +46,7 @@ def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     conversation. New messages of at most `MAX_SHORT` characters are the same in many states: the key then also
     contains the model's calls, or else its text, that they answer.
 
-    A result that names its call by an id does not name the tool: which tool was called is the action that led to the
-    state.
+    A result that has its call's id does not name the tool: which one was called is the action that led to the state.
     """
     system, news = _parts(messages)
     asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
