@@ -67,7 +67,7 @@ from .runs.callbacks import (
     RolloutBar,
     TaskErrorReport,
 )
-from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging
+from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, check_whole, clear_staging
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
@@ -617,6 +617,7 @@ class G2POTrainer(GRPOTrainer):
             clear_staging(args.output_dir)
         finished, step = None, 0
         if checkpoint is not None:
+            check_whole(checkpoint)
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             step = state.global_step
             finished = state if 0 < args.max_steps <= step else None  # transformers would make one more step

@@ -22,17 +22,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..utils.errors import G2POError
 from ..utils.images import read_png
 from ..utils.json import write_json
 from ..utils.options import require
-from .ownership import STAGING, note_written, remove
+from .ownership import STAGING, checkpoints_in, note_written, remove
 
 logger = logging.getLogger(__name__)
 
 STATE = "g2po_state.json"
+_SIZES = "file_sizes.json"
 _IMAGE = "image "  # before the hash of an image, in a file of step samples
 _LATEST = ("true", "latest", "last")
 
@@ -105,6 +106,18 @@ def run_id_of(checkpoint: str | Path) -> str | None:
     """Return the id of a checkpoint's run; `None` for one of another trainer."""
     path = Path(checkpoint, STATE)
     return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
+
+
+def check_whole(folder: str | Path) -> None:
+    """Refuse a checkpoint with a file that is missing or cut, before anything is loaded."""
+    folder = Path(folder)
+    sizes = json.loads((folder / _SIZES).read_text("utf-8")) if (folder / _SIZES).is_file() else {}
+    cut = [
+        name for name, size in sizes.items() if not (folder / name).is_file() or (folder / name).stat().st_size != size
+    ]
+    older = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name]
+    remedy = f"{', '.join(cut[:3])} in it is missing or cut; restore it, or pass {older[-1] if older else 'another'}"
+    require(not cut, "resume_from_checkpoint", str(folder), remedy)
 
 
 def check_complete(folder: str | Path) -> None:
@@ -251,6 +264,8 @@ class AtomicCheckpoint:
         accelerator.wait_for_everyone()
         if args.should_save:
             state.save_to_json(str(staged / "trainer_state.json"))
+            files = [path for path in staged.rglob("*") if path.is_file()]
+            write_json(staged / _SIZES, {str(path.relative_to(staged)): path.stat().st_size for path in files})
             note_written(run_dir, name)
             if final.exists():
                 remove(final)
@@ -267,7 +282,8 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, RuntimeError) and "StreamWriter" not in str(error):  # torch.save's has no class
+        of_disk = "StreamWriter" in str(error) or "inline_container" in str(error)  # torch.save's has no class
+        if isinstance(error, RuntimeError) and not of_disk:
             raise
         raise G2POError(
             f"output_dir is {str(folder.parent.parent)!r}, where {folder.name} cannot be written ({error}): free "
@@ -284,11 +300,11 @@ def _weights_last(path: Path) -> tuple[bool, bool, str]:
 
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints except the newest and the best, as transformers does; none is ever partial."""
-    found = sort_checkpoints(str(run_dir), use_mtime=True)
-    kept = {found[-1], *([str(Path(best))] if best else [])}
+    found = checkpoints_in(run_dir)  # by step: the clock may go back
+    kept = {found[-1], *([Path(best)] if best else [])}
     surplus = len(found) - max(limit, len(kept)) if limit and limit > 0 else 0
     for checkpoint in [path for path in found if path not in kept][: max(0, surplus)]:
-        remove(Path(checkpoint))
+        remove(checkpoint)
 
 
 def clear_staging(output_dir: str | Path) -> None:

@@ -7,16 +7,19 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import programs
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from letter_trainer import TASKS
 from refusals import refused
 from safetensors.torch import load_file
+from transformers.trainer_callback import TrainerState
 
-from g2po_trl.runs.checkpoint import STAGING, RunState, find_checkpoint
+from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
 from g2po_trl.runs.verdict import Tally
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
@@ -180,6 +183,29 @@ def test_which_checkpoint(tmp_path):
     assert find_checkpoint(str(tmp_path / "checkpoint-9"), tmp_path) == str(tmp_path / "checkpoint-9")
     with refused("resume_from_checkpoint"):
         RunState({}).restore(tmp_path / "checkpoint-9", {})
+
+
+def test_a_file_that_is_cut_is_named_with_the_checkpoint_before(make_trainer, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(max_steps=2, **options).train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    for file in sorted(path for path in checkpoint.iterdir() if path.name != "file_sizes.json"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1])
+        with refused("resume_from_checkpoint") as error:
+            make_trainer(max_steps=3, **options).train(resume_from_checkpoint="auto")
+        assert file.name in str(error.value) and "checkpoint-1" in str(error.value)
+        file.write_bytes(whole)
+
+
+def test_the_oldest_checkpoints_go_by_their_steps(tmp_path):
+    """After the clock was put back, the newest ones have the earliest times."""
+    args, state = SimpleNamespace(should_save=True, save_total_limit=2), TrainerState()
+    for state.global_step in (10, 20, 30):
+        with AtomicCheckpoint().checkpoint(tmp_path, state, Accelerator(cpu=True), args) as folder:
+            folder.mkdir(parents=True)
+        os.utime(tmp_path / f"checkpoint-{state.global_step}", (1e9 - state.global_step,) * 2)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30"]
 
 
 def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
