@@ -33,12 +33,15 @@ from ..agents.dialects import messages as anthropic
 from ..agents.dialects import responses as openai_responses
 from ..agents.dialects.request import LeftOut
 from ..prompts.conversation import (
+    IMAGE_PARTS,
     ROLES,
+    SHOW_IMAGES,
     Message,
     as_text,
     message_text,
     normalize_messages,
     pictures_of,
+    read_parts,
     response_action,
     since_last_completion,
 )
@@ -62,17 +65,26 @@ _ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
 class Skipped(LeftOut):
     """Skipped parts of a log: kind -> number of times."""
 
-    def unknown(self, where: str, kind: Any, why: str) -> list[Any]:
+    def unknown(self, where: str, kind: Any, why: str) -> None:
         """Skip a part of an unknown kind."""
         self.add(f"{where.partition('[')[0]}.{kind}"[:LONGEST_KIND])
-        return []
 
-    def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-        """Return an image as a part of the content; for one that cannot be read, such as an address, a text mark."""
-        shown = to_json(url or {**part, "cache_control": None}, sort_keys=True)  # marks of caches move
-        mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
-        unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
-        return super().image(url, part, where) or unread
+    def readable(self, content: list[Any], field: str, role: Any) -> list[Any]:
+        """Return a content's parts of known kinds, with text marks in place of images that cannot be read."""
+        parts = []
+        for part in content:
+            block = part if isinstance(part, Mapping) else {}
+            try:
+                _, pictures = read_parts([part], field)
+                require(not pictures or role in SHOW_IMAGES, field, part, "only users and tools show images")
+                parts.append(part)
+            except G2POError as error:
+                self.unknown(field, block.get("type"), str(error))
+                shown = to_json({**block, "cache_control": None}, sort_keys=True)  # marks of caches move
+                mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
+                unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
+                parts += unread if block.get("type") in IMAGE_PARTS else []
+        return parts
 
 
 @dataclass
@@ -280,8 +292,8 @@ class _Reader:
             messages = anthropic.read_messages(data, self.skipped)
         else:
             messages = data.get("messages")
-            messages = [self._known(one) for one in messages] if isinstance(messages, list) else messages
         if isinstance(messages, list):
+            messages = [self._known(one, "input" if "input" in data else "messages") for one in messages]
             roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
             unknown = [isinstance(role, str) and role not in ROLES for role in roles]
             self.skipped.update(f"messages of role {role}" for role, is_unknown in zip(roles, unknown) if is_unknown)
@@ -303,7 +315,7 @@ class _Reader:
         message, is_cut, name = None, False, None
         if isinstance(body.get("choices"), list) and len(body["choices"]) == 1 and _present(body["choices"][0]):
             (choice,) = body["choices"]
-            message, is_cut = self._known(choice.get("message")), choice.get("finish_reason") == "length"
+            message, is_cut = choice.get("message"), choice.get("finish_reason") == "length"
         elif "output" in body:
             output, name = body["output"], str(body["id"]) if body.get("id") else None
             if isinstance(output, str) or (isinstance(output, Mapping) and "output" not in output):
@@ -317,18 +329,20 @@ class _Reader:
             message, is_cut = {**body, "role": body.get("role", "assistant")}, body.get("stop_reason") == "max_tokens"
             if _has_blocks([body]) or body.get("type") == "message":
                 (message,) = anthropic.read_messages({"messages": [message]}, self.skipped)[-1:]
-            message = self._known(message)
+        message = self._known(message, "input" if "output" in body else "messages")
         is_answer = isinstance(message, Mapping) and message.get("role", "assistant") == "assistant"
         require(is_answer, "response", show(response), "give the assistant's message, or the whole response")
         return normalize_messages([{**message, "role": "assistant"}])[0], is_cut, name
 
-    def _known(self, message: Any) -> Any:
-        """Return a message of chat completions without parts of unknown kinds."""
+    def _known(self, message: Any, field: str) -> Any:
+        """Return a message of a request's field without parts of unknown kinds."""
         if not isinstance(message, Mapping):
             return message
         if message.get("function_call") is not None:
             self.skipped.add("messages.function_call")
-        content = self.skipped.content(message.get("content"), "messages", message.get("role"))
+        content = message.get("content")
+        if isinstance(content, list):
+            content = self.skipped.readable(content, field, message.get("role"))
         return {**message, "content": content, "function_call": None}
 
     def _add_step(

@@ -22,7 +22,8 @@ from ..utils.show import show
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_PARTS = ("text", "input_text")  # kinds of content that are read
+# Kinds of content that are read, as OpenAI, Anthropic and TRL write them; of a text, the name of its field.
+TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "text") | {"refusal": "refusal"}
 IMAGE_PARTS = ("image", "image_url", "input_image")
 SHOW_IMAGES = ("user", "tool")  # roles
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
@@ -143,8 +144,8 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     """Return the text of a content's parts, with a `PLACE` for each image, and the images.
 
     Args:
-        content: parts with a `type`: text, or an image as OpenAI (`image_url`) and TRL (`image`) write them. Others,
-            and images that cannot be read, are refused (`G2POError`).
+        content: parts of `TEXT_PARTS` and `IMAGE_PARTS`. Others, and images that cannot be read, are refused
+            (`G2POError`).
         where: how messages name the content.
         opens_files: an image may be a path. `False`: only `data:` URLs, as in requests.
     """
@@ -154,17 +155,18 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
     for number, (kind, part) in enumerate(zip(kinds, content)):
         at = f"{where}[{number}]"
         if kind in IMAGE_PARTS:
-            image = part.get("image_url", part.get("image"))
-            image = image.get("url") if isinstance(image, Mapping) else image
+            image = next((part[name] for name in ("image_url", "image", "source") if name in part), None)
+            if isinstance(image, Mapping):
+                data = f"data:{image.get('media_type')};base64,{image.get('data')}"
+                image = data if image.get("type") == "base64" else image.get("url")
             is_address = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
             _need(opens_files or not is_address, at, image, "data:image/png;base64,…: no address or file is read")
             images.append(as_picture(image, at))
             text, after_text = text + PLACE, False
         else:
-            is_text = kind in TEXT_PARTS and isinstance(part.get("text"), str)
-            _need(is_text, at, part, "a part of type text or image")
-            new = without_places(part["text"]) if has_images else part["text"]
-            text, after_text = text + "\n" * after_text + new, True
+            new = part.get(TEXT_PARTS.get(str(kind))) if isinstance(part, Mapping) else None
+            _need(isinstance(new, str), at, part, "a part of type text or image")
+            text, after_text = text + "\n" * after_text + (without_places(new) if has_images else new), True
     return _text(text, where), images
 
 

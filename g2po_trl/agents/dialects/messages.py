@@ -64,15 +64,15 @@ def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     """Return the messages that a request's `system` and `messages` are."""
     messages: list[Message] = []
     if data.get("system"):
-        messages.append({"role": "system", "content": ignored.content(data["system"], "system", "system")})
+        messages.append({"role": "system", "content": data["system"]})
     given = data.get("messages")
     demand(isinstance(given, list), "messages", given, "give a list of messages")
-    for index, message in enumerate(given):
-        messages += _messages(message, f"messages[{index}]", ignored)
+    for message in given:
+        messages += _messages(message, ignored)
     return messages
 
 
-def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
+def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
     """Yield the messages of templates that one message consists of."""
     message = message if isinstance(message, dict) else {}
     role, content = message.get("role"), message.get("content")
@@ -81,8 +81,8 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
         yield {"role": role, "content": content, **kept}
         return
     calls, parts, has_results = [], [], False
-    for index, block in enumerate(content):
-        at, kind = f"{where}: content[{index}]", block.get("type") if isinstance(block, dict) else None
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "function": function})
@@ -91,12 +91,11 @@ def _messages(message: Any, where: str, ignored: LeftOut) -> Iterator[Message]:
                 yield {"role": role, "content": parts}
             parts, has_results = [], True
             ignored.update(["messages.tool_result.is_error"] if block.get("is_error") else [])
-            result = ignored.content(block.get("content"), at, "tool")
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
         elif kind in LEFT_OUT:
             ignored.add(f"messages.{kind}")
         else:
-            parts += ignored.part(block, at, role)
+            parts.append(block)
     if parts or calls or not has_results:
         yield {"role": role, "content": parts, **kept, **({"tool_calls": calls} if calls else {})}
 

@@ -8,10 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...prompts.conversation import SHOW_IMAGES, ChatRequest, ChatResponse, Message
+from ...prompts.conversation import ChatRequest, ChatResponse, Message
 from ...utils.errors import G2POError
-from ...utils.images import as_picture
-from ...utils.options import require
 from ...utils.show import show
 
 MODEL = "policy"
@@ -27,8 +25,6 @@ _NEUTRAL = {
     "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),  # a call cannot be promised
     "truncation": ("disabled",),
 }
-_TEXTS = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "text") | {"refusal": "refusal"}
-_IMAGES = ("image", "image_url", "input_image")
 _ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
@@ -59,40 +55,9 @@ class LeftOut(Counter[str]):
     def add(self, name: str) -> None:
         self[name] += 1
 
-    def unknown(self, where: str, kind: Any, why: str) -> list[Any]:
-        """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead: it returns no parts."""
+    def unknown(self, where: str, kind: Any, why: str) -> None:
+        """Refuse a part of an unknown kind. For logs, a subclass leaves it out instead."""
         raise RefusedRequestError(why, where.partition("[")[0])
-
-    def image(self, url: Any, part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-        """Return an image as a part of a message's content, by its data URL; nothing if it is left out."""
-        try:
-            is_whole = isinstance(url, str) and url.startswith("data:")
-            require(is_whole, where, part, "no address or file is read: send the image itself in base64")
-            return [{"type": "image", "image": as_picture(url, where)}]
-        except G2POError as error:
-            return self.unknown(where, part.get("type"), str(error))
-
-    def part(self, part: Any, where: str, role: Any) -> list[dict[str, Any]]:
-        """Return a text or an image of any protocol as a part of a message's content; nothing if it is left out."""
-        block = part if isinstance(part, dict) else {}
-        kind, shows_images = block.get("type"), role in SHOW_IMAGES
-        text = block.get(_TEXTS.get(str(kind)))
-        if isinstance(text, str):
-            return [{"type": "text", "text": text}]
-        if kind in _IMAGES and shows_images:
-            image = block.get("image_url", block.get("source"))
-            if isinstance(image, dict):
-                data = f"data:{image.get('media_type')};base64,{image.get('data')}"
-                image = data if image.get("type") == "base64" else image.get("url")
-            return self.image(image, block, where)
-        supported = "text and images are" if shows_images else "text is"
-        return self.unknown(where, kind, f"{where} is {show(block.get('type', part))}: only {supported} supported")
-
-    def content(self, content: Any, where: str, role: Any) -> Any:
-        """Return a content's parts as `ChatRequest` takes them. Anything but a list is left to it."""
-        if not isinstance(content, list):
-            return content
-        return [part for at, one in enumerate(content) for part in self.part(one, f"{where}[{at}]", role)]
 
     def schema(self, name: str, config: Any) -> dict[str, Any] | None:
         """Return the JSON schema in the `format` that a field asks for, if it has one.
@@ -149,7 +114,9 @@ class AgentRequest:
         try:
             asked = ChatRequest(**chat)
         except G2POError as error:
-            raise RefusedRequestError(str(error), error.field) from error
+            name = (error.field or "").partition("[")[0]
+            name = "input" if name == "messages" and "input" in data else name
+            raise RefusedRequestError(str(error), name) from error
         if schema is not None:
             text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
             first, *others = asked.messages

@@ -97,7 +97,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             ignored.add(f"input.{kind}")
         elif kind == "message":
             role, kept = item.get("role"), {name: item[name] for name in CHAT_FIELDS if item.get(name)}
-            content = _content(item.get("content"), where, ignored, role)
+            content = _content(item.get("content"), where)
             if role == "assistant":
                 own = _own(messages)
                 own |= {**kept, "content": own["content"] + content}
@@ -110,7 +110,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind in _OUTPUTS:
-            content = _content(item.get("output"), where, ignored, "tool")
+            content = _content(item.get("output"), where)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
             ignored.unknown(where, kind, f"{where} is {show(item)}: send messages, function calls and outputs")
@@ -124,11 +124,10 @@ def _own(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _content(content: Any, where: str, ignored: LeftOut, role: Any) -> list[dict[str, Any]]:
+def _content(content: Any, where: str) -> list[Any]:
     """Return a content's parts: one of a text, none of `None`."""
-    demand(isinstance(content, (str, list, type(None))), f"{where}: content", content, "give a text")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    return ignored.content(parts, f"{where}: content", role)
+    demand(isinstance(content, (str, list, type(None))), where, content, "give a text as content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
