@@ -24,7 +24,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ from ..utils.options import is_of_kind, require
 from ..utils.show import show
 
 StateKey = Callable[[list[Message]], Any]
-LONGEST_KIND = 60  # characters
 _BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
 _ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
 _OF_REQUEST = {"messages", "system", "input", "instructions", "previous_response_id", "tools"}
@@ -67,23 +66,21 @@ class Skipped(LeftOut):
 
     def unknown(self, where: str, kind: Any, why: str) -> None:
         """Skip a part of an unknown kind."""
-        self.add(f"{where.partition('[')[0]}.{kind}"[:LONGEST_KIND])
+        self.add(f"{where.partition('[')[0]}.{kind}"[:60])
 
     def readable(self, content: list[Any], field: str, role: Any) -> list[Any]:
         """Return a content's parts of known kinds, with text marks in place of images that cannot be read."""
         parts = []
         for part in content:
-            block = part if isinstance(part, Mapping) else {}
-            try:
-                _, pictures = read_parts([part], field)
-                require(not pictures or role in SHOW_IMAGES, field, part, "only users and tools show images")
-                parts.append(part)
-            except G2POError as error:
-                self.unknown(field, block.get("type"), str(error))
-                shown = to_json({**block, "cache_control": None}, sort_keys=True)  # marks of caches move
-                mark = hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
-                unread = [{"type": "text", "text": f"[image {mark}]"}]  # states that show different ones are not equal
-                parts += unread if block.get("type") in IMAGE_PARTS else []
+            with suppress(G2POError):
+                if not read_parts([part], field)[1] or role in SHOW_IMAGES:
+                    parts.append(part)
+                    continue
+            block = {**part, "cache_control": None} if isinstance(part, Mapping) else {}  # marks of caches move
+            self.unknown(field, block.get("type"), "")
+            if block.get("type") in IMAGE_PARTS:  # states that show different ones are not equal
+                mark = hashlib.blake2b(to_json(block, sort_keys=True).encode(), digest_size=8).hexdigest()
+                parts.append({"type": "text", "text": f"[image {mark}]"})
         return parts
 
 
@@ -295,9 +292,9 @@ class _Reader:
         if isinstance(messages, list):
             messages = [self._known(one, "input" if "input" in data else "messages") for one in messages]
             roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
-            unknown = [isinstance(role, str) and role not in ROLES for role in roles]
-            self.skipped.update(f"messages of role {role}" for role, is_unknown in zip(roles, unknown) if is_unknown)
-            messages = [one for one, is_unknown in zip(messages, unknown) if not is_unknown]
+            unknown = [role for role in roles if isinstance(role, str) and role not in ROLES]
+            self.skipped.update(f"messages of role {role}" for role in unknown)
+            messages = [one for one, role in zip(messages, roles) if role not in unknown]
         return normalize_messages(messages), self._tools(data.get("tools")), len(instructions)
 
     def _tools(self, tools: Any) -> Any:
@@ -340,9 +337,8 @@ class _Reader:
             return message
         if message.get("function_call") is not None:
             self.skipped.add("messages.function_call")
-        content = message.get("content")
-        if isinstance(content, list):
-            content = self.skipped.readable(content, field, message.get("role"))
+        content, role = message.get("content"), message.get("role")
+        content = self.skipped.readable(content, field, role) if isinstance(content, list) else content
         return {**message, "content": content, "function_call": None}
 
     def _add_step(
@@ -390,22 +386,19 @@ def _check(data: Mapping[str, Any]) -> None:
         require(name not in data or fits(data[name]), name, data.get(name), remedy)
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
-
-
 def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(part, Mapping) for part in value)
 
 
+_NAME = (lambda value: is_of_kind(value, int) or isinstance(value, str)), "give a text or a whole number"
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value is one, and what to give instead
     "reward": (lambda value: value is None or is_of_kind(value, float), "give a finite number, or null"),
     "success": (lambda value: isinstance(value, bool), "give true or false, or leave it out"),
     "tools": (_are_objects, "give a list of JSON schemas, or leave it out"),
     "calls": (_are_objects, "give a list of objects with messages and response"),
     "request": (lambda value: isinstance(value, Mapping), "give the body of the request"),
-    "id": (_is_name, "give a text or a whole number"),
-    "episode_id": (_is_name, "give a text or a whole number"),
+    "id": _NAME,
+    "episode_id": _NAME,
 }
 
 
