@@ -100,7 +100,6 @@ from .utils.trl_compat import (
     gather_params_of,
     is_any_model_prepared,
     is_sharded,
-    no_adapter_copied_from,
     reference_copied_from,
     train_metrics_of,
     trained_model_for_generation,
@@ -189,8 +188,7 @@ class G2POTrainer(GRPOTrainer):
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
         with (
             ENGINES[args.engine].load().starting(args, **args.engine_kwargs or {}),
-            reference_copied_from(model),
-            no_adapter_copied_from(model, args, loaded=model is not name),
+            reference_copied_from(model, args, loaded=model is not name),
         ):
             super().__init__(
                 model=model,

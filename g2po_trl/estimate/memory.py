@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..utils.adapters import on_language_part
 from ..utils.errors import G2POError
 
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VLLM_WORK_SPACE = 2e9  # CUDA graphs and activations, about what vLLM reports for models of this size
+_QUANTIZED = {"4bit": 0.56, "8bit": 1.06}  # bytes a parameter, with the scales
+
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a causal language model.
+    """Sizes of a causal language model, by the names of its configuration."""
 
-    Args:
-        parameters: number of all parameters, tied ones once.
-        head: parameters of the LM head (vocabulary x hidden size), tied or not.
-        tied: whether the head is the embedding.
-        hidden, intermediate, layers, vocabulary: as in the configuration.
-        kv_width: numbers that a layer caches for a token, keys and values together.
-        adapter: trainable parameters of the LoRA adapter; 0 without one.
-        dtype: dtype of the checkpoint's weights, if its configuration names it.
-    """
-
-    parameters: int
-    head: int
-    tied: bool
+    parameters: int  # tied ones once
+    head: int  # parameters of the LM head (vocabulary x hidden size), tied or not
+    tied: bool  # whether the head is the embedding
     hidden: int
     intermediate: int
     layers: int
     vocabulary: int
-    kv_width: int
-    adapter: int = 0
-    dtype: str = "float32"
+    kv_width: int  # numbers that a layer caches for a token, keys and values together
+    adapter: int = 0  # trainable parameters of the LoRA adapter
+    dtype: str = "float32"  # of the checkpoint's weights, if its configuration names it
 
     @property
     def multiplied(self) -> int:
@@ -62,7 +55,6 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
         message = f"model_name_or_path is {model!r}, whose shape cannot be read from its config.json: {first}"
         raise G2POError(message, "model_name_or_path", model) from error
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     return ModelShape(
         parameters=sum(p.numel() for p in module.parameters()),
         head=text.vocab_size * text.hidden_size,
@@ -71,60 +63,39 @@ def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | N
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         layers=text.num_hidden_layers,
         vocabulary=text.vocab_size,
-        kv_width=2 * kv_heads * head_dim,
-        adapter=0 if lora is None else _count_adapter(module, lora),
+        kv_width=2 * (getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+        adapter=0 if lora is None else _trained(module, lora),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
     )
 
 
-def _count_adapter(module: Any, lora: dict[str, Any]) -> int:
+def _trained(module: Any, lora: dict[str, Any]) -> int:
     from peft import LoraConfig, get_peft_model
 
-    targets = lora.get("target_modules")
-    if isinstance(targets, Sequence) and not isinstance(targets, str) and len(targets) == 1:
-        lora = {**lora, "target_modules": targets[0] if targets[0] == "all-linear" else list(targets)}
-    adapted = get_peft_model(module, on_language_part(LoraConfig(task_type="CAUSAL_LM", **lora), module))
+    lora = LoraConfig(task_type="CAUSAL_LM", **lora)
+    lora.target_modules = "all-linear" if lora.target_modules == {"all-linear"} else lora.target_modules
+    adapted = get_peft_model(module, on_language_part(lora, module))
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-VLLM_WORK_SPACE = 2e9  # CUDA graphs and activations, about what vLLM reports for models of this size
-_QUANTIZED = {"4bit": 0.56, "8bit": 1.06}  # bytes a parameter, with the scales
 
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of a configuration that determine its memory.
+    """Settings of a configuration that determine its memory."""
 
-    Args:
-        dtype: dtype of the trained model's weights.
-        quantized: `"4bit"`, `"8bit"` or `None`.
-        reference: whether a KL term needs a reference model; with an adapter it is the model without it.
-        critic: whether PPO trains a critic of the same shape with its own optimizer.
-        autocast: whether arithmetic is in 16 bits regardless of the weights' type.
-        checkpointing: gradient checkpointing.
-        micro_batch_tokens: `max_tokens_per_micro_batch`.
-        sharded: whether weights, gradients and optimizer are spread over the processes (FSDP2, ZeRO-3).
-        processes: number of GPUs.
-        vllm_share: `vllm_gpu_memory_utilization` of a colocated vLLM; 0 without one.
-        vllm_gpus: `vllm_tensor_parallel_size`, number of GPUs that share one copy of vLLM's model.
-    """
-
-    dtype: str = "float32"
-    quantized: str | None = None
-    reference: bool = True
-    critic: bool = False
-    autocast: bool = False
+    dtype: str = "float32"  # of the trained model's weights
+    quantized: str | None = None  # "4bit" or "8bit"
+    reference: bool = True  # whether a KL term needs one; with an adapter it is the model without it
+    critic: bool = False  # of PPO: of the same shape, with its own optimizer
+    autocast: bool = False  # arithmetic in 16 bits whatever the weights are in
     checkpointing: bool = True
     micro_batch_tokens: int = 16384
-    sharded: bool = False
-    processes: int = 1
-    vllm_share: float = 0.0
-    vllm_gpus: int = 1
+    sharded: bool = False  # weights, gradients and optimizer over the processes (FSDP2, ZeRO-3)
+    processes: int = 1  # one per GPU
+    vllm_share: float = 0.0  # `vllm_gpu_memory_utilization` of a colocated vLLM
+    vllm_gpus: int = 1  # that share one copy of vLLM's model
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of a GPU's memory in bytes, and its content."""
 
     name: str
@@ -140,18 +111,13 @@ def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> li
     need almost nothing: TRL's fused LM head computes them for a few hundred tokens at a time.
     """
     spread = training.processes if training.sharded else 1
-    size = BYTES[training.dtype]
-    stored = shape.parameters * (_QUANTIZED.get(training.quantized or "", size))
-    parts = []
+    stored = shape.parameters * _QUANTIZED.get(training.quantized or "", BYTES[training.dtype]) / spread
     if shape.adapter:
-        parts.append(Part("weights", stored / spread, f"{training.quantized or training.dtype}, frozen"))
+        parts = [Part("weights", stored, f"{training.quantized or training.dtype}, frozen")]
         parts.append(Part("adapter", 16 * shape.adapter / spread, "float32, with gradient and Adam"))
     else:
-        parts.append(Part("weights", stored / spread, training.dtype))
-        if training.reference:
-            parts.append(Part("reference", stored / spread, training.dtype))
-        parts.append(Part("gradients", stored / spread, training.dtype))
-        parts.append(Part("Adam", 2 * stored / spread, training.dtype))
+        copies = {"weights": 1, "reference": int(training.reference), "gradients": 1, "Adam": 2}
+        parts = [Part(name, number * stored, training.dtype) for name, number in copies.items() if number]
     if training.critic:
         parts.append(Part("critic", 16 * shape.parameters, "float32 weights, gradients, Adam"))
     if spread > 1:
@@ -167,20 +133,19 @@ def _activations(shape: ModelShape, training: Training) -> Part:
     tokens = training.micro_batch_tokens
     layer = 2.0 * tokens * (12 * shape.hidden + 4.5 * shape.intermediate)
     head = 0.0 if shape.adapter else 6.0 * shape.head  # its gradient, in 16 bits and added up in float32
+    note = f"{tokens:,} tokens a micro-batch"
     if not training.checkpointing:
-        # Weights that autocast has cast are kept, too, until the backward pass has used them.
-        casts = 2.0 * shape.multiplied if training.autocast and training.dtype == "float32" else 0.0
-        note = f"{tokens:,} tokens a micro-batch, activations of all layers"
-        return Part("update", shape.layers * layer + casts + head, note)
+        is_cast = training.autocast and training.dtype == "float32"
+        casts = 2.0 * shape.multiplied * is_cast  # weights, kept until the backward pass has used them
+        return Part("update", shape.layers * layer + casts + head, f"{note}, activations of all layers")
     inputs = 2.0 * tokens * shape.hidden * shape.layers
     layer += 2.0 * tokens * (4 * shape.hidden + 3 * shape.intermediate)  # and gradients of its activations
-    note = f"{tokens:,} tokens a micro-batch: layer inputs {inputs / 1e9:.1f}, one layer {layer / 1e9:.1f}"
-    return Part("update", inputs + layer + head, f"{note}, LM head {head / 1e9:.1f}")
+    sizes = f"layer inputs {inputs / 1e9:.1f}, one layer {layer / 1e9:.1f}, LM head {head / 1e9:.1f}"
+    return Part("update", inputs + layer + head, f"{note}: {sizes}")
 
 
-@dataclass(frozen=True)
-class Cache:
-    """vLLM's key-value cache: bytes of its weights, tokens it holds, tokens that all episodes together can need."""
+class Cache(NamedTuple):
+    """Bytes of vLLM's weights, tokens that its cache holds, and tokens that all episodes together can need."""
 
     weights: float
     tokens: int
@@ -190,10 +155,9 @@ class Cache:
 def vllm_cache(shape: ModelShape, training: Training, gpu_memory: float, episodes: int, longest: int) -> Cache:
     """Return vLLM's cache on a GPU of `gpu_memory` bytes, if `episodes` episodes of each GPU run at once.
 
-    `vllm_gpus` share the model, in bfloat16, and the cache of their episodes. `longest`: tokens of the longest prompt
-    with its completion.
+    `vllm_gpus` share the model, in bfloat16, and their cache. `longest`: tokens of a prompt with its completion.
     """
-    gpus = training.vllm_gpus
-    weights = 2.0 * (shape.parameters + shape.adapter) / gpus
-    room = training.vllm_share * gpu_memory - weights - VLLM_WORK_SPACE
-    return Cache(weights, max(0, int(room * gpus / (2 * shape.layers * shape.kv_width))), episodes * gpus * longest)
+    weights = 2.0 * (shape.parameters + shape.adapter) / training.vllm_gpus
+    room = (training.vllm_share * gpu_memory - weights - VLLM_WORK_SPACE) * training.vllm_gpus
+    tokens = max(0, int(room / (2 * shape.layers * shape.kv_width)))
+    return Cache(weights, tokens, episodes * training.vllm_gpus * longest)

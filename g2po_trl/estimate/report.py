@@ -15,19 +15,19 @@ def format_plan(plan: Plan, episodes: Episodes, gpu_memory: float | None) -> str
     """
     shape = plan.shape()
     trained = f"{_count(shape.adapter)} trained (LoRA)" if shape.adapter else "all trained"
-    lines = [f"{plan.model}: {_count(shape.parameters)} parameters, {trained}", ""]
-    lines += _memory_lines(plan, shape, gpu_memory)
     steps = plan.episodes * episodes.turns
     prompts, completions = steps * episodes.prompt_tokens, steps * episodes.completion_tokens
-    forwarded = episodes.forwarded if plan["token_layout"] == "shared" else 1.0
+    forwarded = (prompts + completions) * (episodes.forwarded if plan["token_layout"] == "shared" else 1.0)
     return "\n".join(
         [
-            *lines,
+            f"{plan.model}: {_count(shape.parameters)} parameters, {trained}",
+            "",
+            *_memory_lines(plan, shape, gpu_memory),
             "",
             f"An iteration: {plan.episodes} episodes of {episodes.turns:.0f} turns ({episodes.source})",
             f"  {steps:,.0f} step samples of {episodes.prompt_tokens:.0f} + {episodes.completion_tokens:.0f} tokens: "
             f"{_count(prompts)} of prompts, {_count(completions)} of completions; "
-            f"{_count((prompts + completions) * forwarded)} positions in a pass of the update",
+            f"{_count(forwarded)} positions in a pass of the update",
             f"The run: {plan.iterations} iterations",
         ]
     )
@@ -39,21 +39,17 @@ def _memory_lines(plan: Plan, shape: ModelShape, gpu_memory: float | None) -> li
     total = sum(part.size for part in parts)
     lines = [f"Memory of each of {plan.processes} GPUs" if plan.processes > 1 else "Memory of the GPU"]
     lines += [f"  {part.name:12} {part.size / 1e9:7.2f} GB  {part.note}".rstrip() for part in parts]
-    verdict = " GB"
-    if gpu_memory is not None:
-        fits = "fits" if total < 0.95 * memory else "does not fit" if total > memory else "hardly fits"
-        names = ["max_tokens_per_micro_batch", *(["vllm_gpu_memory_utilization"] if training.vllm_share else [])]
-        names += [] if plan["use_peft"] else ["use_peft", "fsdp2 over more GPUs"]
-        remedy = "" if fits == "fits" else f" (remedies: {', '.join(names)})"
-        verdict = f" of {memory / 1e9:.0f} GB: {fits}{remedy}"
-    lines.append(f"  {'sum':12} {total / 1e9:7.2f}{verdict}")
+    names = ["max_tokens_per_micro_batch", *(["vllm_gpu_memory_utilization"] if training.vllm_share else [])]
+    names += [] if plan["use_peft"] else ["use_peft", "fsdp2 over more GPUs"]
+    short = f"{'does not fit' if total > memory else 'hardly fits'} (remedies: {', '.join(names)})"
+    verdict = f" of {memory / 1e9:.0f} GB: {'fits' if total < 0.95 * memory else short}"
+    lines.append(f"  {'sum':12} {total / 1e9:7.2f}{' GB' if gpu_memory is None else verdict}")
     if training.vllm_share:
-        cache = vllm_cache(shape, training, memory, -(-plan.episodes // plan.processes), plan.longest_sample)
+        longest = (plan["max_prompt_length"] or 0) + plan["max_completion_length"]
+        cache = vllm_cache(shape, training, memory, -(-plan.episodes // plan.processes), longest)
         enough = "enough" if cache.tokens >= cache.needed else "not enough for all at once, so that some wait"
-        lines.append(
-            f"vLLM: weights {cache.weights / 1e9:.1f} GB; its cache holds {cache.tokens:,} tokens, and the episodes "
-            f"need at most {cache.needed:,}: {enough}"
-        )
+        holds = f"its cache holds {cache.tokens:,} tokens, and the episodes need at most {cache.needed:,}: {enough}"
+        lines.append(f"vLLM: weights {cache.weights / 1e9:.1f} GB; {holds}")
     return lines
 
 

@@ -20,7 +20,8 @@ from ..environments.loading import (
 )
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, name_of_agent
-from ..utils.masking import masked_names
+from ..utils.json import to_json
+from ..utils.masking import HIDDEN, masked
 from ..utils.options import option, require
 
 AGENTS = ("direct", "react", "reflexion")
@@ -95,9 +96,9 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
         self._choose_environment()
         for field in fields(self):
-            for place in masked_names(getattr(self, field.name), field.name):
-                remedy = f"it looks like a secret, which {FILE} leaves out: give {field.name} with it, or a variable"
-                require(False, place, "…", f"{remedy} that environment_variables passes")
+            value = masked(getattr(self, field.name))
+            remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
+            require(HIDDEN not in to_json(getattr(self, field.name)), field.name, value, remedy)
         self._check_combination()
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")

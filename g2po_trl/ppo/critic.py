@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..update.balance import deal, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
 from ..utils.forward_pass import without_cudnn_attention
 
-_WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
+_WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.pt"
 
 
 class ValueModel(nn.Module):
@@ -41,27 +40,18 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """A value model with its optimizer. Every process holds all of it; gradients are summed over processes.
-
-    Args:
-        name_or_path: the model whose body it is; weights are kept in float32.
-        learning_rate: of AdamW, constant.
-        max_tokens: padded tokens in one forward pass.
-        max_grad_norm: clips the gradient of an update; 0 does not.
-        adamw: more arguments of the optimizer.
-        model_kwargs: more arguments of `from_pretrained`.
-    """
+    """A value model with its optimizer. Every process holds all of it; gradients are summed over processes."""
 
     def __init__(
         self,
-        name_or_path: str,
+        name_or_path: str,  # the model whose body it is; weights are kept in float32
         accelerator: Accelerator,
         learning_rate: float = 1e-5,
-        max_tokens: int = 16384,
-        max_grad_norm: float = 1.0,
+        max_tokens: int = 16384,  # padded tokens in one forward pass
+        max_grad_norm: float = 1.0,  # 0 does not clip
         gradient_checkpointing: bool = False,
-        adamw: dict[str, Any] | None = None,
-        model_kwargs: dict[str, Any] | None = None,
+        adamw: dict[str, Any] | None = None,  # more arguments of the optimizer
+        model_kwargs: dict[str, Any] | None = None,  # of `from_pretrained`
     ):
         self.accelerator = accelerator
         self.max_tokens, self.max_grad_norm = max_tokens, max_grad_norm
@@ -92,17 +82,10 @@ class Critic:
         mini_batches: int,
         rng: np.random.Generator,
     ) -> dict[str, float]:
-        """Regress values on returns, `epochs` times over all rows, `mini_batches` updates each.
+        """Regress values on returns, `epochs` times over all rows, with `mini_batches` updates each.
 
-        Args:
-            prompts: token ids of the rows of *all* processes, in the same order on each.
-            old_values: (rows,) values before the update.
-            returns: (rows,) targets.
-            clip_range: values that moved further than this from their old ones, away from their returns, have no
-                gradient: the loss is half the larger of (V - R)^2 and (clip(V) - R)^2. `None`: squared error.
-            epochs: number of passes over all rows.
-            mini_batches: updates per epoch.
-            rng: in the same state on every process.
+        `prompts` are token ids of the rows of *all* processes, in the same order on each, and `rng` is in the same
+        state; `old_values` and `returns` are (rows,). For `clip_range` see `clipped_value_loss`.
 
         Returns:
             Means over updates: `loss`, `clip_fraction` (fraction of rows whose value left the range), `grad_norm`.
@@ -111,46 +94,33 @@ class Critic:
             FloatingPointError: for a gradient that is not finite, on every process. The weights are unchanged.
         """
         lengths = np.array(list(map(len, prompts)), dtype=np.int64)
-        sums, updates = np.zeros(3), 0
+        orders = (rng.permutation(len(lengths)) for _ in range(epochs))
         self.model.train()
-        for _ in range(epochs):
-            for part in np.array_split(rng.permutation(len(lengths)), mini_batches):
-                ranks = deal(part, lengths, self.accelerator.num_processes)
-                total = sum(map(len, ranks))
-                if total == 0:
-                    continue
-                loss, clipped = self._backward(
-                    prompts, old_values, returns, clip_range, ranks[self.accelerator.process_index], total
-                )
-                sums += [loss, clipped, self._step()]
-                updates += 1
-        loss, clipped, norm = sums / max(updates, 1)
-        return {"loss": loss, "clip_fraction": clipped, "grad_norm": norm}
-
-    def _backward(self, prompts, old_values, returns, clip_range, rows, total) -> tuple[float, float]:
-        """Add this process's part of an update's gradient; loss and clipped share over all processes."""
-        self.optimizer.zero_grad()
-        statistics = torch.zeros(2, device=self.accelerator.device)  # float32: MPS has no float64
-        for part in self._micro_batches(prompts, rows):
-            old, target = (self._tensor(numbers[part]) for numbers in (old_values, returns))
-            values = self._forward([prompts[row] for row in part])
-            loss = clipped_value_loss(values, old, target, clip_range)
-            (loss.sum() / total).backward()
-            outside = torch.zeros_like(loss) if clip_range is None else (values - old).abs() > clip_range
-            statistics += torch.stack([loss.detach().sum(), outside.sum()]) / total
-        return tuple(self.accelerator.reduce(statistics, reduction="sum").tolist())
+        updates = []
+        for part in (part for order in orders for part in np.array_split(order, mini_batches) if len(part)):
+            self.optimizer.zero_grad()
+            statistics = torch.zeros(2, device=self.accelerator.device)  # float32: MPS has no float64
+            own = deal(part, lengths, self.accelerator.num_processes)[self.accelerator.process_index]
+            for rows in self._micro_batches(prompts, own):
+                old, target = (torch.as_tensor(of[rows]).float().to(statistics.device) for of in (old_values, returns))
+                values = self._forward([prompts[row] for row in rows])
+                loss = clipped_value_loss(values, old, target, clip_range)
+                (loss.sum() / len(part)).backward()
+                outside = (values - old).abs() > (math.inf if clip_range is None else clip_range)
+                statistics += torch.stack([loss.detach().sum(), outside.sum()]) / len(part)
+            updates.append([*self.accelerator.reduce(statistics, reduction="sum").tolist(), self._step()])
+        means = np.mean(updates, axis=0) if updates else np.zeros(3)
+        return dict(zip(("loss", "clip_fraction", "grad_norm"), means))
 
     def _step(self) -> float:
-        """Sum gradients over processes, clip, step; the gradient's norm before clipping."""
+        """Sum gradients over processes, clip and step; return the gradient's norm before clipping."""
         for parameter in self.parameters:
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = self.accelerator.reduce(grad, reduction="sum")
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(own, reduction="sum")
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
         if not norm.isfinite():  # clipping would make every gradient NaN, and hide where that begins
-            raise FloatingPointError(
-                f"gradient norm of the critic is {norm.item()}, and its weights are as they were: "
-                f"{describe(non_finite(self.model))}. {ADVICE}"
-            )
+            what = describe(non_finite(self.model))
+            raise FloatingPointError(f"gradient norm of the critic is {norm.item()}, no step: {what}. {ADVICE}")
         nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm or math.inf, norm)
         self.optimizer.step()
         return norm.item()
@@ -161,46 +131,36 @@ class Critic:
         return [rows[start:stop] for start, stop in plan if rows[start:stop]]
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        width = self._width(max(map(len, prompts)))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        ids = torch.zeros(len(prompts), self._width(max(map(len, prompts))), dtype=torch.long)
         mask = torch.zeros_like(ids)
         for i, prompt in enumerate(prompts):
             ids[i, : len(prompt)] = torch.as_tensor(prompt)
             mask[i, : len(prompt)] = 1
-        device = self.accelerator.device
-        with self._autocast():
-            return self.model(ids.to(device), mask.to(device))
+        with self.accelerator.autocast():
+            return self.model(ids.to(self.accelerator.device), mask.to(self.accelerator.device))
 
     def _width(self, tokens: int) -> int:
         return -(-tokens // 16) * 16 if self.accelerator.device.type == "cuda" else tokens
 
-    def _autocast(self) -> AbstractContextManager:
-        return self.accelerator.autocast() if self.accelerator.mixed_precision != "no" else nullcontext()
-
-    def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(numbers, dtype=torch.float32, device=self.accelerator.device)
-
     def save(self, folder: str | Path) -> None:
-        """Write weights and optimizer into a folder, as safetensors."""
-        save_file(self.model.state_dict(), Path(folder) / _WEIGHTS)
-        state = self.optimizer.state_dict()["state"]
-        tensors = {f"{i}.{name}": tensor.contiguous() for i, entry in state.items() for name, tensor in entry.items()}
-        save_file(tensors, Path(folder) / _OPTIMIZER)
+        """Write weights and optimizer into a folder."""
+        save_file(self.model.state_dict(), Path(folder, _WEIGHTS))
+        torch.save(self.optimizer.state_dict()["state"], Path(folder, _OPTIMIZER))
 
     def load(self, folder: str | Path) -> None:
         """Take up what `save` wrote."""
-        self.model.load_state_dict(load_file(Path(folder) / _WEIGHTS))
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in load_file(Path(folder) / _OPTIMIZER).items():
-            i, key = name.split(".", 1)
-            state.setdefault(int(i), {})[key] = tensor
+        self.model.load_state_dict(load_file(Path(folder, _WEIGHTS)))
+        state = torch.load(Path(folder, _OPTIMIZER), weights_only=True)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
 
 def clipped_value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
-    """(rows,) half the larger of (V - R)^2 and (V_old + clip(V - V_old) - R)^2."""
+    """Return (rows,) half the larger of (V - R)^2 and (V_old + clip(V - V_old) - R)^2; `None`: half the former.
+
+    A value that moved further than the range from its old one, away from its return, has no gradient.
+    """
     loss = (values - returns) ** 2
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from accelerate.utils import gather_object
@@ -25,7 +25,6 @@ from ..credit.graph import StateGraph
 from ..trainer import G2POTrainer
 from ..trajectory import Trajectory
 from ..update.balance import count_mini_batches
-from ..utils.errors import G2POError
 from ..utils.options import option, require
 from ..utils.trl_compat import get_config_model_id
 from .critic import Critic
@@ -36,8 +35,7 @@ from .gae import gae, whiten
 class PPOConfig(G2POConfig):
     """Arguments of [`PPOTrainer`]: fields of `G2POConfig` without the estimator's, and fields of the critic.
 
-    `scale_rewards="group"` whitens advantages over the rollout, `"none"` does not scale them. The
-    `invalid_action_penalty` is subtracted from the reward of a step whose completion lacks the required format.
+    The `invalid_action_penalty` is subtracted from the reward of a step whose completion lacks the required format.
     """
 
     inherited_help: ClassVar[dict[str, str]] = G2POConfig.inherited_help | {
@@ -46,31 +44,22 @@ class PPOConfig(G2POConfig):
 
     advantage_estimator: str = option("PPO has one: `gae`.", "gae", choices=("gae",), group="Advantages")
     gae_lambda: float = option(
-        "`lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.",
+        "`lambda` of generalised advantage estimation. 1: discounted return, 0: one-step target.",
         0.95,
         within="[0, 1]",
     )
     critic_model_name_or_path: str | None = option(
-        "Model that initialises the critic. A smaller one saves memory; its tokenizer must be the policy's. `None`: "
-        "the policy's own model.",
-        None,
+        "Model that initialises the critic, with the policy's tokenizer. `None`: the policy's own model.", None
     )
     critic_learning_rate: float | None = option(
-        "Constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the paper.",
-        None,
-        within="(0, inf)",
+        "Constant learning rate of the critic's AdamW. `None`: ten times the policy's.", None, within="(0, inf)"
     )
     critic_epochs: int = option("Number of passes of the critic over the steps of a rollout.", 1, within="[1, inf)")
     critic_mini_batches: int | None = option(
-        "Optimizer steps of the critic per epoch. `None`: as many as the policy's, which `mini_batch_size` or "
-        "`steps_per_generation` sets.",
-        None,
-        within="[1, inf)",
+        "Optimizer steps of the critic per epoch. `None`: as many as the policy's.", None, within="[1, inf)"
     )
     value_clip_range: float | None = option(
-        "Maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no limit.",
-        0.5,
-        within="(0, inf)",
+        "Maximum change of a value in one iteration, in units of reward. `None`: no limit.", 0.5, within="(0, inf)"
     )
 
     def __post_init__(self):
@@ -99,8 +88,7 @@ class PPOTrainer(G2POTrainer):
     Arguments are those of `G2POTrainer`, without `advantage_fn`.
 
     Raises:
-        G2POError: if the model is sharded (FSDP, DeepSpeed), since every process holds the whole critic, or an
-            `advantage_fn` is passed.
+        G2POError: for a sharded model (FSDP, DeepSpeed), observations with images, or an `advantage_fn`.
         TypeError: if `args` is not a `PPOConfig`.
     """
 
@@ -113,20 +101,17 @@ class PPOTrainer(G2POTrainer):
         super().__init__(model, args, *arguments, **kwargs)
         remedy = "PPO's advantages come from its critic; leave it out"
         require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, remedy)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise G2POError(
-                "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
-                "recipes/accelerate/ddp.yaml, or train with G2POTrainer, which needs no critic."
-            )
-        self.player.actor.engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
-        if self.start_check.sample.images is not None:
-            raise G2POError(f"observations have images, and {self.player.actor.engine.reads_text_because}")
+        remedy = "every process holds the whole critic: launch it with recipes/accelerate/ddp.yaml, or use G2POTrainer"
+        is_whole = not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        require(is_whole, "distributed_type", str(self.accelerator.distributed_type), remedy)
+        engine, image = self.player.actor.engine, self.start_check.sample.images
+        engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
+        require(image is None, "images", image, engine.reads_text_because)
         name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
-        if not name:
-            raise G2POError(
-                "critic_model_name_or_path is None and the model was not loaded from a folder or the Hub: set it to "
-                "the model that initialises the critic"
-            )
+        remedy = "the model was not loaded from a folder or the Hub: name the model that initialises the critic"
+        require(bool(name), "critic_model_name_or_path", name, remedy)
+        known = {} if args.critic_model_name_or_path else args.model_init_kwargs or {}
+        betas = (args.adam_beta1, args.adam_beta2)
         self.critic = Critic(
             name,
             self.accelerator,
@@ -134,16 +119,8 @@ class PPOTrainer(G2POTrainer):
             max_tokens=args.max_tokens_per_micro_batch,
             max_grad_norm=args.max_grad_norm,
             gradient_checkpointing=args.gradient_checkpointing,
-            adamw={
-                "betas": (args.adam_beta1, args.adam_beta2),
-                "eps": args.adam_epsilon,
-                "weight_decay": args.weight_decay,
-            },
-            model_kwargs={
-                name: value
-                for name, value in (args.model_init_kwargs or {}).items()
-                if name in ("revision", "attn_implementation") and not args.critic_model_name_or_path
-            },
+            adamw={"betas": betas, "eps": args.adam_epsilon, "weight_decay": args.weight_decay},
+            model_kwargs={name: known[name] for name in ("revision", "attn_implementation") if name in known},
         )
         self.resumption.kept_in_files.append(self.critic)
 
@@ -151,38 +128,27 @@ class PPOTrainer(G2POTrainer):
         """Return the advantages by the critic's values, then fit the critic to the rollout."""
         args, started = self.args, time.perf_counter()
         steps = [step for trajectory in trajectories for step in trajectory.steps]
-        prompts = [step.prompt_ids for step in steps]
         rewards = [step.reward - args.invalid_action_penalty * (not step.valid) for step in steps]
-        ranks = gather_object([(prompts, rewards, self.critic.values(prompts))])
-        prompts = [prompt for rank_prompts, _, _ in ranks for prompt in rank_prompts]
-        rewards = np.array([reward for _, rank_rewards, _ in ranks for reward in rank_rewards])
-        values = np.concatenate([rank_values for _, _, rank_values in ranks])
-
+        seen = [step.prompt_ids for step in steps]
+        rows = gather_object(list(zip(seen, rewards, self.critic.values(seen))))
+        prompts = [prompt for prompt, _, _ in rows]
+        rewards, values = (np.array([row[index] for row in rows]) for index in (1, 2))
         used = graph.counted
         advantages = gae(rewards, values, graph.lengths, args.gamma, args.gae_lambda)
-        returns = advantages + values
         counted = np.flatnonzero(used)
+        values, returns = values[counted], (advantages + values)[counted]
         fitted = self.critic.fit(
             [prompts[row] for row in counted],
-            values[counted],
-            returns[counted],
+            values,
+            returns,
             args.value_clip_range,
             args.critic_epochs,
             args.critic_mini_batches or count_mini_batches(len(counted), args.mini_batch_size),
             np.random.default_rng([args.seed, self.iteration.step, 1]),
         )
-        self._log_critic(fitted, values[counted], returns[counted], time.perf_counter() - started)
-        if args.scale_by_std:
-            advantages = whiten(advantages, used)
-        return np.where(used, advantages, 0.0)
-
-    def _log_critic(self, fitted: dict[str, float], values: np.ndarray, returns: np.ndarray, seconds: float) -> None:
-        spread = returns.var() if len(returns) else 0.0
-        logged: dict[str, Any] = {f"critic/{name}": value for name, value in fitted.items()}
-        logged |= {
-            "critic/value": values.mean() if len(values) else 0.0,
-            "critic/return": returns.mean() if len(returns) else 0.0,
-            "critic/explained_variance": 1 - (returns - values).var() / spread if spread > 0 else 0.0,
-            "time/critic": seconds,
-        }
-        self.iteration.log(logged)
+        spread = returns.var() if len(counted) else 0.0
+        fitted |= {"value": values.mean(), "return": returns.mean()} if len(counted) else {"value": 0.0, "return": 0.0}
+        fitted["explained_variance"] = 1 - (returns - values).var() / spread if spread > 0 else 0.0
+        seconds = {"time/critic": time.perf_counter() - started}
+        self.iteration.log({f"critic/{name}": value for name, value in fitted.items()} | seconds)
+        return np.where(used, whiten(advantages, used) if args.scale_by_std else advantages, 0.0)

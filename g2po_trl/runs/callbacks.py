@@ -14,7 +14,6 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
 from ..rollout.failing_tasks import TaskErrors
-from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
 from ..utils.show import WIDTH, printable
 from .metrics import METRICS
@@ -29,7 +28,6 @@ class IterationProgressCallback(TrainerCallback):
 
     def __init__(self, steps_per_iteration: int, clock: Callable[[], float] = time.perf_counter):
         self.steps_per_iteration, self.clock = steps_per_iteration, clock
-        self.log = IterationLog()
         self.started = clock()
         self._first: tuple[float, int] | None = None  # time and step at which this process began to train
 
@@ -40,13 +38,8 @@ class IterationProgressCallback(TrainerCallback):
         self._first = self._first or (self.clock(), state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and logs:
-            for entry in self.log.add({**logs, "step": state.global_step}):
-                self._print(entry, state)
-
-    def on_train_end(self, args, state, control, **kwargs):
-        for entry in self.log.close() if state.is_world_process_zero else ():
-            self._print(entry, state)
+        if state.is_world_process_zero and "episode/success_rate" in (logs or ()):
+            self._print({**logs, "step": state.global_step}, state)
 
     def _print(self, entry: Mapping[str, Any], state: TrainerState) -> None:
         iteration, total = (-(-step // self.steps_per_iteration) for step in (entry["step"], state.max_steps))

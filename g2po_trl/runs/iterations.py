@@ -11,7 +11,7 @@ from typing import Any
 
 from ..credit.graph import StateGraph
 from ..trajectory import Trajectory, read_unfinished
-from ..utils.iteration_log import IterationLog
+from ..utils.iteration_log import iterations_of
 from ..utils.json import read_json_lines
 from ..utils.options import require
 
@@ -83,9 +83,8 @@ def iteration_numbers(run: str | Path) -> list[int]:
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
     """Return the logged metrics of each iteration so far; none without a log.jsonl."""
-    path, log = Path(run) / "log.jsonl", IterationLog()
-    history = read_json_lines(path) if path.is_file() else []
-    return [*(entry for line in history for entry in log.add(line)), *log.close()]
+    path = Path(run) / "log.jsonl"
+    return iterations_of(read_json_lines(path)) if path.is_file() else []
 
 
 def _files(run: str | Path, name: str) -> dict[int, list[Path]]:

@@ -34,14 +34,11 @@ def import_extra(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # the library is installed, one of its dependencies is not
-        raise ImportError(f"{module} is not installed: {install_command(extra_of(module))}") from error
+        raise ImportError(missing_extra(error) or str(error)) from error
 
 
 def missing_extra(error: ImportError) -> str | None:
     """Return how to install the module that an import failed on; `None` if no extra contains it."""
     is_vllm = "vLLM is not available" in str(error)  # TRL names its own extra
     module = "vllm" if is_vllm else (error.name or "").partition(".")[0]
-    extra = extra_of(module)
-    return extra and f"{module} is not installed: {install_command(extra)}"
+    return (extra := extra_of(module)) and f"{module} is not installed: {install_command(extra)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .options import require
@@ -51,11 +51,8 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
     unknown = sorted(set(passed) - set(os.environ))
     require(not unknown, "environment_variables", unknown, "export what is not set here, or remove it")
-    return sorted(
-        name
-        for name, value in os.environ.items()
-        if name not in passed and (_is_secret(name) or masked(value) != value)
-    )
+    withheld = os.environ.keys() - set(passed)
+    return sorted(name for name in withheld if _is_secret(name) or masked(os.environ[name]) != os.environ[name])
 
 
 def masked(data: Any, name: str = "") -> Any:
@@ -73,18 +70,6 @@ def masked(data: Any, name: str = "") -> Any:
     if data and _is_secret(name):
         return HIDDEN
     return _CREDENTIAL.sub(HIDDEN, _IN_QUERY.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(HIDDEN, data)))
-
-
-def masked_names(data: Any, name: str) -> Iterator[str]:
-    """Yield the names of values that `masked` replaced, like `environment_options.api_key`."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from masked_names(value, f"{name}.{key}")
-    elif isinstance(data, (list, tuple)):
-        for place, value in enumerate(data):
-            yield from masked_names(value, f"{name}[{place}]")
-    elif isinstance(data, str) and HIDDEN in data:
-        yield name
 
 
 def _is_secret(name: str) -> bool:

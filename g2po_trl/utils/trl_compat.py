@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -87,14 +87,8 @@ def fused_log_probs(
     """Return log-probabilities and entropies, (M,) each, from TRL's fused LM head, only at chosen places.
 
     Depends on `trl.trainer.utils.add_fused_lm_head`: with `fused_lm_head=True` the model scores `shift_labels` against
-    `last_hidden_state` of its `base_model`, which a hook reduces to the places.
-
-    Args:
-        model: a causal language model with TRL's fused LM head, or a wrapper of it.
-        body: the model without its LM head, inside all wrappers.
-        inputs: inputs of the model.
-        places: (M,) places in the flattened rows.
-        labels: (M,) token ids to score there; -100 is not scored.
+    `last_hidden_state` of its `base_model`, which a hook on `body`, the same inside all wrappers, reduces to the (M,)
+    `places` in the flattened rows. `labels` are the (M,) token ids there; -100 is not scored.
     """
     with _at_places(body, places):
         outputs = model(**inputs, shift_labels=labels[None], fused_lm_head=True)
@@ -109,10 +103,7 @@ def own_log_probs(
     labels: torch.Tensor,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same as `fused_log_probs`, from the model's own LM head and its further changes of logits.
-
-    The logits of all chosen places, (M, V) in float32, are kept for the backward pass.
-    """
+    """Return the same from the model's own LM head and its further changes of logits: (M, V), kept in float32."""
     with _at_places(body, places):
         logits = model(**inputs, use_cache=False).logits[0]
     log_probs = torch.log_softmax(logits.float() / temperature, -1)
@@ -142,11 +133,7 @@ def _at_places(body: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
 
 
 def expose_body(model: torch.nn.Module) -> None:
-    """Make `base_model`, which TRL's fused LM head calls, the model without its LM head, if it is the model itself.
-
-    Raises:
-        G2POError: if the model has no such part under the name `model`.
-    """
+    """Make `base_model`, which TRL's fused LM head calls, the model without its LM head, if it is the model itself."""
     if model.base_model is model:
         if not hasattr(model, "model"):
             kind = type(model).__name__
@@ -154,12 +141,17 @@ def expose_body(model: torch.nn.Module) -> None:
         model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
 
 
-def reference_copied_from(model: torch.nn.Module | str) -> AbstractContextManager[None]:
-    """Let a `GRPOTrainer` created inside copy its reference from a model object, not load it from `name_or_path`.
+@contextmanager
+def reference_copied_from(
+    model: torch.nn.Module | str, args: TrainingArguments, loaded: bool = False
+) -> Iterator[None]:
+    """Let a `GRPOTrainer` created inside copy its reference from a model object, and of adapters make no copy "ref".
 
-    The file may hold other weights than the object (a merged adapter, added tokens), or not exist. Under ZeRO-3 the
-    object holds a shard of each weight, and the reference is loaded. Depends on `trl.trainer.grpo_trainer` calling
-    `create_model_from_path` by its global name, and for a model object only to load the reference.
+    The file in `name_or_path` may hold other weights than the object (a merged adapter, added tokens), or not exist.
+    Under ZeRO-3 the object holds a shard of each weight, and the reference is loaded. If the model was `loaded` with
+    `model_init_kwargs`, it does not warn that it ignores them. Depends on `trl.trainer.grpo_trainer` calling
+    `create_model_from_path` by its global name, and for a model object only to load the reference; and on the
+    constructor reading `args.beta` for the reference and as `trainer.beta`, which the caller sets, and nothing else.
     """
     from trl.trainer import grpo_trainer
 
@@ -169,48 +161,30 @@ def reference_copied_from(model: torch.nn.Module | str) -> AbstractContextManage
         reference.__dict__.pop("forward", None)
         return reference
 
-    is_loaded = isinstance(model, str) or _has_shards(model)
-    return nullcontext() if is_loaded else replaced(grpo_trainer, create_model_from_path=copied)
-
-
-def no_adapter_copied_from(
-    model: torch.nn.Module | str, args: TrainingArguments, loaded: bool = False
-) -> AbstractContextManager[None]:
-    """Keep a `GRPOTrainer` created inside from adding to the model a copy "ref" of its adapter "default".
-
-    If the model was `loaded` with `model_init_kwargs`, it does not warn that it ignores them. Depends on its
-    constructor reading `args.beta` for the reference and as `trainer.beta`, which the caller sets, and nothing else.
-    """
-    is_adapter = not isinstance(model, str) and is_peft_model(model)
-    return replaced(args, **{"beta": 0.0} if is_adapter else {}, **{"model_init_kwargs": None} if loaded else {})
+    is_object = not isinstance(model, str)
+    copies = {"create_model_from_path": copied} if is_object and not _has_shards(model) else {}
+    unread = {"beta": 0.0} if is_object and is_peft_model(model) else {}
+    unread |= {"model_init_kwargs": None} if loaded else {}
+    with replaced(grpo_trainer, **copies), replaced(args, **unread):
+        yield
 
 
 def vllm_generation_class(replacement: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Let a `GRPOTrainer` created inside start its vLLM by `replacement`, in place of TRL's `VLLMGeneration`.
-
-    Depends on `trl.trainer.grpo_trainer` calling the class by its global name.
-    """
+    """Let a `GRPOTrainer` created inside start its vLLM by `replacement`, in place of `VLLMGeneration`."""
     from trl.trainer import grpo_trainer
 
     return replaced(grpo_trainer, VLLMGeneration=replacement)
 
 
 def vllm_engine_options(**options: Any) -> AbstractContextManager[None]:
-    """Add arguments to the `vllm.LLM` that TRL's `VLLMGeneration` creates inside; TRL passes on none of a user's.
-
-    Depends on `trl.generation.vllm_generation` calling the class by its global name.
-    """
+    """Add arguments to the `vllm.LLM` that TRL's `VLLMGeneration` creates inside, by its global name `LLM`."""
     from trl.generation import vllm_generation
 
     return replaced(vllm_generation, LLM=partial(vllm_generation.LLM, **options))
 
 
 def without_trls_intervals(args: TrainingArguments) -> AbstractContextManager[None]:
-    """Keep a configuration that is completed inside from choosing and comparing intervals that are `None`.
-
-    transformers wants numbers, takes `eval_steps` from `logging_steps`, and checkpoints of the best model at
-    evaluations alone.
-    """
+    """Keep transformers from choosing and comparing intervals that are `None` in a configuration made inside."""
     numbers = {"logging_steps": 1, "save_steps": 1, "eval_steps": None}
     missing = {name: number for name, number in numbers.items() if getattr(args, name) is None}
     return replaced(args, load_best_model_at_end=False, **missing)
@@ -230,10 +204,7 @@ def is_stateful(model: torch.nn.Module) -> bool:
 
 
 def forget_rotary_lengths(model: torch.nn.Module) -> None:
-    """Let the next pass choose its `dynamic` rotary scale; transformers keeps the longest one so far.
-
-    Depends on the rotary embeddings' `max_seq_len_cached`, or one by kind of layer.
-    """
+    """Let the next pass choose its `dynamic` rotary scale, not the longest so far (`max_seq_len_cached` by layers)."""
     for module in model.modules():
         for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
             setattr(module, name, 0)

@@ -148,14 +148,14 @@ SETTINGS = {
 
 @pytest.mark.parametrize("batch", [{}, {"steps_per_generation": None, "generation_batch_size": 48}])
 def test_iterations_and_episodes_are_counted(batch):
-    plan = Plan.from_settings({**SETTINGS, **batch}, processes=2)
-    assert (plan.steps_per_iteration, plan.iterations, plan.episodes) == (6, 2, 48)
+    plan = Plan({**SETTINGS, **batch}, processes=2)
+    assert (plan.iterations, plan.episodes) == (2, 48)
 
 
 @pytest.mark.parametrize("changed", [{"max_steps": -1}, {"num_generations": 5}])
 def test_runs_that_cannot_be_counted_are_refused(changed):
     with refused(*changed):
-        Plan.from_settings({**SETTINGS, **changed})
+        Plan({**SETTINGS, **changed})
 
 
 def test_episodes_are_those_of_a_run(tmp_path, capsys):

@@ -166,9 +166,9 @@ def test_no_adapter_is_copied_without_beta():
     ]
     model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
     args = SimpleNamespace(beta=0.1, model_init_kwargs={"dtype": "float32"})
-    with trl_compat.no_adapter_copied_from(model, args):
+    with trl_compat.reference_copied_from(model, args):
         assert args.beta == 0.0 and args.model_init_kwargs is not None
-    with trl_compat.no_adapter_copied_from(torch.nn.Linear(1, 1), args, loaded=True):
+    with trl_compat.reference_copied_from(torch.nn.Linear(1, 1), args, loaded=True):
         assert args.beta == 0.1 and args.model_init_kwargs is None
     assert args.beta == 0.1 and args.model_init_kwargs == {"dtype": "float32"}
 

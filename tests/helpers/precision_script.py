@@ -107,7 +107,7 @@ def train(model, origin, output, precision, kind, **options):
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     policy.config._name_or_path = str(origin)
     # TRL then loads the reference from there; the trainer would copy the policy.
-    trainer_module.reference_copied_from = lambda model: nullcontext()
+    trainer_module.reference_copied_from = lambda *_, **__: nullcontext()
     args.model_init_kwargs = {"dtype": dtype}
     tasks = Dataset.from_list([{"seed": seed} for seed in range(4)])
     trainer = RecordedTrainer(

@@ -15,7 +15,7 @@ from g2po_trl.cli.commands.evaluate import read
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
-from g2po_trl.utils.masking import HIDDEN, masked, masked_names, withheld_variables
+from g2po_trl.utils.masking import HIDDEN, masked, withheld_variables
 
 
 class Keyed(KeyDoorEnvironment):
@@ -59,7 +59,7 @@ def test_masked_hides_secrets(data, expected):
     ],
 )
 def test_masked_keeps_what_is_no_secret(data):
-    assert masked(data) == data and not list(masked_names(data, "data"))
+    assert masked(data) == data
 
 
 SECRET_NAMES = (
@@ -146,7 +146,7 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     with pytest.raises(SystemExit):
         read(["--model", str(tmp_path)])
     told = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"(environment_options|generation_kwargs)\.\S+ is .…", told), told
+    assert re.search(r"error: (environment_options|generation_kwargs) is ", told) and "SECRET" not in told, told
     mine = {"api_key": "mine", "options": {"password": "mine"}}
     given = read(["--model", str(tmp_path), "--environment-options", json.dumps(mine), "--generation-kwargs", "{}"])[0]
     assert given.environment_options == {**mine, "size": 4}

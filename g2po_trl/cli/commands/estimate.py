@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = recipe_settings(script, arguments)
     settings["model_name_or_path"] = settings["model_name_or_path"] or bundled_model(request.target)
     sharded = any(name in (request.accelerate_config or "") for name in ("fsdp", "zero3"))
-    plan = Plan.from_settings(settings, request.num_processes or 1, sharded)
+    plan = Plan(settings, request.num_processes or 1, sharded)
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
     print(format_plan(plan, options.episodes(plan), memory))
 
