@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..prompts.conversation import ChatRequest
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
@@ -21,6 +21,7 @@ from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..trajectory import Trajectory
 from ..utils.options import require
+from .panel import Panel
 
 _ACTION = re.compile(r"^\s*action\s*:", re.IGNORECASE | re.MULTILINE)
 _FENCE = re.compile(r"^\s*```\w*\s*\n(.*?)\n?```", re.DOTALL)
@@ -57,16 +58,14 @@ class DirectAgent:
     trials = 1
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+        template = self.template.of(episode.environment)
         if self.history == "conversation" or episode.observation.request is not None:
-            return request_of(episode, self.template)
-        return ChatRequest(self.template.messages(**prompt_contents(episode, self.history_length)))
+            return request_of(episode, template)
+        return ChatRequest(template.messages(**prompt_contents(episode, self.history_length)))
 
-    def of(self, environment: str | None) -> DirectAgent:
-        """Return the agent with the wording of an environment, by its name in a run with several."""
-        return replace(self, template=self.template.of(environment))
-
-    def read(self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None) -> ParsedCompletion:
-        return self.template.read(completion, prompt_end, admissible_actions)
+    def read(self, completion: str, episode: Episode) -> ParsedCompletion:
+        template = self.template.of(episode.environment)
+        return template.read(completion, "", episode.observation.admissible_actions)
 
 
 @dataclass
@@ -76,40 +75,28 @@ class ReActAgent:
     Source: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629).
 
     Args:
-        about: description of the environment and of the possible actions.
-        form: how an action is written.
-        multiline: an action may have several lines (code). `False`: it ends with its line.
-        lower_case: play actions in lower case. `False`: as listed, ignoring case, or as written.
+        panel: describes the environment and how an action is written.
         history_length: number of past steps in the conversation; older ones are left out of its middle.
     """
 
-    about: str
-    form: str = "the action, exactly as listed"
-    multiline: bool = False
-    lower_case: bool = False
+    panel: Panel
     history_length: int = 30
     name = "react"
     trials = 1
 
-    def of(self, environment: str | None) -> ReActAgent:
-        """Return the agent itself: it has one wording."""
-        return self
-
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
-        if episode.observation.request is not None:
-            remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
-            require(False, "agent", self.name, remedy)
+        remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
+        require(episode.observation.request is None, "agent", self.name, remedy)
         first, *later = [step.observation for step in episode.steps] + [episode.observation.text]
         opening = [f"Your task: {episode.task}"] if episode.task else []
         if notes:
-            listed = "\n".join(f"- {note}" for note in notes)
-            opening.append(f"What you noted after earlier attempts at it:\n{listed}")
+            opening.append("What you noted after earlier attempts at it:\n- " + "\n- ".join(notes))
         opening.append(f"Observation: {first}")
         shown = last_steps(list(zip(episode.steps, later)), self.history_length)
         if len(shown) < len(later):
             opening.append(f"({len(later) - len(shown)} steps are left out here.)")
             opening += [] if shown else [f"Observation: {later[-1]}"]
-        system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
+        system = REACT_INSTRUCTIONS.format(about=self.panel.about, form=self.panel.action_form)
         conversation = [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(opening)}]
         for step, after in shown:
             conversation.append({"role": "assistant", "content": step.completion})
@@ -118,9 +105,7 @@ class ReActAgent:
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
         return ChatRequest(conversation, stop=("\nObservation:",))
 
-    def read(
-        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
-    ) -> ParsedCompletion:
+    def read(self, completion: str, episode: Episode) -> ParsedCompletion:
         """Return the text between the first "Action:" and the end of its line; code as a whole, without its fence.
 
         Reasoning, up to the last `</think>`, is ignored.
@@ -130,9 +115,9 @@ class ReActAgent:
         rest = (answer[found.end() :] if found else (answer.strip().splitlines() or [""])[-1]).strip()
         fenced = _FENCE.match(rest) if found else None
         action = fenced.group(1) if fenced else rest
-        action = (action if self.multiline else action.split("\n")[0]).strip()
-        action = action.lower() if self.lower_case else listed_spelling(action, admissible_actions)
-        return ParsedCompletion(action, bool(found and action))
+        action = (action if self.panel.multiline else action.split("\n")[0]).strip()
+        spelled = listed_spelling(action, episode.observation.admissible_actions)
+        return ParsedCompletion(action.lower() if self.panel.lower_case else spelled, bool(found and action))
 
 
 @dataclass
@@ -153,16 +138,17 @@ class ReflexionAgent(ReActAgent):
     def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
         return super().ask(episode, notes[-self.memory :])
 
-    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> ChatRequest:
+    def reflect(self, trajectory: Trajectory, notes: Sequence[str]) -> ChatRequest:
         """Return the request for a reflection on a failed trial."""
-        lines = [f"Task: {task}"] if task else []
+        lines = [f"Task: {trajectory.task}"] if trajectory.task else []
         for step in trajectory.steps:
             lines += [f"Observation: {step.observation}", (step.completion or f"Action: {step.action}").strip()]
         lines.append(f"Observation: {trajectory.final_observation}")
         why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
         earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])
         content = "\n".join(lines) + earlier + "\n\n" + REFLECTION_REQUEST.format(why=why)
-        return ChatRequest([{"role": "system", "content": self.about}, {"role": "user", "content": content}])
+        system = {"role": "system", "content": self.panel.about}
+        return ChatRequest([system, {"role": "user", "content": content}])
 
 
 Agent = DirectAgent | ReActAgent

@@ -1,23 +1,22 @@
-"""Chat models: requests in, completions as text out; and a budget of tokens."""
+"""Chat models: requests in, completions as text out."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any
+
+import torch
 
 from ..engines.base import Completion, Engine
-from ..engines.sampling import Sampling
+from ..engines.sampling import Sampling, derived_seed
 from ..prompts.chat_template import get_tokenizer
 from ..prompts.conversation import ChatRequest, Message
 from ..prompts.images import ImageEncoder, ImageInputs, load_processor
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
-from ..utils.json import write_json
-from ..utils.options import require
 from .checkpoints import load_model, load_tokenizer
 
 
@@ -33,59 +32,20 @@ class ChatCompletion:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     complete: bool = True
-    prompt_end: str = ""
     error: str | None = None
     message: Message | None = None
 
 
-@dataclass
-class TokenBudget:
-    """A count of tokens with a limit.
+class ChatModel:
+    """A model that reads text.
 
-    Args:
-        limit: maximum number of prompt and completion tokens. `None`: no limit.
-        read: prompt tokens so far.
-        written: completion tokens so far.
-        path: file that keeps both, so that a resumed evaluation continues to count. Written before each turn: a kill
-            loses the count of at most one turn.
+    Attributes:
+        independent: a completion depends only on its own request and seed.
+        engine: the engine of a model in this process.
     """
 
-    limit: int | None = None
-    read: int = 0
-    written: int = 0
-    path: Path | None = None
-
-    def __post_init__(self):
-        if self.path is not None and self.path.is_file():
-            spent = json.loads(self.path.read_text(encoding="utf-8"))
-            self.read, self.written = self.read + spent["read"], self.written + spent["written"]
-
-    def save(self) -> None:
-        """Write the counts to `path`."""
-        if self.path is not None:
-            write_json(self.path, {"read": self.read, "written": self.written})
-
-    def check(self) -> None:
-        """Save the counts. Raises `G2POError` if the limit is reached."""
-        self.save()
-        if self.limit is not None and self.read + self.written >= self.limit:
-            used = f"{self.read + self.written} tokens were used"
-            require(False, "max_total_tokens", self.limit, f"{used}; run the same command with a larger one to resume")
-
-    def count(self, completion: ChatCompletion) -> None:
-        """Add the tokens of a completion and its prompt. Raises `G2POError` if tokens are limited and not reported."""
-        tokens = completion.prompt_tokens + completion.completion_tokens
-        if self.limit is not None and not completion.error and tokens == 0:
-            remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
-            require(False, "max_total_tokens", self.limit, remedy)
-        self.read += completion.prompt_tokens
-        self.written += completion.completion_tokens
-
-
-class ChatModel(Protocol):
-    """A model that reads text. `independent`: a completion depends only on its own request and seed."""
-
-    independent: bool
+    independent = True
+    engine: Engine | None = None
 
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
@@ -96,25 +56,7 @@ class ChatModel(Protocol):
         """Free resources."""
 
 
-def _seeded(generate: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """Return the `generate` of an engine without seeds, with a random state from the seeds of each call's batch."""
-
-    def generate_seeded(
-        prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
-    ) -> list[Completion]:
-        import torch
-
-        combined = 0
-        for seed in seeds or ():
-            combined = (combined * 1_000_003 + seed) % (2**63)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(combined)
-            return generate(prompts, sampling, **more)
-
-    return generate_seeded
-
-
-class EngineChat:
+class EngineChat(ChatModel):
     """A model in this process, with an engine as in training.
 
     Args:
@@ -124,35 +66,52 @@ class EngineChat:
     """
 
     def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: dict[str, Any] | None = None):
-        self.independent, self.longest = engine.takes_seeds, longest
-        self.engine = engine
-        if not engine.takes_seeds:  # reproducible for equal batches
-            engine.generate = _seeded(engine.generate)
+        self.engine, self.independent, self.longest = engine, engine.takes_seeds, longest
+        if not engine.takes_seeds:
+            engine.generate = _with_seeded_batches(engine.generate)
         self.encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
 
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
         """Return the completions of requests without tools, all with the stop texts of the first one."""
-        texts = [self.encode.text(request.messages) for request in requests]
-        prompts = self.encode.ids(texts)
-        sampling = sampling_of(requests[0], sampling) if requests else sampling
+        prompts = self.encode.ids([self.encode.text(request.messages) for request in requests])
+        sampling, stop = sampling_of(requests[0], sampling), requests[0].stop
         most = sampling.max_completion_length
         fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
         completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
         generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
         for i, completion in zip(fitting, generated):
-            ids = completion.ids
-            last = bool(ids) and ids[-1] in self.engine.stop_token_ids
-            text = self.encode.decode(ids, self.engine.stop_token_ids)
-            cut = cut_before(text, requests[i].stop)
+            text = self.encode.decode(completion.ids, self.engine.stop_token_ids)
+            cut = cut_before(text, stop)
             is_whole = completion.complete or cut != text
-            completions[i] = ChatCompletion(cut, len(prompts[i]), len(ids) - last, is_whole, texts[i][-64:])
+            completions[i] = self.counted(cut, prompts[i], completion.ids, is_whole)
         return completions
+
+    def counted(
+        self, text: str, prompt_ids: Sequence[int], ids: Sequence[int], complete: bool = True
+    ) -> ChatCompletion:
+        """Return a completion with its numbers of tokens, without the stop token."""
+        written = len(ids) - (len(ids) > 0 and ids[-1] in self.engine.stop_token_ids)
+        return ChatCompletion(text, len(prompt_ids), written, complete)
 
     def close(self) -> None:
         self.engine.close()
+
+
+def _with_seeded_batches(generate: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
+    """Return `generate` of an engine without seeds, reproducible for equal batches."""
+
+    @wraps(generate)
+    def generate_seeded(
+        prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
+    ) -> list[Completion]:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(derived_seed(*(seeds or ())))
+            return generate(prompts, sampling, **more)
+
+    return generate_seeded
 
 
 def load_local(
@@ -167,14 +126,10 @@ def load_local(
     `generation_kwargs` go to `GenerationConfig`, `model_kwargs` to `from_pretrained`. `autocast` is the precision
     of the forward pass, e.g. "bfloat16", as in mixed-precision training; `None`: that of the weights.
     """
-    import torch
-
     from ..engines.transformers import TransformersEngine
 
-    loaded = load_model(
-        model, **{"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
-    )
-    loaded.eval()
+    device_map = "auto" if torch.cuda.is_available() else None
+    loaded = load_model(model, **{"device_map": device_map, "dtype": "auto", **model_kwargs}).eval()
     processing_class = load_tokenizer(model, loaded)
     tokenizer = get_tokenizer(processing_class)
     if tokenizer.pad_token_id is None:
@@ -205,6 +160,6 @@ def load_vllm(
         if (processor := next(processors, None)) is not None:
             engine.read_images(ImageEncoder(processor))
         return EngineChat(engine, engine.longest, chat_template_kwargs)
-    except BaseException:
+    except BaseException:  # else vLLM's processes keep this one from ending
         engine.close()
         raise

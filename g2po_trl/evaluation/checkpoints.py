@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from ..prompts.images import load_processor
+from ..prompts.images import load_processing_class
 from ..utils.adapters import ADAPTER_CONFIG, adapter_of, find_adapter, load_adapter
 from ..utils.options import require
 
@@ -39,30 +38,6 @@ def load_model(model: str, **kwargs: Any):
     return load_adapter(adapter, partial(_load_checkpoint, **kwargs), revision)
 
 
-def load_tokenizer(model: str, loaded: Any):
-    """Return the tokenizer of a model from `load_model`, padded on the left; for an adapter, it may be the base's.
-
-    For a model that reads images, return the processor.
-    """
-    from transformers import AutoTokenizer
-
-    base = loaded.get_base_model() if hasattr(loaded, "get_base_model") else loaded
-    reads_images = "pixel_values" in inspect.signature(base.forward).parameters
-
-    def load(place: str) -> Any:
-        processor = load_processor(place) if reads_images else None
-        return processor or AutoTokenizer.from_pretrained(place, padding_side="left")
-
-    places, adapter = [model], getattr(loaded, "active_peft_config", None)
-    if adapter is not None:  # the run's folder, if the model is a subfolder of it, and the base
-        places += [str(above) for above in [Path(model).parent] if (above / "tokenizer_config.json").is_file()]
-        places.append(adapter.base_model_name_or_path)
-    for place in places[:-1]:
-        with suppress(OSError, ValueError):  # it has none
-            return load(place)
-    return load(places[-1])
-
-
 def _load_checkpoint(model: str, **kwargs: Any):
     """Return the model as the class that the checkpoint's configuration names, as in training.
 
@@ -70,18 +45,30 @@ def _load_checkpoint(model: str, **kwargs: Any):
     names, which adapters of the whole model do not fit.
     """
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     known = {name: kwargs[name] for name in ("revision", "trust_remote_code") if kwargs.get(name) is not None}
-    names = AutoConfig.from_pretrained(model, **known).architectures or [None]
-    return (getattr(transformers, names[0] or "", None) or AutoModelForCausalLM).from_pretrained(model, **kwargs)
+    (name, *_) = transformers.AutoConfig.from_pretrained(model, **known).architectures or [""]
+    return getattr(transformers, name, transformers.AutoModelForCausalLM).from_pretrained(model, **kwargs)
+
+
+def load_tokenizer(model: str, loaded: Any):
+    """Return the tokenizer, padded on the left, or the processor of images and text of a model from `load_model`.
+
+    An adapter without one has that of the folder above it, its run's, or of its base.
+    """
+    adapter = getattr(loaded, "active_peft_config", None)
+    places = [model] if adapter is None else [model, str(Path(model).parent), adapter.base_model_name_or_path]
+    for place in places[:-1]:
+        with suppress(OSError, ValueError):
+            return load_processing_class(place, padding_side="left")
+    return load_processing_class(places[-1], padding_side="left")
 
 
 def weights_hash(model: str, revision: str | None = None) -> str:
     """Return a hash of a folder's model, an adapter's with its base's; for a Hub id, its commit.
 
     Raises:
-        G2POError: for a folder without a model, or an id that is neither on the Hub nor in its cache.
+        G2POError: for an id that is neither on the Hub nor in its cache.
     """
     folder = Path(model)
     if not folder.is_dir():

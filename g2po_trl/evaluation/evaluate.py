@@ -6,10 +6,10 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from math import isnan
+from dataclasses import asdict, replace
+from math import isnan, nan
 from os.path import isfile
 from pathlib import Path
 from statistics import mean, stdev
@@ -36,27 +36,28 @@ from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import check_options, require
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
-from .chat_models import ChatModel, TokenBudget
+from .chat_models import ChatModel
 from .checkpoints import files_hash, weights_hash
-from .options import EvaluateOptions, check_is_there
+from .options import EvaluateOptions
 from .panel import Panel
-from .panel_runner import PanelPlayer
+from .panel_runner import PanelPlayer, TokenBudget
 from .server_chat import ServerChat
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
     """Return the evaluation set that the options name: a bundled environment's, or `module:Class` with its tasks."""
-    environment = options.environment
+    environment, make, arguments = options.environment, Panel, [options.panel] if options.panel else []
     if ":" in environment:
         remedy = f"pass --tasks, a file with one row of {options.played} per line"
         require(options.tasks is not None, "tasks", None, remedy)
-        check_is_there(environment, "environment")
         factory = mixed(load_object({"import": environment, "kwargs": options.environment_options}))
-        name = options.panel or options.played
-        panel = _with_options(Panel, name, read_tasks(options.tasks), factory, **options.panel_options)
+        arguments = [options.panel or options.played, read_tasks(options.tasks), factory]
     else:
-        module = importlib.import_module(f"g2po_envs.{environment}.panels")
-        panel = _with_options(module.load_panel, *filter(None, [options.panel]), **options.panel_options)
+        make = importlib.import_module(f"g2po_envs.{environment}.panels").load_panel
+    parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    check_options("panel_options", options.panel_options, defaults, "the panel")
+    panel = make(*arguments, **options.panel_options)
     changed: dict[str, Any] = {"rows": panel.rows[: options.limit]}
     for name in ("max_turns", "history_length") if options.agent == "direct" else ("max_turns",):
         if getattr(options, name) is not None:
@@ -71,23 +72,14 @@ def load_panel(options: EvaluateOptions) -> Panel:
     return replace(panel, **changed, columns={**panel.columns, **of_environments})
 
 
-def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -> Panel:
-    parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
-    check_options("panel_options", options, {one.name: one.default for one in parameters}, "the panel")
-    return make(*arguments, **options)
-
-
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
     """Return the agent that the options name."""
     if options.agent == "direct":
         return DirectAgent(panel.prompt_template, panel.history_length, options.max_prompt_length, panel.history)
-    about = panel.about, panel.action_form, panel.multiline, panel.lower_case
     more = {} if options.history_length is None else {"history_length": options.history_length}
-    return (
-        ReActAgent(*about, **more)
-        if options.agent == "react"
-        else ReflexionAgent(*about, **more, trials=options.trials)
-    )
+    if options.agent == "react":
+        return ReActAgent(panel, **more)
+    return ReflexionAgent(panel, **more, trials=options.trials)
 
 
 def make_chat_model(options: EvaluateOptions) -> ChatModel:
@@ -95,41 +87,33 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
     more = {"chat_template_kwargs": options.chat_template_kwargs, "generation_kwargs": options.generation_kwargs}
     if options.base_url:
         return ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
-    is_regex = options.engine == "transformers" and "structured_outputs" in (options.generation_kwargs or ())
-    remedy = "only vLLM takes structured_outputs; pass --engine vllm, or --generation-kwargs '{}'"
-    require(not is_regex, "generation_kwargs", options.generation_kwargs, remedy)
-    more |= {**_precision(options), **options.engine_options}
-    return ENGINES[options.engine].load_offline(options.model, **more)
+    return ENGINES[options.engine].load_offline(options.model, **more, **_precision(options), **options.engine_options)
 
 
 def _precision(options: EvaluateOptions) -> dict[str, Any]:
     """Return the run's precision for transformers' `generate`; `--engine-options '{"dtype": …}'` overrides it."""
-    others = "dtype" in options.engine_options or options.base_url or options.engine != "transformers"
-    return {} if others else options.precision
+    is_other = "dtype" in options.engine_options or options.base_url or options.engine != "transformers"
+    return {} if is_other else options.precision
 
 
 def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the row of a seed: the set's columns in percent, then turns, tokens per episode, and errors."""
-    kinds = [row.get("task_type") for row in panel.rows]
-    summary = summarize(trajectories, kinds)
+    summary = summarize(trajectories, [row.get("task_type") for row in panel.rows])
     row = {}
     for heading, name in panel.columns.items():
         part, _, kind = name.partition("/")
         value = summary[part].get(kind) if kind else summary.get(part)
         if value is None and is_score(part) and any(t.counted for t in trajectories):
             value = 0.0  # no episode has a score, e.g. none bought anything
-        row[heading] = float("nan") if value is None else 100 * value
+        row[heading] = nan if value is None else 100 * value
     tokens = [t.info["prompt_tokens"] + t.info["completion_tokens"] for t in trajectories]
-    return {
-        **row,
-        "turns": summary["turns"],
-        # NaN for a server that does not report tokens.
-        "tokens": mean(tokens) if any(tokens) or not any(t.steps for t in trajectories) else float("nan"),
-        "valid": 100 * summary["valid_action_ratio"],
-        **({"admissible": 100 * summary["admissible_action_ratio"]} if "admissible_action_ratio" in summary else {}),
-        "errors": 100 * summary["error_rate"],
-        **({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {}),
-    }
+    is_reported = any(tokens) or not any(t.steps for t in trajectories)
+    row |= {"turns": summary["turns"], "tokens": mean(tokens) if is_reported else nan}
+    row["valid"] = 100 * summary["valid_action_ratio"]
+    if "admissible_action_ratio" in summary:
+        row["admissible"] = 100 * summary["admissible_action_ratio"]
+    row["errors"] = 100 * summary["error_rate"]
+    return row | ({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {})
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
@@ -139,11 +123,11 @@ def format_rows(rows: Sequence[dict[str, float]]) -> str:
     """
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
-        values = [row.get(heading, 0.0 if heading == "lost" else float("nan")) for row in rows]
-        digits = 0 if heading == "tokens" else 1
-        varies = len(values) >= 3 and len(set(values)) > 1 and not any(map(isnan, values))
+        values = [row.get(heading, 0.0 if heading == "lost" else nan) for row in rows]
+        digits, is_known = 0 if heading == "tokens" else 1, not any(map(isnan, values))
+        varies = is_known and len(values) >= 3 and len(set(values)) > 1
         spread = f" ± {stdev(values):.{digits}f}" if varies else ""
-        cells[heading] = "n/a" if any(map(isnan, values)) else f"{mean(values):.{digits}f}{spread}"
+        cells[heading] = f"{mean(values):.{digits}f}{spread}" if is_known else "n/a"
     widths = [max(len(heading), len(cell)) + 2 for heading, cell in cells.items()]
     lines = ("".join(f"{text:>{w}}" for text, w in zip(part, widths)) for part in (cells, cells.values()))
     return "\n".join(lines)
@@ -157,9 +141,9 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         weights = weights_hash(options.model, options.engine_options.get("revision"))
         model = {"weights": weights, "engine": options.engine, "engine_options": options.engine_options}
     direct = options.agent == "direct"
-    return {
+    identity = {
         **model,
-        **vars(Sampling.of(options)),
+        **asdict(Sampling.of(options)),
         "generation_kwargs": options.generation_kwargs or {},
         "chat_template_kwargs": options.chat_template_kwargs or {},
         "agent": options.agent,
@@ -177,9 +161,10 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "history": panel.history if direct else None,
         "history_length": agent.history_length,
         "max_prompt_length": options.max_prompt_length if direct else None,
-        **vars(EpisodeLimits.of(options, max_turns=panel.max_turns)),
+        **asdict(EpisodeLimits.of(options, max_turns=panel.max_turns)),
         "versions": installed_versions(),
     }
+    return json.loads(to_json(masked(identity)))
 
 
 def _files_in(data: Any) -> Iterator[str]:
@@ -212,58 +197,53 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         except ValueError as error:
             raise G2POError(f"task {number} of {panel.name}: {error}", "tasks", row) from error
     agent, sampling = make_agent(options, panel), Sampling.of(options)
-    about = json.loads(to_json(masked(identity(options, panel, agent))))
-    _check_output(output, about, options.overwrite)
-    rows, reasons, errors = [], [], []
-    with (
-        EnvironmentPool(environment_factory, PoolLimits.of(options)) as pool,
-        closing(make_chat_model(options)) as chat,
-    ):
-        _begin(output, about, options.overwrite)  # an evaluation whose model cannot be loaded deletes nothing
+    settings = identity(options, panel, agent)
+    is_same = _is_same(output, settings, options.overwrite)
+    pool = EnvironmentPool(environment_factory, PoolLimits.of(options))
+    with pool, closing(make_chat_model(options)) as chat:  # one that cannot be loaded deletes nothing
+        if options.overwrite:
+            shutil.rmtree(output / "trajectories", ignore_errors=True)
+        for name in ("results.json", "tokens.json") if options.overwrite or not is_same else ():
+            (output / name).unlink(missing_ok=True)
+        write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
-        budget = TokenBudget(options.max_total_tokens, path=output / "tokens.json")
+        budget = TokenBudget(options.max_total_tokens, output / "tokens.json")
         about_set = f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{about_set}; {options.agent} agent, {options.model}, temperature {options.temperature}", flush=True)
+        player = PanelPlayer(panel, pool, chat, agent, sampling, budget, options.batch_size, limits)
+        folder = output / "trajectories"
         try:
-            for seed in range(options.seeds):
-                path = output / "trajectories" / f"{options.agent}-{seed}.jsonl"
-                how = agent, sampling, seed, path, budget, options.batch_size, limits
-                trajectories = PanelPlayer(panel, pool, chat, *how).play()
-                rows.append(seed_row(panel, trajectories))
-                reasons.append(summarize(trajectories)["failure_reasons"])
-                errors += [trajectory.error for trajectory in trajectories if not trajectory.counted]
+            played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
         finally:
             budget.save()
-    tokens = {"read": budget.read, "written": budget.written}
-    results = {"model": options.model, "settings": about, "seeds": rows, "failure_reasons": reasons, "tokens": tokens}
+    results = {
+        "model": options.model,
+        "settings": settings,
+        "seeds": [seed_row(panel, trajectories) for trajectories in played],
+        "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
+        "tokens": {"read": budget.read, "written": budget.written},
+    }
     write_json(output / "results.json", results, indent=1)
-    return {**results, "first_error": errors[0] if errors else None}
+    errors = (t.error for trajectories in played for t in trajectories if not t.counted)
+    return {**results, "first_error": next(errors, None)}
 
 
-def _check_output(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
-    """Refuse a folder with other files, or with episodes of other settings, which must not be mixed."""
-    settings = output / "settings.json"
-    is_run = (output / "run.json").is_file()
-    require(not is_run, "output", str(output), "it holds a training run; pass another --output")
-    if not any(output.glob("trajectories/*.jsonl")):
-        return
+def _is_same(output: Path, settings: Mapping[str, Any], overwrite: bool) -> bool:
+    """Return whether a folder has an evaluation with these settings.
+
+    Raises:
+        G2POError: for a folder with other files, or with episodes of other settings, which must not be mixed.
+    """
+    remedy = "it holds a training run; pass another --output"
+    require(not (output / "run.json").is_file(), "output", str(output), remedy)
+    file, has_episodes = output / "settings.json", any(output.glob("trajectories/*.jsonl"))
     remedy = "it holds trajectories that no evaluation wrote; pass another --output"
-    require(settings.is_file(), "output", str(output), remedy)
-    before = json.loads(settings.read_text(encoding="utf-8"))
-    changed = {name: (before.get(name), about.get(name)) for name in {**before, **about}}
-    changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-    if changed and not overwrite:
+    require(file.is_file() or not has_episodes, "output", str(output), remedy)
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    both = {name: (before.get(name), settings.get(name)) for name in {**before, **settings}}
+    changed = {name: values for name, values in both.items() if values[0] != values[1]}
+    if changed and has_episodes and not overwrite:
         told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
         remedy = "pass another --output, or --overwrite to delete it"
         raise G2POError(f"{output} holds another evaluation ({told}): {remedy}", "output", changed)
-
-
-def _begin(output: Path, about: Mapping[str, Any], overwrite: bool) -> None:
-    """Write OUTPUT/settings.json after deleting files of other settings, so that a kill mixes nothing."""
-    settings = output / "settings.json"
-    if overwrite:
-        shutil.rmtree(output / "trajectories", ignore_errors=True)
-    if overwrite or not settings.is_file() or json.loads(settings.read_text(encoding="utf-8")) != about:
-        for name in ("results.json", "tokens.json"):
-            (output / name).unlink(missing_ok=True)
-    write_json(settings, about, indent=1)
+    return not changed

@@ -11,13 +11,7 @@ from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import (
-    beside,
-    bundled_environments,
-    file_of,
-    resolve_agent_name,
-    resolve_environment_name,
-)
+from ..environments.loading import beside, bundled_environments, resolve_agent_name, resolve_environment_name
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, name_of_agent
 from ..utils.json import to_json
@@ -94,12 +88,25 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         reserved = reserved_option(self.generation_kwargs or ())
         remedy = "another option or the model sets it; remove it"
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
-        self._choose_environment()
+        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
+        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
         for field in fields(self):
             value = masked(getattr(self, field.name))
             remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
             require(HIDDEN not in to_json(getattr(self, field.name)), field.name, value, remedy)
-        self._check_combination()
+        self._choose_environment()
+        is_bundled = self.environment in ENVIRONMENTS
+        instead = f"{self.environment} takes panel and panel_options instead"
+        useless = {"engine_options": self.base_url and "a server (base_url) does not take them"}
+        useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
+        useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
+        for name, why in useless.items():
+            value = getattr(self, name)
+            require(not (why and value), name, value, f"{why}; remove it")
+        self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
+        has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
+        remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
+        require(has_panel, "panel", self.panel, remedy)
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
 
@@ -110,50 +117,22 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         return name_of_agent(self.environment_options) if is_agent else self.environment
 
     def _choose_environment(self) -> None:
-        """Resolve the names of environment and agent, and find tasks next to their files."""
-        agent = None
-        if not is_missing(self.environment):  # of a run: see `check_is_there`
-            self.environment, agent = asked_for(self.agent, self.environment)
-        if agent is not None:
-            described = self.environment_options.get("agent")
-            is_of_run = isinstance(described, Mapping) and stands_for(agent, described.get("import"))
-            described = {**(described if is_of_run else {}), "import": agent}
-            self.environment_options = {**self.environment_options, "agent": described}
-            self.agent = "direct"
+        """Resolve the names of the environment and of a user's agent."""
+        self.environment, agent = asked_for(self.agent, self.environment)
         if self.environment == AGENT_ENVIRONMENT:
-            self._choose_agent()
+            is_direct = agent is not None or self.agent == "direct"
+            require(is_direct, "agent", self.agent, "the run's own agent asks the model, and --agent direct plays it")
+            described, name = self.environment_options.get("agent"), agent or name_of_agent(self.environment_options)
+            remedy = f"it has no name in {FILE}; pass --agent FILE.py:NAME, the agent that was trained"
+            require(name is not None, "agent", None, remedy)
+            described = described if isinstance(described, Mapping) else {}
+            options = {**self.environment_options, "agent": {**described, "import": resolve_agent_name(name)}}
+            turns = options.pop("max_turns", None)
+            self.max_turns = turns if self.max_turns is None else self.max_turns
+            self.agent, self.environment_options = "direct", options
         remedy = f"pass {', '.join(ENVIRONMENTS)}, FILE.py:Class, or the folder of a run as --model"
         is_known = self.environment is not None and (":" in self.environment or self.environment in ENVIRONMENTS)
         require(is_known, "environment", self.environment, remedy)
-        self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
-
-    def _choose_agent(self) -> None:
-        options = dict(self.environment_options)
-        name = name_of_agent(options)
-        remedy = "the run's own agent asks the model, and --agent direct plays it"
-        require(self.agent == "direct", "agent", self.agent, remedy)
-        remedy = f"it has no name in {FILE}; pass --agent FILE.py:NAME, the agent that was trained"
-        require(name is not None, "agent", None, remedy)
-        check_is_there(name, "agent")
-        described = options["agent"] if isinstance(options["agent"], Mapping) else {}
-        turns = options.pop("max_turns", None)
-        self.max_turns = turns if self.max_turns is None else self.max_turns
-        self.environment_options = {**options, "agent": {**described, "import": resolve_agent_name(name)}}
-
-    def _check_combination(self) -> None:
-        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
-        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
-        useless = {"engine_options": self.base_url and "a server (base_url) does not take them"}
-        useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
-        is_bundled = self.environment in ENVIRONMENTS
-        instead = f"{self.environment} takes panel and panel_options instead"
-        useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
-        for name, why in useless.items():
-            value = getattr(self, name)
-            require(not (why and value), name, value, f"{why}; remove it")
-        has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
-        remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
-        require(has_panel, "panel", self.panel, remedy)
 
 
 def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | None]:
@@ -165,19 +144,3 @@ def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | No
     is_alone = environment in (None, AGENT_ENVIRONMENT)
     require(is_alone, "environment", environment, f"the agent {agent} brings its own; remove one of them")
     return AGENT_ENVIRONMENT, resolve_agent_name(agent)
-
-
-def stands_for(asked: str, of_run: str | None) -> bool:
-    """Return whether a full name is the environment or agent of a run, or given because the run's file is gone."""
-    return asked == of_run or is_missing(of_run)
-
-
-def check_is_there(name: str, field: str) -> None:
-    """Refuse (`G2POError`) the environment or agent of a run whose file does not exist any more."""
-    remedy = f"the run's file is gone; pass --{field} FILE.py:NAME, the run's settings and tasks are kept"
-    require(not is_missing(name), field, name, remedy)
-
-
-def is_missing(name: str | None) -> bool:
-    """Return whether a name has a file that does not exist."""
-    return file_of(name).suffix == ".py" and not file_of(name).is_file()

@@ -22,7 +22,7 @@ class Panel:
         prompt_template, max_turns, history_length, history: for trained agents, as set by the environment's recipe.
         about: for prompted agents: a description of the environment and the possible actions.
         action_form: for prompted agents: how an action is written.
-        multiline: for prompted agents: an action may have several lines.
+        multiline: for prompted agents: an action may have several lines (code). `False`: it ends with its line.
         lower_case: for prompted agents: play actions in lower case. `False`: as listed, ignoring case, or as written.
         columns: heading of each table column -> name in `summarize`; success by task type is
             `"success_rate_by_type/<type>"`.

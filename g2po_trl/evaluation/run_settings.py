@@ -10,11 +10,12 @@ from typing import Any
 
 from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.sampling import Sampling
+from ..environments.loading import file_of
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
 from ..utils.masking import masked
 from ..utils.options import require
-from .options import EvaluateOptions, asked_for, stands_for
+from .options import EvaluateOptions, asked_for
 
 # Of these a prompted agent has its own.
 _GROUPS = ("agent", "Episodes", "Prompts and completions")
@@ -34,7 +35,7 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         G2POError: if the description does not say what was played, or the run does not have the evaluation set.
     """
     agent = given.get("agent", "direct")
-    environment, own = asked_for(agent, given.get("environment"))
+    environment, own_agent = asked_for(agent, given.get("environment"))
     place = given.get("run") or (None if given.get("base_url") else given.get("model"))
     folder = find_run(place) if place else None
     remedy = f"there is no {FILE}, which the trainer writes into its output_dir"
@@ -45,18 +46,17 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     play = run.get("play")
     require(isinstance(play, Mapping), "play", play, f"{folder / FILE} has to describe it; pass --environment")
     trained_on = dict(run.get("evaluation") or {}) or _environment(run, folder)
-    of_run = trained_on.get("environment")
-    is_unnamed = own is not None and of_run == AGENT_ENVIRONMENT
-    if own is not None:
-        of_run = name_of_agent(trained_on.get("environment_options"))
-    asked = own or environment
-    if asked and not stands_for(asked, of_run) and not (is_unnamed and of_run is None):
+    of_run, asked = trained_on.get("environment"), own_agent or environment
+    if own_agent is not None and of_run == AGENT_ENVIRONMENT:  # one without a name in run.json is taken for the asked
+        of_run = name_of_agent(trained_on.get("environment_options")) or own_agent
+    is_gone = file_of(of_run).suffix == ".py" and not file_of(of_run).is_file()  # then the asked one stands for it
+    if asked not in (None, of_run) and not is_gone:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
-    left_out = _LENGTHS if agent in ("react", "reflexion") else ()
-    names = {field.name for field in fields(EvaluateOptions)}.difference(left_out)
-    settings = {**trained_on, **{name: value for name, value in play.items() if name in names}}
+    settings = trained_on | {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
     settings["precision"] = {name: play[name] for name in ("dtype", "autocast") if name in play}
-    if not left_out:
+    if agent in ("react", "reflexion"):
+        settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
+    else:
         settings |= {"prompt": run["prompt"]} if run.get("prompt") else {}
         regex = play.get("vllm_structured_outputs_regex")
         more = {} if regex is None else {"structured_outputs": {"regex": regex}}
@@ -82,16 +82,17 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     for name in [name for name in settings if name not in quiet]:
         used, of_run = getattr(options, name), settings[name]
         text = f"--{name.replace('_', '-')} {_shown(used)}"
-        instead += [f"{text} (the run: {_shown(of_run)})"] if used != of_run else []
-        taken += [text] if used == of_run and of_run not in (None, {}, []) else []
+        if used != of_run:
+            instead.append(f"{text} (the run: {_shown(of_run)})")
+        elif of_run not in (None, {}, []):
+            taken.append(text)
     if "prompt" in settings:
         (taken if options.prompt == settings["prompt"] else instead).append("its prompt")
-    expected = {one.name for one in fields(Sampling)} | {"max_turns", "history_length", "max_prompt_length", "prompt"}
-    expected -= set() if options.agent == "direct" else {*_LENGTHS, "prompt"}
+    expected = {one.name for one in fields(Sampling)} | {"max_turns", "history_length", "max_prompt_length"}
+    expected -= set() if options.agent == "direct" else {*_LENGTHS}
     missing = [f"{name} {_shown(getattr(options, name))}" for name in sorted(expected - settings.keys())]
-    line = f"From {folder}: {', '.join(taken) or 'nothing'}"
-    line += f"; other than the run: {', '.join(instead)}" if instead else ""
-    return line + (f"; not in its {FILE}: {', '.join(missing)}" if missing else "")
+    parts = {f"From {folder}": taken or ["nothing"], "other than the run": instead, f"not in its {FILE}": missing}
+    return "; ".join(f"{head}: {', '.join(part)}" for head, part in parts.items() if part)
 
 
 def _shown(value: Any) -> str:

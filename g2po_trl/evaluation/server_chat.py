@@ -11,9 +11,9 @@ from typing import Any
 
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
-from ..rollout.conversations import cut_before
+from ..rollout.conversations import cut_before, sampling_of
 from ..utils.errors import G2POError
-from ..utils.extras import install_command
+from ..utils.extras import import_extra
 from .chat_models import ChatCompletion, ChatModel
 
 # Words in servers' errors about conversations that exceed the model's context.
@@ -29,16 +29,13 @@ class ServerChat(ChatModel):
         model: name of the model on the server.
         key_variable: environment variable that contains the key, if the server needs one.
         parallel: maximum number of concurrent requests.
-        retries: number of retries of a request that fails because of load or network, with growing pauses.
-        timeout: maximum seconds of a request.
         chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
         generation_kwargs: further fields of a request, for servers that accept them.
+        **client_options: of `openai.AsyncOpenAI`, which repeats requests that fail because of load or network.
 
     Raises:
         ImportError: if openai is not installed.
     """
-
-    independent = True
 
     def __init__(
         self,
@@ -46,18 +43,15 @@ class ServerChat(ChatModel):
         model: str,
         key_variable: str = "OPENAI_API_KEY",
         parallel: int = 16,
-        retries: int = 6,
-        timeout: float = 300.0,
         chat_template_kwargs: dict[str, Any] | None = None,
         generation_kwargs: dict[str, Any] | None = None,
+        **client_options: Any,
     ):
-        try:
-            from openai import AsyncOpenAI
-        except ImportError as error:
-            raise ImportError(f"openai is not installed: servers need it; {install_command('agents')}") from error
+        self.openai = import_extra("openai")
         self.model, self.parallel, self.base_url, self.key_variable = model, parallel, base_url, key_variable
+        client_options = {"max_retries": 6, "timeout": 300.0, **client_options}
         key = os.environ.get(key_variable) or "none"
-        self.client = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
+        self.client = self.openai.AsyncOpenAI(base_url=base_url, api_key=key, **client_options)
         self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
         self.fields = dict(generation_kwargs or {})
         self.fields |= {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
@@ -78,40 +72,25 @@ class ServerChat(ChatModel):
         return self.runner.run(complete_all())
 
     async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
-        from openai import AuthenticationError, BadRequestError, OpenAIError
-
+        """Return the completion of a request, with an `error` if the conversation is too long for the model."""
         try:
             return self._read(await self._ask(request, sampling, seed), request, sampling)
-        except AuthenticationError as error:
+        except self.openai.AuthenticationError as error:
             remedy = f"{self.base_url} rejects its key; set this environment variable, or name another"
-            raise G2POError(
-                f"key_variable is {self.key_variable}: {remedy}", "key_variable", self.key_variable
-            ) from error
-        except (
-            OpenAIError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:  # also what is no completion
-            told = str(error.__cause__ or error)
-            if isinstance(error, BadRequestError):
-                told = f"it rejects the request: {error}"
-                if any(words in f"{error} {error.code} {error.body}".lower() for words in _TOO_LONG):
-                    return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            remedy = "is it running, and is this the address of its API, up to /v1?"
-            raise G2POError(f"the server at {self.base_url}: {told}; {remedy}", "base_url", self.base_url) from error
+            message = f"key_variable is {self.key_variable}: {remedy}"
+            raise G2POError(message, "key_variable", self.key_variable) from error
+        except (self.openai.OpenAIError, ValueError) as error:  # also text that is not JSON
+            told = f"{error} {getattr(error, 'body', '')} {getattr(error, 'code', '')}".lower()
+            if isinstance(error, self.openai.BadRequestError) and any(words in told for words in _TOO_LONG):
+                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
+            message = f"the server at {self.base_url}: {error.__cause__ or error}; is this the address up to /v1?"
+            raise G2POError(message, "base_url", self.base_url) from error
 
     async def _ask(self, request: ChatRequest, sampling: Sampling, seed: int) -> Any:
         """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
-        from openai import BadRequestError
-
         # Fields that not every server supports are sent only if they are set.
-        given = {name: value for name, value in sampling.filters().items() if name != "top_p"}
-        options = {"stop": list(request.stop)} if request.stop else {}
-        options |= {"extra_body": body} if (body := self.fields | given) else {}
-        options |= {"tools": request.tools} if request.tools else {}
-        most, field = sampling.max_completion_length, self.length_field
+        filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
+        options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
         try:
             return await self.client.chat.completions.create(
                 model=self.model,
@@ -119,21 +98,21 @@ class ServerChat(ChatModel):
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 seed=seed % 2**31,  # servers accept 31 bits
-                **{field: min(most, request.max_tokens or most)},
-                **options,
+                **{self.length_field: sampling_of(request, sampling).max_completion_length},
+                **{name: value for name, value in options.items() if value},
             )
-        except BadRequestError as error:
-            if field != "max_tokens" or "max_completion_tokens" not in str(error):
+        except self.openai.BadRequestError as error:
+            if self.length_field != "max_tokens" or "max_completion_tokens" not in str(error):
                 raise
             self.length_field = "max_completion_tokens"
             return await self._ask(request, sampling, seed)
 
     def _read(self, response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
-        """Return the completion in a server's response. Raises an error if there is none."""
-        if not getattr(response, "choices", None) or response.choices[0].message is None:
+        """Return the completion in a server's response. Raises `ValueError` if there is none."""
+        choice = next(iter(getattr(response, "choices", None) or ()), None)
+        if choice is None or choice.message is None:
             raise ValueError(f"it answered without a chat completion ({response!s:.200})")
-        (choice, *_), usage = response.choices, response.usage
-        message = choice.message
+        message, usage = choice.message, response.usage
         text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
         ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
         calls = [call.model_dump() for call in message.tool_calls or ()]
@@ -142,7 +121,7 @@ class ServerChat(ChatModel):
         text = message_text(answer)
         # The name of the field depends on the server.
         reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
-        if reasoning and isinstance(reasoning, str) and "</think>" not in text:
+        if isinstance(reasoning, str) and "</think>" not in text:
             text = f"<think>{reasoning}</think>{text}"
         read, written = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
         is_whole = choice.finish_reason not in ("length", "content_filter")
@@ -156,26 +135,22 @@ class ServerChat(ChatModel):
 def api_messages(messages: Sequence[Message]) -> list[Message]:
     """Return messages as OpenAI's protocol has them: arguments as JSON text, and ids that pair calls and results.
 
-    A result without an id answers the first open call of its tool, or the first open one.
+    Results without ids answer the calls before them in order.
     """
     sent: list[Message] = []
-    unanswered: list[dict[str, Any]] = []
+    open_ids: list[str] = []
     numbers = itertools.count(1)
     for message in map(dict, messages):
-        if message.get("tool_calls"):
-            unanswered = [_api_call(call, next(numbers)) for call in message["tool_calls"]]
-            message |= {"content": message["content"] or None, "tool_calls": [*unanswered]}
-        elif message["role"] == "tool":
-            same = [call for call in unanswered if call["function"]["name"] == message.get("name")]
-            for call in (same or unanswered)[:1]:
-                message.setdefault("tool_call_id", call["id"])
-            unanswered = [call for call in unanswered if call["id"] != message.get("tool_call_id")]
+        if calls := message.get("tool_calls"):
+            calls = [{"type": "function", "id": f"call_{next(numbers)}", **call} for call in calls]
+            for call in calls:
+                arguments = call["function"]["arguments"]
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                call["function"] = {**call["function"], "arguments": text}
+            open_ids = [call["id"] for call in calls]
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        elif message["role"] == "tool" and open_ids:
+            message.setdefault("tool_call_id", open_ids[0])
+            open_ids = [other for other in open_ids if other != message["tool_call_id"]]
         sent.append(message)
     return sent
-
-
-def _api_call(call: dict[str, Any], number: int) -> dict[str, Any]:
-    given = call["function"]["arguments"]
-    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    function = {**call["function"], "arguments": arguments}
-    return {"id": call.get("id") or f"call_{number}", "type": "function", "function": function}

@@ -51,9 +51,8 @@ def load_agent(folder: str | Path) -> TrainedAgent:
     play = run["play"]
     remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
     require(play.get("vllm_structured_outputs_regex") is None, "folder", str(folder), remedy)
-    options = {"dtype": play["dtype"]} if play.get("dtype") else {}
     template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
-    chat = load_local(str(folder), *template, **options)
+    chat = load_local(str(folder), *template, dtype=play.get("dtype") or "auto")
     lengths = {name: play[name] for name in ("history_length", "max_prompt_length", "history") if name in play}
     actor = PromptActor(chat.engine, chat.encode, load_prompt(run["prompt"]), context_length=chat.longest, **lengths)
     return TrainedAgent(actor, Sampling(**{one.name: play[one.name] for one in fields(Sampling) if one.name in play}))

@@ -7,7 +7,8 @@ from chat_server import chat_completion, chat_server
 from refusals import refused
 
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import ChatCompletion, TokenBudget
+from g2po_trl.evaluation.chat_models import ChatCompletion
+from g2po_trl.evaluation.panel_runner import TokenBudget
 from g2po_trl.evaluation.server_chat import ServerChat
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
@@ -22,7 +23,7 @@ def ask():
 
     def asked(body, status=200, content_type="application/json", stop=(), **options):
         server.answer, server.answer_headers = lambda *request: (status, body), {"Content-Type": content_type}
-        chat = ServerChat(server.url, "m", retries=0, **options)
+        chat = ServerChat(server.url, "m", max_retries=0, **options)
         try:
             request = ChatRequest([{"role": "user", "content": "?"}], stop=stop)
             (generated,) = chat.generate([request], Sampling(), [0])
@@ -97,8 +98,8 @@ def test_generation_kwargs_are_fields_of_the_request(ask):
     assert ask.requests[0]["typical_p"] == 0.9 and "typical_p" not in ask.requests[0].get("extra_body", {})
 
 
-def test_a_limit_of_tokens_needs_tokens_that_are_told():
-    TokenBudget().count(ChatCompletion("x"))
-    TokenBudget(10).count(ChatCompletion("", error="too long"))
+def test_a_limit_of_tokens_needs_tokens_that_are_told(tmp_path):
+    TokenBudget(None, tmp_path / "tokens").count(ChatCompletion("x"))
+    TokenBudget(10, tmp_path / "tokens").count(ChatCompletion("", error="too long"))
     with refused("max_total_tokens"):
-        TokenBudget(10).count(ChatCompletion("x"))
+        TokenBudget(10, tmp_path / "tokens").count(ChatCompletion("x"))

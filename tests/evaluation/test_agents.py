@@ -12,10 +12,11 @@ import pytest
 from chat_server import chat_completion, chat_server
 from refusals import refused
 
-from g2po_trl import Observation, read_jsonl
+from g2po_trl import Observation, TextEnvironment, read_jsonl
 from g2po_trl.cli.commands.evaluate import main
 from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
 from g2po_trl.evaluation.options import EvaluateOptions
+from g2po_trl.evaluation.panel import Panel
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
 
@@ -33,8 +34,14 @@ def an_episode(completions=()):
     return episode
 
 
+def prompted(make=ReActAgent, about="House.", **changes):
+    """An agent; `changes`: fields of its panel, or of itself."""
+    own = {name: changes.pop(name) for name in ("history_length", "memory") if name in changes}
+    return make(Panel("p", [], TextEnvironment, about=about, **changes), **own)
+
+
 def test_a_conversation_of_thoughts_and_actions():
-    agent = ReActAgent("You are in a house.")
+    agent = prompted(about="You are in a house.")
     first = agent.ask(an_episode(), ()).messages
     assert [m["role"] for m in first] == ["system", "user"] and "You are in a house." in first[0]["content"]
     assert first[1]["content"] == (
@@ -48,11 +55,11 @@ def test_a_conversation_of_thoughts_and_actions():
 
 
 def test_long_conversations_lose_their_middle():
-    agent = ReActAgent("House.", history_length=2)
+    agent = prompted(history_length=2)
     shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ()).messages
     assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
-    (_, only) = ReActAgent("House.", history_length=0).ask(an_episode(["completion"]), ()).messages
+    (_, only) = prompted(history_length=0).ask(an_episode(["completion"]), ()).messages
     assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
 
 
@@ -71,21 +78,22 @@ def test_long_conversations_lose_their_middle():
     ],
 )
 def test_actions_are_read(completion, action, valid):
-    assert ReActAgent("x").read(completion, "", ["Go East", "Look around"]) == (action, valid)
-    assert ReActAgent("x", lower_case=True).read(completion, "", ["Go East"]) == (action.lower(), valid)
+    episode = Episode("t", observation=Observation("Hall.", None, ["Go East", "Look around"]))
+    assert prompted().read(completion, episode) == (action, valid)
+    assert prompted(lower_case=True).read(completion, episode) == (action.lower(), valid)
 
 
 def test_code_is_read_as_a_whole():
-    agent = ReActAgent("x", multiline=True)
-    assert agent.read("Thought: a\nAction:\n```python\nA = 1\nprint(A)\n```\nmore", "") == ("A = 1\nprint(A)", True)
-    assert agent.read("Thought: a\nAction: A = 1\nprint(A)", "") == ("A = 1\nprint(A)", True)
+    agent, episode = prompted(multiline=True), Episode("t", observation=Observation("Hall."))
+    for text in ("```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)"):
+        assert agent.read(f"Thought: a\nAction: {text}", episode) == ("A = 1\nprint(A)", True)
 
 
 def test_reflections_are_asked_for_and_carried_on():
-    agent = ReflexionAgent("House.", memory=2)
+    agent = prompted(ReflexionAgent, memory=2)
     episode = an_episode(["Thought: a\nAction: go east"])
-    failed = Trajectory("t", episode.steps, 0.0, "truncated", "Room 0.")
-    asked = agent.reflect(failed, "Find the key.", ["one", "two", "three"]).messages[1]["content"]
+    failed = Trajectory("t", episode.steps, 0.0, "truncated", "Room 0.", task="Find the key.")
+    asked = agent.reflect(failed, ["one", "two", "three"]).messages[1]["content"]
     assert asked.startswith(
         "Task: Find the key.\nObservation: Hall.\nThought: a\nAction: go east\nObservation: Room 0."
     )

@@ -370,7 +370,7 @@ def test_servers_and_models_that_cannot_be_asked(game, server, monkeypatch):
     server.key = "right"
     with refused("key_variable"):
         main(served(game, server))
-    without_retries = partial(ServerChat, retries=0)
+    without_retries = partial(ServerChat, max_retries=0)
     monkeypatch.setattr("g2po_trl.evaluation.evaluate.ServerChat", without_retries)
     nowhere = flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
     with refused("base_url"):

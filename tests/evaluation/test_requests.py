@@ -225,19 +225,17 @@ def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run):
     assert args.tasks == a_run / "panels" / "eval.jsonl"
 
 
-def test_results_of_tools_without_ids_answer_the_calls_of_their_tools():
+def test_results_of_tools_without_ids_answer_the_calls_before_them_in_order():
     def call(name):
         return {"type": "function", "function": {"name": name, "arguments": {"é": 1}}}
 
     messages = [
-        {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b"), call("a")]},
-        *({"role": "tool", "name": name, "content": name} for name in "baa"),
-        {"role": "assistant", "content": "so", "tool_calls": [{**call("a"), "id": "own"}]},
-        {"role": "tool", "content": "unnamed"},
+        {"role": "assistant", "content": "", "tool_calls": [call("a"), {**call("b"), "id": "own"}, call("a")]},
+        {"role": "tool", "content": "b", "tool_call_id": "own"},
+        *({"role": "tool", "content": "a"} for _ in range(2)),
     ]
     sent = api_messages(messages)
-    assert [call["id"] for call in sent[0]["tool_calls"]] == ["call_1", "call_2", "call_3"]
-    assert [message["tool_call_id"] for message in sent[1:4]] == ["call_2", "call_1", "call_3"]
-    assert sent[5]["tool_call_id"] == "own" and sent[4]["content"] == "so"
+    assert [call["id"] for call in sent[0]["tool_calls"]] == ["call_1", "own", "call_3"]
+    assert [message["tool_call_id"] for message in sent[1:]] == ["own", "call_1", "call_3"]
     assert sent[0]["tool_calls"][0]["function"]["arguments"] == '{"é": 1}'
-    assert "tool_call_id" not in messages[1], "the environment's own messages stay as they are"
+    assert "tool_call_id" not in messages[2], "the environment's own messages stay as they are"

@@ -28,7 +28,7 @@ PLAY = {
     **{"environment_reset_timeout": 7.0, "environment_step_timeout": 8.0, "environment_variables": None},
     **{"temperature": 0.7, "top_p": 0.9, "environment_load_timeout": 9.0},
 }
-RUN = {"trainer": {}, "play": PLAY, "prompt": {"first": "x"}, "environment": {"import": "game.py:Game"}}
+RUN = {"trainer": {}, "play": PLAY, "prompt": {"first": "x"}, "environment": {"import": "games:Game"}}
 
 
 def without(run, name):
@@ -192,14 +192,15 @@ def test_an_environment_that_was_moved_is_asked_for_and_the_runs_settings_stay(m
     file, place = moved / "runs" / "x" / "run.json", f"{moved}/games/game.py"
     (moved / "games").mkdir()
     (moved / "game.py").rename(place)
+    of_run = {"model": str(file.parent)}
     with refused("environment"):
-        load_panel(options_of(["--model", str(file.parent)])[0])
+        EvaluateOptions(**of_run, **run_settings(of_run))
     forget()
     args = options_of(["--model", str(file.parent), "--environment", place])[0]
     assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
     assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
     run = {"model": str(moved / "runs" / "agent")}
-    with refused("agent"):
+    with refused("environment"):
         EvaluateOptions(**run, **run_settings(run))
     agent = options_of(["--model", run["model"], "--agent", place])[0]
     assert agent.environment_options["agent"] == {"import": f"{place}:solve"}
