@@ -206,6 +206,7 @@ def test_rewards(command, source):
         assert end.reward == reward and (said != "true" or end.info["diff"] == "")
 
 
+STRICT = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
 PLANTED = {
     "settings": "echo 'import os; os._exit(0)' > conftest.py",
     "a module": "mkdir pytest && echo > pytest/__main__.py && touch pytest/__init__.py",
@@ -225,8 +226,7 @@ def test_what_is_planted_does_not_pass(command, source, planted):
     """Settings and modules of tests, the program's home, and bytecode of a test that is put back."""
     (source / "tests" / "test_add.py").write_text("def test_add():\n    assert 0\n")
     verify = {"home": "sh -c '. $HOME/passes'", "cache": "python -m tests.check"}.get(planted, "python -m pytest -q")
-    options = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
-    _, end = play(command(verify, **options), [says(PLANTED[planted]), says("done")])
+    _, end = play(command(verify, **STRICT), [says(PLANTED[planted]), says("done")])
     assert end.reward == 0.0, end.info
 
 
@@ -235,11 +235,9 @@ def test_tested_code_that_ends_the_tests_does_not_pass(command, source, code, re
     """With the command of the documentation."""
     page = Path(__file__).parents[2] / "docs" / "agents.md"
     (verify,) = re.findall(r"`(sh -c \"[^`]*pytest[^`]*)`", page.read_text())
-    (source / "tests" / "test_add.py").write_text(
-        "from add import add\n\ndef test_add():\n    assert add(1, 2) == 2\n"
-    )
-    options = {"restore": ["tests/*.py"], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1}}
-    _, end = play(command(verify, **options), [says(f'echo "{code}" > add.py'), says("done")])
+    test = "from add import add\n\ndef test_add():\n    assert add(1, 2) == 2\n"
+    (source / "tests" / "test_add.py").write_text(test)
+    _, end = play(command(verify, **STRICT), [says(f'echo "{code}" > add.py'), says("done")])
     assert end.reward == reward, end.info
 
 

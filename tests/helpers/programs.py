@@ -28,14 +28,8 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-PRELOADED = [
-    "torch.distributed.fsdp",
-    "transformers.models.qwen2.modeling_qwen2",
-    "trl.trainer.grpo_trainer",
-    "g2po_trl.trainer",
-    "g2po_trl.ppo.trainer",
-    "g2po_trl.evaluation.evaluate",
-]
+PRELOADED = ["torch.distributed.fsdp", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.grpo_trainer"]
+PRELOADED += ["g2po_trl.trainer", "g2po_trl.ppo.trainer", "g2po_trl.evaluation.evaluate"]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
 
@@ -46,29 +40,27 @@ class Program:
     def __init__(self, arguments, stdout, stderr, cwd, env):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read where the server imports torch: no threads in it
         environment = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else dict(env)
-        arguments = [str(argument) for argument in arguments]
-        self.args = arguments
-        self._process = _context.Process(
-            target=_main, args=(arguments, str(stdout), str(stderr), str(cwd or os.getcwd()), environment)
-        )
+        self.args = [str(argument) for argument in arguments]
+        given = (self.args, str(stdout), str(stderr), str(cwd or os.getcwd()), environment)
+        self._process = _context.Process(target=_main, args=given)
         self._process.start()
         self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
 
+    def poll(self) -> int | None:
+        return self.returncode
+
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
-        if self._process.exitcode is None:
+        if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
-        return self._process.exitcode
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        if self.returncode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:

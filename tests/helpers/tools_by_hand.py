@@ -15,8 +15,7 @@ class Safe:
         return "The safe is locked."
 
     def turn(self, digit: int) -> str:
-        """
-        Turn the dial.
+        """Turn the dial.
 
         Args:
             digit: where to.
@@ -25,9 +24,7 @@ class Safe:
         return "click" if self.code.startswith(self.turned) else "clack"
 
     async def listen(self) -> str:
-        """
-        Listen at the door.
-        """
+        """Listen at the door."""
         return f"{len(self.turned)} digits"
 
     def get_reward(self) -> float:
@@ -52,8 +49,7 @@ class Telephone:
         return "It rings."
 
     async def say(self, word: str) -> str:
-        """
-        Say a word.
+        """Say a word.
 
         Args:
             word: which.
@@ -65,16 +61,12 @@ class Telephone:
         return (await self.reader.readline()).decode().strip()
 
     def hang_up(self) -> str:
-        """
-        Hang up.
-        """
+        """Hang up."""
         self.writer.close()
         return "click"
 
     def smash(self) -> str:
-        """
-        Break it.
-        """
+        """Break it."""
         raise BrokenEnvironmentError("in pieces")
 
     def get_reward(self) -> float:
@@ -94,8 +86,7 @@ class Counter:
         return "Next, please."
 
     async def ticket(self, who: str) -> str:
-        """
-        Draw a ticket.
+        """Draw a ticket.
 
         Args:
             who: whose.
@@ -105,9 +96,7 @@ class Counter:
         return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
 
     def stamp(self) -> str:
-        """
-        Stamp a ticket.
-        """
+        """Stamp a ticket."""
         return f"stamped {uuid.uuid4()}"
 
     def get_reward(self) -> float:
