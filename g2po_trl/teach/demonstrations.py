@@ -71,10 +71,7 @@ class ExpertSession(PromptSession):
         else:
             ids = message_ids(encoder, asked.prompt.messages, asked.request.tools, message)
         step = self._step(asked, Completion(ids))
-        remedy = (
-            f"as a completion it is not well-formed: {step.completion!r:.200}. Return an action, a call or a whole one"
-        )
-        require(step.valid, "expert", answer, remedy)
+        require(step.valid, "expert", answer, f"as a completion it is not well-formed: {step.completion!r:.200}")
         return step
 
     @cached_property
@@ -88,7 +85,7 @@ def action_ids(
     action: str,
     prompt: str,
     listed: Sequence[str] | None,
-    end: Sequence[int],
+    end: list[int],
 ) -> list[int]:
     """Return the ids of an action in the format that the prompt template reads, with the end of the message."""
     return [*encode.ids([encode.text.as_text(template.write(action, prompt[-64:], listed))])[0], *end]
@@ -103,11 +100,7 @@ def end_of_message(encode: ChatEncoder, stops: Collection[int]) -> list[int]:
 def message_ids(
     encoder: ConversationEncoder, shown: Sequence[Message], tools: list[dict[str, Any]] | None, message: Message
 ) -> list[int]:
-    """Return the ids of an assistant's message as the chat template writes it after the prompt of a request.
-
-    Raises:
-        G2POError: if the template changes the prompt once an answer follows, or does not end the message.
-    """
+    """Return the ids of an assistant's message as the chat template writes it after the prompt of a request."""
     asked = encoder.encode.text(*encoder.tools.render(shown, tools))
 
     def spoken(*messages: Message) -> str:
@@ -123,10 +116,8 @@ def message_ids(
 def spoken_after(asked: str, answered: str) -> str:
     """Return what a model writes after the prompt `asked` for a conversation to read `answered`.
 
-    Of a prompt that opens a thought, which the template does not show in past messages, it closes the thought.
-
-    Raises:
-        G2POError: if the template changes the prompt in another way.
+    Of a prompt that opens a thought, which the template does not show in past messages, it closes the thought. Any
+    other change of the prompt is refused (`G2POError`).
     """
     common = len(os.path.commonprefix([asked, answered]))
     opened, rest = asked[common:].strip(), answered[common:]
@@ -134,10 +125,7 @@ def spoken_after(asked: str, answered: str) -> str:
         return rest
     if opened == "<think>":
         return f"</think>\n\n{rest}"
-    remedy = (
-        "a prompt with its completion does not begin with the rollout's prompt, which ends so. Use a model whose "
-        "template keeps completions unchanged, or pass --chat-template FILE"
-    )
+    remedy = "the template changes a prompt once an answer follows: use another model, or --chat-template FILE"
     require(re.fullmatch(r"(<think>\s*)?</think>", opened) is not None, "chat_template", asked[-40:], remedy)
     return re.sub(r"^\s*(<think>\s*)?</think>\s*", "", rest)
 
@@ -146,10 +134,8 @@ def _until_stop(encode: ChatEncoder, text: str, stops: Collection[int]) -> list[
     """Return the ids of a text up to the first token that ends a completion."""
     ids = encode.ids([text])[0]
     end = next((index for index, token in enumerate(ids) if token in stops), None)
-    remedy = (
-        f"no token of {encode.tokenizer.convert_ids_to_tokens(sorted(stops))} ends the assistant's message. Add the "
-        "template's end of turn to eos_token_id of the model's generation_config.json"
-    )
+    tokens = encode.tokenizer.convert_ids_to_tokens(sorted(stops))
+    remedy = f"none of {tokens} ends the message: add what does to eos_token_id of generation_config.json"
     require(end is not None, "chat_template", text[-40:], remedy)
     return list(ids[: end + 1])
 
@@ -160,13 +146,8 @@ def state_rows(
     """Yield a sample for each state with an expert's action, with the rollout's prompt."""
     end = end_of_message(encode, stops)
     for state in shown:
-        messages = template.messages(
-            state.observation,
-            task=state.task,
-            admissible_actions=state.actions,
-            history=last_steps(state.history, history_length),
-            steps_taken=state.steps_taken,
-        )
+        history = last_steps(state.history, history_length)
+        messages = template.messages(state.observation, state.task, state.actions, history, state.steps_taken)
         prompt, text = encode(messages)
         completion = action_ids(encode, template, state.expert, text, state.actions, end)
         yield {"input_ids": [*prompt, *completion], "labels": [-100] * len(prompt) + completion}

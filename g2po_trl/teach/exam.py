@@ -28,9 +28,12 @@ from g2po_trl.rollout.player import Player
 from g2po_trl.runs.callbacks import joined
 from g2po_trl.runs.metrics import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
+from g2po_trl.utils.forward_pass import evaluation_mode
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.options import option, require
+from g2po_trl.utils.trl_compat import replaced
 
+Processing = PreTrainedTokenizerBase | ProcessorMixin
 FORMAT = 0.5  # of the completions; below it, the format is the limit
 
 
@@ -60,61 +63,36 @@ class TeachingArguments(Sampling):
 
 @dataclass
 class SuccessEvaluation:
-    """Evaluation episodes during fine-tuning, and the success rate that ends it.
-
-    Args:
-        environment_factory: constructs the environment.
-        rows: tasks, each played once.
-        template: wording of prompts, as in the rollout.
-        options: length of the history and of episodes, sampling, target and number of steps between evaluations.
-        target_valid: fraction of well-formed completions that the target needs as well.
-        prompts: further fields of the rollout's `PromptActor`.
-        chat_template_kwargs: variables of the chat template.
-        limits: number and limits of environment workers.
-        batch_tokens: maximum tokens of a generation batch.
-    """
+    """Evaluation episodes during fine-tuning, and the success rate that ends it."""
 
     environment_factory: Callable[[], Any]
-    rows: Sequence[dict[str, Any]]
-    template: PromptTemplate
+    rows: Sequence[dict[str, Any]]  # tasks, each played once
+    template: PromptTemplate  # as in the rollout
     options: TeachingArguments
-    target_valid: float = 0.0
-    prompts: Mapping[str, Any] = field(default_factory=dict)
+    target_valid: float = 0.0  # fraction of well-formed completions that the target needs as well
+    prompts: Mapping[str, Any] = field(default_factory=dict)  # further fields of the rollout's `PromptActor`
     chat_template_kwargs: dict[str, Any] | None = None
     limits: PoolLimits = field(default_factory=PoolLimits)
-    batch_tokens: int = 16_384
+    batch_tokens: int = 16_384  # of a generation batch
 
     def is_passed(self, summary: Mapping[str, Any]) -> bool:
         """Return whether the results of an evaluation reach the targets."""
-        return (
-            summary["success_rate"] >= self.options.target_success
-            and summary["valid_action_ratio"] >= self.target_valid
-        )
+        is_valid = summary["valid_action_ratio"] >= self.target_valid
+        return is_valid and summary["success_rate"] >= self.options.target_success
 
     def evaluate(
-        self,
-        model: torch.nn.Module,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
-        pool: EnvironmentPool,
-        seed: int,
+        self, model: torch.nn.Module, processing_class: Processing, pool: EnvironmentPool, seed: int
     ) -> tuple[dict[str, Any], list[Trajectory]]:
         """Play all tasks in evaluation mode with a separate random state; return the summary and the trajectories."""
-        was_training, cache = model.training, model.config.use_cache
-        model.eval()
-        model.config.use_cache = True
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(derived_seed(seed, 0))
-                tokenizer = get_tokenizer(processing_class)
-                engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
-                engine.read_images(ImageInputs.of(processing_class, model))
-                encode = ChatEncoder(processing_class, self.chat_template_kwargs)
-                actor = PromptActor(engine, encode, self.template, self.options.history_length, **self.prompts)
-                player = Player(pool, actor, EpisodeLimits(self.options.max_turns))
-                trajectories, _ = player.play(self.rows, Sampling.of(self.options))
-        finally:
-            model.config.use_cache = cache
-            model.train(was_training)
+        with torch.random.fork_rng(), evaluation_mode(model), replaced(model.config, use_cache=True):
+            torch.manual_seed(derived_seed(seed, 0))
+            tokenizer = get_tokenizer(processing_class)
+            engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
+            engine.read_images(ImageInputs.of(processing_class, model))
+            encode = ChatEncoder(processing_class, self.chat_template_kwargs)
+            actor = PromptActor(engine, encode, self.template, self.options.history_length, **self.prompts)
+            player = Player(pool, actor, EpisodeLimits(self.options.max_turns))
+            trajectories, _ = player.play(self.rows, Sampling.of(self.options))
         return summarize(trajectories, [row.get("task_type") for row in self.rows]), trajectories
 
 
@@ -126,7 +104,7 @@ class SuccessEvalCallback(TrainerCallback):
     """
 
     exam: SuccessEvaluation
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin
+    processing_class: Processing
     pool: EnvironmentPool
     num_samples: int  # of the data set, times epochs
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -156,17 +134,11 @@ class SuccessEvalCallback(TrainerCallback):
         write_json(folder / "results.json", self.results, indent=1)
         losses = [f"loss {entry['loss']:.2f}" for entry in state.log_history if "loss" in entry]
         names = ("valid_action_ratio", "tool_call_ratio", "admissible_action_ratio")
-        ratios = zip(("well-formed", "calls", "admissible"), map(summary.get, names), strict=True)
-        parts = [
-            f"step {step:>4}",
-            f"{samples} samples",
-            *losses[-1:],
-            f"success {summary['success_rate']:.1%} of {summary['episodes']} games",
-            *(f"{name} {ratio:.1%}" for name, ratio in ratios if ratio is not None),
-            f"turns {summary['turns']:.1f}",
-            f"elapsed {elapsed:.0f} s",
-        ]
-        print(joined(parts), flush=True)
+        ratios = zip(("well-formed", "calls", "admissible"), map(summary.get, names))
+        ratios = [f"{name} {ratio:.1%}" for name, ratio in ratios if ratio is not None]
+        success = f"success {summary['success_rate']:.1%} of {summary['episodes']} games"
+        ends = [f"turns {summary['turns']:.1f}", f"elapsed {elapsed:.0f} s"]
+        print(joined([f"step {step:>4}", f"{samples} samples", *losses[-1:], success, *ratios, *ends]), flush=True)
         if failed := summary["error_rate"] + summary["lost_rate"]:
             print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
         if self.exam.is_passed(summary):
@@ -178,27 +150,15 @@ def describe_limits(
 ) -> str:
     """Return what limits a model that missed its target: the format, calls of tools, or something else.
 
-    Args:
-        exam: the evaluation.
-        last: results of the last exam.
-        shown: the demonstrations.
-        model_name: the base model, a folder or a Hub id.
+    `last` are the results of the last exam, `shown` the demonstrations, and `model_name` is the base model.
     """
     valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
-    called = sum(bool((step.response or {}).get("tool_calls")) for step in steps) / max(1, len(steps))
-    calls, words = last.get("tool_call_ratio"), spelled_words(steps, model_name, with_actions=True)
-    spelled = f" The tokenizer spells in pieces: {', '.join(words[0].facts['words'])}." if words else ""
+    calls, taught = last.get("tool_call_ratio"), [bool((step.response or {}).get("tool_calls")) for step in steps]
+    has_format = f"{valid:.0%} of the completions have the format"
     if valid < FORMAT:
-        return (
-            f"The format is the limit: {valid:.0%} of the completions have it, and the target is "
-            f"{exam.target_valid:.0%}. Teach longer, or raise max_completion_length if completions are cut off."
-        )
-    if calls is not None and calls < FORMAT * called:
-        return (
-            f"Tool calls are the limit: {calls:.0%} of the completions call a tool, and {called:.0%} of the "
-            f"demonstrated ones. Teach longer, or use a larger model or a chat template with shorter calls.{spelled}"
-        )
-    return (
-        f"The format is not the limit: {valid:.0%} of the completions have it. Words that the model does not know or "
-        f"planning are: use simpler actions, a larger model, or more episodes of the expert.{spelled}"
-    )
+        return f"{has_format}, the target is {exam.target_valid:.0%}: teach longer, or raise max_completion_length."
+    words = spelled_words(steps, model_name, with_actions=True)
+    spelled = f" The tokenizer spells in pieces: {', '.join(words[0].facts['words'])}." if words else ""
+    if calls is not None and calls * len(taught) < FORMAT * sum(taught):
+        return f"{calls:.0%} of the completions call a tool: teach longer, or use a larger model.{spelled}"
+    return f"{has_format}: use simpler actions, a larger model, or more episodes of the expert.{spelled}"

@@ -37,12 +37,9 @@ Expert = Callable[[Episode, random.Random], Answer]
 class ExpertEnvironment(TextEnvironment):
     """Runs an environment, and its expert on each state, in a worker.
 
-    The answer travels to the player in the place of the state key, which no prompt shows; see `carried_answer`.
-
-    Args:
-        environment_factory: constructs the environment.
-        expert: function of the environment's instance (of a class with tools, of that class's own), and of a seeded
-            `random.Random` if it has a parameter `rng`.
+    The answer travels to the player in the place of the state key, which no prompt shows; see `carried_answer`. The
+    expert is a function of the environment's instance (of a class with tools, of that class's own), and of a seeded
+    `random.Random` if it has a parameter `rng`.
     """
 
     def __init__(self, environment_factory: Callable[[], TextEnvironment], expert: Callable[..., Answer]):
@@ -55,9 +52,8 @@ class ExpertEnvironment(TextEnvironment):
 
     def step(self, action: str) -> StepResult:
         result = self.inner.step(action)
-        if result.terminated or result.truncated:
-            return result
-        return replace(result, observation=self._with_answer(result.observation))
+        is_over = result.terminated or result.truncated
+        return result if is_over else replace(result, observation=self._with_answer(result.observation))
 
     def close(self) -> None:
         self.inner.close()
@@ -72,10 +68,8 @@ def with_expert(
     factory: Callable[[], TextEnvironment], expert: Callable[..., Answer], rows: Iterable[dict[str, Any]], seed: int
 ) -> tuple[Callable[[], ExpertEnvironment], list[dict[str, Any]]]:
     """Return the factory of an `ExpertEnvironment`, and its tasks."""
-    tasks = [
-        {"task_id": task_id_of(row), "task": row, "seed": derived_seed(seed, number)}
-        for number, row in enumerate(rows)
-    ]
+    seeded = ((row, derived_seed(seed, number)) for number, row in enumerate(rows))
+    tasks = [{"task_id": task_id_of(row), "task": row, "seed": own} for row, own in seeded]
     return partial(ExpertEnvironment, factory, expert), tasks
 
 
@@ -109,10 +103,8 @@ def expert_play(
     def answer(episode: Episode) -> str | ChatResponse | None:
         if (chosen := choose(episode, rng)) is None:
             return None
-        message = as_message(chosen)
-        if episode.observation.request is None:
-            return prose(message)
-        return ChatResponse(message["content"], tuple(message.get("tool_calls", ())))
+        message, in_text = as_message(chosen), episode.observation.request is None
+        return prose(message) if in_text else ChatResponse(message["content"], tuple(message.get("tool_calls", ())))
 
     return factory, rows, answer
 
@@ -127,34 +119,26 @@ def recorded_answer(recorded: Sequence[Trajectory], episode: Episode, rng: rando
 
     `None` ends an episode whose record ends, or has a completion that is not well-formed, which is not to be taught.
     """
-    steps = recorded[episode.number].steps
-    if len(episode.steps) >= len(steps) or not steps[len(episode.steps)].valid:
+    step = next(iter(recorded[episode.number].steps[len(episode.steps) :]), None)
+    if step is None or not step.valid:
         return None
-    step = steps[len(episode.steps)]
     return step.action if step.response is None else step.response
 
 
 def random_answer(episode: Episode, rng: random.Random) -> Answer:
-    """Return a random admissible action, or a random call of an offered tool.
-
-    Raises:
-        G2POError: if the observation lists neither.
-    """
+    """Return a random admissible action, or a random call of an offered tool; an observation must list either."""
     seen = episode.observation
     if seen.request is not None and seen.request.tools:
         function = rng.choice(seen.request.tools)["function"]
         return {"name": function["name"], "arguments": random_arguments(function, rng)}
-    remedy = "the environment lists no actions and no tools, write an expert"
-    require(bool(seen.admissible_actions), "random_episodes", None, remedy)
+    require(
+        bool(seen.admissible_actions), "random_episodes", None, "no actions and no tools are listed: write an expert"
+    )
     return rng.choice(seen.admissible_actions)
 
 
 def as_message(answer: Any) -> Message:
-    """Return an expert's answer as an assistant's message.
-
-    Raises:
-        G2POError: if it is neither a text nor calls nor a message.
-    """
+    """Return an expert's answer as an assistant's message; `G2POError` if it is no text, calls or message."""
     if isinstance(answer, str):
         answer = {"content": answer}
     elif isinstance(answer, Mapping) and "name" in answer:
@@ -172,11 +156,7 @@ def prose(message: Message) -> str:
 
 
 def find_expert(name: str) -> Callable[..., Answer] | None:
-    """Return the function `expert` beside an environment or an agent, or in its class; `None` if there is neither.
-
-    Args:
-        name: full name of the environment or the agent, `file.py:NAME` or `module:NAME`.
-    """
+    """Return the function `expert` beside an environment or an agent, or in its class; `None` if there is neither."""
     module, _, attribute = name.rpartition(":")
     made = load(name)
     own = None if is_tool_environment(made) else getattr(made, "expert", None)  # there, a public method is a tool

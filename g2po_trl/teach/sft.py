@@ -1,8 +1,7 @@
 """Supervised fine-tuning on an expert's actions until the model can learn from rewards.
 
-Reinforcement learning needs a policy that writes completions in the required format and sometimes succeeds. A small
-pretrained model does neither. A few hundred actions of an expert on training games teach SmolLM2-135M the format, and
-to succeed in one game of three (docs/gpus.md).
+Reinforcement learning needs a policy that writes the required format and sometimes succeeds. A few hundred actions of
+an expert on training games teach SmolLM2-135M both, in one game of three (docs/gpus.md).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
@@ -28,7 +27,7 @@ from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.teach.demonstrations import IMAGES, state_rows
-from g2po_trl.teach.exam import SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
+from g2po_trl.teach.exam import Processing, SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
 from g2po_trl.trajectory import Trajectory
 from g2po_trl.utils.adapters import on_language_part
 from g2po_trl.utils.forward_pass import without_cudnn_attention
@@ -37,7 +36,7 @@ from g2po_trl.utils.json import write_json
 from g2po_trl.utils.options import require
 from g2po_trl.utils.show import wrapped
 
-BaseModel = tuple[str, PreTrainedTokenizerBase | ProcessorMixin]  # a folder or a Hub id, and what reads its prompts
+BaseModel = tuple[str, Processing]  # a folder or a Hub id, and what reads its prompts
 _UNSUPPORTED = {
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "fine-tuning needs whole weights, --use-peft saves memory"),
     "packing": "each sample is a separate row, leave it out",
@@ -70,25 +69,15 @@ def teach(
     args: SFTConfig,
     samples: Dataset,
     exam: SuccessEvaluation,
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    processing_class: Processing,
     peft_config: Any = None,
     checkpoint: str | None = None,
     shown: Iterable[Trajectory] = (),
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
-    """Fine-tune until the evaluation reaches its target or the samples are used up.
+    """Fine-tune until the exam reaches its target or the samples (`build_rows`, `state_rows`) are used up.
 
-    Args:
-        model: a model or its name.
-        args: TRL's arguments.
-        samples: token ids and labels, see `build_rows` and `state_rows`.
-        exam: the evaluation.
-        processing_class: the model's tokenizer, or its processor if it reads images.
-        peft_config: configuration of an adapter. `None`: full fine-tuning.
-        checkpoint: folder to resume from.
-        shown: the demonstrations, if samples have images.
-
-    Returns:
-        The model with a merged adapter, and the summary of each evaluation with its `step` and `samples`.
+    `shown` are the demonstrations, for samples with images. Return the model, with a merged adapter, and the summary
+    of each exam with its `step` and `samples`.
 
     Raises:
         G2POError: if a sample is longer than `max_length`, and for images with `padding_free`.
@@ -114,14 +103,11 @@ def teach(
         callback = SuccessEvalCallback(exam, processing_class, pool, int(len(samples) * args.num_train_epochs))
         for default in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(default)
-        if not args.disable_tqdm:
-            trainer.add_callback(ProgressBar())
-        trainer.add_callback(callback)
+        for ours in (*([] if args.disable_tqdm else [ProgressBar()]), callback):
+            trainer.add_callback(ours)
         with without_cudnn_attention():
             trainer.train(resume_from_checkpoint=checkpoint)
-    if peft_config is not None:
-        trained = trained.merge_and_unload()
-    return trained, callback.results
+    return trained if peft_config is None else trained.merge_and_unload(), callback.results
 
 
 def load_base_model(
@@ -129,13 +115,9 @@ def load_base_model(
 ) -> BaseModel:
     """Return the base model, and its tokenizer, or its processor if it reads images.
 
-    Called first, so that invalid options fail before any work. `default` returns the folder of the model without
-    `model_name_or_path`, given `cache_dir`.
-
-    Raises:
-        G2POError: for unsupported options, and an output_dir with another fine-tuning, unless it is complete and
-            missed its target.
-        OSError, ImportError: if the model is not available.
+    Called first, so that invalid options fail before any work: `G2POError`, also for an output_dir with another
+    fine-tuning, unless it is complete and missed its target. `default`: `cache_dir` -> the folder of the model without
+    `model_name_or_path`.
     """
     for name, remedy in _UNSUPPORTED.items():
         value = getattr(model_args if hasattr(model_args, name) else args, name)
@@ -145,15 +127,13 @@ def load_base_model(
     taught, left = output / "teaching.json", find_checkpoint("auto", args.output_dir)
     reached = taught.is_file() and json.loads(taught.read_text()).get("reached", True)
     resumes = find_checkpoint(args.resume_from_checkpoint, args.output_dir) is not None
-    stopped = "of a teaching that was stopped: pass --resume-from-checkpoint auto to go on, --overwrite to begin again"
-    remedies = {
-        "a training run: pass another --output-dir": (output / "run.json").is_file(),
-        "a taught model that reached its target: pass --overwrite or another --output-dir": reached
-        and not script_args.overwrite,
-        f"{Path(left or '').name} {stopped}": left and not resumes and not script_args.overwrite,
-    }
-    holds = next((remedy for remedy, is_taken in remedies.items() if is_taken), None)
-    require(holds is None, "output_dir", args.output_dir, f"it holds {holds}")
+    kept = not script_args.overwrite
+    for is_taken, remedy in (
+        ((output / "run.json").is_file(), "a training run: pass another --output-dir"),
+        (reached and kept, "a taught model that reached its target: pass --overwrite or another --output-dir"),
+        (left and kept and not resumes, "a stopped teaching: pass --resume-from-checkpoint auto or --overwrite"),
+    ):
+        require(not is_taken, "output_dir", args.output_dir, f"it holds {remedy}")
     name = model_args.model_name_or_path or str(default(script_args.cache_dir))
     return name, load_processing_class(name, revision=model_args.model_revision)
 
@@ -161,8 +141,7 @@ def load_base_model(
 def draw_samples(shown: Sequence[Any], exam: SuccessEvaluation, base_model: BaseModel, seed: int) -> Dataset:
     """Return the samples of `num_demonstrations` states with an expert's action, drawn at random."""
     number, (name, processing_class) = exam.options.num_demonstrations, base_model
-    remedy = f"the training tasks give {len(shown)}: set it lower, or take more tasks"
-    require(number <= len(shown), "num_demonstrations", number, remedy)
+    require(number <= len(shown), "num_demonstrations", number, f"set it to at most {len(shown)}, or take more tasks")
     print(f"{number} expert answers; exam: {len(exam.rows)} tasks that are not taught", flush=True)
     stops = get_stop_token_ids_of_checkpoint(get_tokenizer(processing_class), name)
     drawn = random.Random(seed).sample(list(shown), number)
@@ -180,13 +159,7 @@ def run_teaching(
 ) -> dict[str, Any]:
     """Fine-tune, save the model and its evaluations, and return the last one, with `reached`: whether the target was.
 
-    Args:
-        args: TRL's arguments.
-        model_args: the model's arguments.
-        base_model: see `load_base_model`.
-        samples: of `teach`.
-        exam: the evaluation.
-        shown: the demonstrations, which tell what limits a model that misses the target.
+    `shown` are the demonstrations, which tell what limits a model that misses the target.
     """
     name, processing_class = base_model
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
