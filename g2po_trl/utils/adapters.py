@@ -33,9 +33,6 @@ def find_adapter(folder: str | Path) -> Path | None:
     """Return the folder of the adapter in a model's folder; `None` if there is none.
 
     PEFT saves the adapter "default" in the folder itself, and one of another name in a subfolder of that name.
-
-    Raises:
-        G2POError: if several subfolders have an adapter.
     """
     if Path(folder, ADAPTER_CONFIG).is_file():
         return Path(folder)
@@ -49,25 +46,17 @@ def adapter_of(model: str, revision: str | None = None) -> str | None:
     """Return the folder or Hub id of the adapter of a model's name; `None` if it names a whole model."""
     from transformers.utils import find_adapter_config_file
 
-    if Path(model).is_dir():
-        folder = find_adapter(model)
-        return None if folder is None else str(folder)
-    return None if find_adapter_config_file(model, revision=revision) is None else model
+    is_folder = Path(model).is_dir()
+    found = find_adapter(model) if is_folder else find_adapter_config_file(model, revision=revision)
+    return None if found is None else str(found) if is_folder else model
 
 
 def load_adapter(
     adapter: str, load_base: Callable[..., torch.nn.Module], revision: str | None = None, is_trainable: bool = False
 ) -> torch.nn.Module:
-    """Return an adapter on its base model.
+    """Return an adapter (see `adapter_of`) on its base model; `G2POError` if it names none, or does not fit it.
 
-    Args:
-        adapter: see `adapter_of`.
-        load_base: `(name, revision=…) -> model`. The base's revision is in the adapter's configuration.
-        revision: revision of the adapter.
-        is_trainable: whether its weights train.
-
-    Raises:
-        G2POError: if the adapter does not name its base model, or does not fit it.
+    `load_base` is `(name, revision=…) -> model`; the base's revision is in the adapter's configuration.
     """
     from peft import PeftConfig, PeftModel
 
@@ -91,8 +80,7 @@ def load_adapter_to_train(
 ) -> tuple[Any, Any]:
     """Return model and processing class, loaded here if `model` is the folder or id of an adapter to train further.
 
-    TRL itself loads only whole models. `options` are arguments of the trainer; `quantization_config` is removed from
-    them.
+    TRL loads only whole models. `options` are arguments of the trainer, from which `quantization_config` is removed.
     """
     from transformers import AutoProcessor
 
@@ -108,8 +96,7 @@ def load_adapter_to_train(
         return model, processing_class
     remedy = f"model {model!r} is an adapter: leave it out to train that one, or merge that into its base before"
     require(config is None, "peft_config", type(config).__name__, remedy)
-    if (quantization := options.pop("quantization_config", None)) is not None:
-        settings["quantization_config"] = quantization
+    settings |= {"quantization_config": options.pop("quantization_config")} if "quantization_config" in options else {}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         settings["device_map"] = None
     loaded = load_adapter(adapter, partial(create_model_from_path, **settings), revision, is_trainable=True)
@@ -174,9 +161,8 @@ def check_adapter(model: torch.nn.Module) -> None:
         is_saved = number_of.get(id(parameter)) in kept
         frozen += [name] if is_saved and not parameter.requires_grad else []
         unsaved += [name] if parameter.requires_grad and not is_saved else []
-    is_frozen = bool(frozen) and model.active_peft_config.inference_mode
-    remedy = "the adapter would not train; load it with PeftModel.from_pretrained(…, is_trainable=True)"
-    require(not is_frozen, "inference_mode", True, remedy)
+    trains = not (frozen and model.active_peft_config.inference_mode)
+    require(trains, "inference_mode", True, "load it with PeftModel.from_pretrained(…, is_trainable=True)")
     remedy = f"not saved with adapter {names[0]!r}: freeze them, or name their modules in its modules_to_save"
     require(not unsaved, "trained parameters", unsaved[:1], remedy)
 

@@ -63,9 +63,8 @@ def without_cudnn_attention() -> Iterator[None]:
 def keep_outputs_exact(accelerator: Accelerator) -> None:
     """Keep outputs of FSDP2 modules in the precision they are computed in, and reduce gradients in float32.
 
-    Accelerate's policy for `bf16` casts the outputs of sharded modules to bfloat16, and so log-probabilities to 3
-    digits: ratios of two policies a step apart, and their KL, are then only rounding. Without the cast, outputs have
-    the dtypes of DDP: bfloat16 of layers, float32 of the LM head. A policy set by the user keeps its other fields.
+    Accelerate's policy for `bf16` casts the outputs of sharded modules, and so log-probabilities, to 3 digits: ratios
+    of two policies a step apart, and their KL, are then only rounding. A user's policy keeps its other fields.
     """
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy if accelerator.is_fsdp2 else None
     if policy is not None and policy.output_dtype in (torch.bfloat16, torch.float16):

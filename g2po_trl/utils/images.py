@@ -63,11 +63,7 @@ class Picture(str):
 
 
 def read_png(png: bytes) -> Picture:
-    """Return the PNG of another process as a picture, after checking its checksums.
-
-    Raises:
-        ValueError: for other bytes.
-    """
+    """Return the PNG of another process as a picture, after checking its checksums; `ValueError` for other bytes."""
     picture = Picture(png)
     if (known := _SEEN.get(picture)) is not None:
         return known
@@ -82,14 +78,9 @@ def read_png(png: bytes) -> Picture:
 
 
 def as_picture(image: Any, what: str = "an image") -> Picture:
-    """Return an image as a picture, in RGB.
+    """Return a PIL image, the path of a file, an array, or a `data:` URL as a picture, in RGB.
 
-    Args:
-        image: a PIL image, the path of a file, an array, or a `data:` URL.
-        what: how messages name it.
-
-    Raises:
-        G2POError: for any other value, a network address, or a file that cannot be read.
+    Any other value, a network address, or a file that cannot be read is a `G2POError`, in which `what` names it.
     """
     if isinstance(image, Picture):
         return image

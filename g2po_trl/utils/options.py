@@ -32,10 +32,9 @@ def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> An
     Args:
         help: description for the command line and the documentation.
         default: its default.
-        **metadata: `within`, the interval of a number, e.g. "(0, 1]" or "[1, inf)"; `choices`; `group`, the heading of
-            its section in the documentation; `resumable`, whether it may change when a run is resumed; `read_again`,
-            whether a change has an effect after the trainer was made; `plays`, whether an evaluation of the run plays
-            with this value; and others, which their readers name.
+        **metadata: `choices`; `within`, the interval of a number, e.g. "(0, 1]" or "[1, inf)"; `group`, its heading in
+            the documentation; `resumable`, whether a resumed run may have another value; `read_again`, whether a
+            trainer notices a change; `plays`, whether evaluations of the run play with it; and what readers name.
     """
     absent = {"within": None, "group": None, **dict.fromkeys(("resumable", "read_again", "plays"), False)}
     metadata = _Metadata(absent | metadata, help=help)
@@ -45,11 +44,7 @@ def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> An
 
 
 class Options:
-    """Base of dataclasses whose fields are made by `option`; values are checked when an object is created.
-
-    Raises:
-        G2POError: for a value of another type, out of range, or not among the choices.
-    """
+    """Base of dataclasses whose fields are made by `option`; values are checked when an object is created."""
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -99,13 +94,9 @@ def _is_in(value: float, within: str) -> bool:
 
 
 def without_effect(given: Collection[str], values: Mapping[str, Any], needs: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each option that is given while its condition is not met.
+    """Yield a sentence for each option that is given while its condition, in `needs`, is not met by all `values`.
 
-    Args:
-        given: names of the options that are set.
-        values: values of all options, for the conditions.
-        needs: option -> the condition under which it has an effect: a field that is set, or `field=pattern`; "|"
-            separates alternatives.
+    A condition is a field that is set, or `field=pattern`; "|" separates alternatives.
     """
     for name in given:
         condition = needs.get(name, "")

@@ -11,8 +11,7 @@ import sys
 import textwrap
 from typing import Any
 
-LONGEST = 80  # characters of a shown value
-WIDTH = 120  # of a line
+LONGEST, WIDTH = 80, 120  # characters of a shown value, and of a line
 ROOM = 40  # characters before and after the place where two texts begin to differ
 # Control characters but tab and newline, and marks that reverse the direction of what follows.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -41,11 +40,7 @@ def one_line(text: str, width: int) -> str:
 def different_parts(first: str, second: str) -> list[str]:
     """Return the parts of two texts around the place where they begin to differ."""
     start = max(0, len(os.path.commonprefix([first, second])) - ROOM)
-    end, before = start + 2 * ROOM, "…" if start else ""
-    return [
-        one_line(f"{before}{text[start:end]}{'…' if len(text) > end else ''}", 2 * ROOM + 2)
-        for text in (first, second)
-    ]
+    return [one_line(f"{'…' * (start > 0)}{text[start:]}", 2 * ROOM + 2) for text in (first, second)]
 
 
 def wrapped(text: str, indent: int = 0) -> str:
@@ -56,10 +51,8 @@ def wrapped(text: str, indent: int = 0) -> str:
 
 def describe_exit(status: int) -> str:
     """Return a description of a process's exit status."""
-    if status >= 0:
-        return f"exit status {status}"
     names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
-    return f"signal {names.get(-status, -status)}"
+    return f"exit status {status}" if status >= 0 else f"signal {names.get(-status, -status)}"
 
 
 class _Output(io.FileIO):

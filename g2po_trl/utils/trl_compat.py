@@ -33,11 +33,7 @@ from .forward_pass import evaluation_mode, without_cudnn_attention
 
 
 def ignore_deprecations() -> None:
-    """Ignore warnings about deprecated names that TRL 1.16, not the user, reads from transformers 5.
-
-    `GRPOConfig` sets `gradient_checkpointing`; `GRPOTrainer` reads `is_gradient_checkpointing` at every rollout, and
-    `disable_gradient_checkpointing` calls the other two.
-    """
+    """Ignore warnings about deprecated names that TRL 1.16, not the user, reads from transformers 5."""
     names = "(is_)?gradient_checkpointing(_enable|_disable)?"
     warnings.filterwarnings("ignore", message=f"`{names}` is deprecated", category=FutureWarning)
 
