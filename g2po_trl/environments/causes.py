@@ -23,7 +23,6 @@ _OF_CONNECTIONS = {  # module -> classes of a connection that is not made, cut, 
     "websocket": ("WebSocketConnectionClosedException", "WebSocketTimeoutException"),
     "websockets": ("ConnectionClosed",),
 }
-_BUSY = (429, 502, 503, 504)  # HTTP statuses; 500 may be of the request
 
 
 class BrokenEnvironmentError(RuntimeError):
@@ -46,9 +45,14 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
         is_cut = any(isinstance(one, of_environment) for one in (*places, *(chain if wrapped else ())))
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
-        if (is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError)) or status & set(_BUSY):
+        if (is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError)) or any(map(_is_busy, status)):
             return True
     return False
+
+
+def _is_busy(status: object) -> bool:
+    """Return whether an HTTP status says that a service is overloaded or down."""
+    return isinstance(status, int) and (status == 429 or 500 <= status < 600)
 
 
 def has_gone(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ observations and actions, the observation, the admissible actions. Conversations
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -137,7 +138,12 @@ class PromptTemplate:
         self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
         """Return the action and validity of a completion, given the end and the listed actions of its prompt."""
-        action, valid = self.parse_completion(completion, prompt_end)
+        try:
+            action, valid = self.parse_completion(completion, prompt_end)
+        except Exception as error:  # of a parser of the user's own, on an odd completion
+            name = getattr(self.parse_completion, "__qualname__", "parse_completion")
+            warnings.warn(f"{name} raised {type(error).__name__}: the completion is invalid", stacklevel=2)
+            action, valid = completion[-FALLBACK_CHARACTERS:].strip(), False
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:

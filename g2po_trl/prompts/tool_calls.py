@@ -35,12 +35,37 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
+def split_thought(completion: str, prompt_end: str = "") -> tuple[str, str | None]:
+    """Return a completion's thought, and the answer after it, `None` if the thought is not finished.
+
+    A thought that the prompt or the completion opens ends where its tags are balanced; `<think>` may be quoted in it.
+    Without one that is opened, it ends at the last `</think>` outside of calls, whose arguments may have such texts.
+    """
+    begun = completion.lstrip().startswith("<think>")
+    depth = int(prompt_end.rstrip().endswith("<think>") and not begun)
+    if not (depth or begun):
+        calls = [call.span() for call in CALL.finditer(completion)]
+        ends = re.finditer("</think>", completion)
+        outside = [end for end in ends if not any(first <= end.start() < last for first, last in calls)]
+        thought, answer = outside[-1].span() if outside else (0, 0)
+        return completion[:thought], completion[answer:]
+    for tag in re.finditer("</?think>", completion):
+        depth += -1 if tag[0].startswith("</") else 1
+        if depth == 0:
+            return completion[: tag.start()].lstrip().removeprefix("<think>"), completion[tag.end() :]
+    return completion.lstrip().removeprefix("<think>"), None
+
+
 def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
     """Return the tool calls of a completion as the action, or the whole completion if it makes no call.
 
-    A call that is not valid JSON makes the completion invalid. Calls inside a finished thought are ignored.
+    A call that is not valid JSON, and a thought that is not finished, make the completion invalid. Calls inside a
+    thought are ignored.
     """
-    completion = completion.rpartition("</think>")[2].strip()
+    _, answer = split_thought(completion, prompt_end)
+    if answer is None:
+        return ParsedCompletion(CALL.sub("", completion).replace(OPEN_CALL, "").strip(), False)
+    completion = answer.strip()
     if OPEN_CALL not in completion:
         return ParsedCompletion(completion, bool(completion))
     calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(completion))

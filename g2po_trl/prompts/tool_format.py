@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from .chat_template import get_chat_template, get_tokenizer
 from .conversation import Message, plain
-from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
+from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls, split_thought
 
 Tools = list[dict[str, Any]] | None
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 
 
 def make_tool_format(processing_class) -> NativeTools | ProseTools:
@@ -35,28 +37,33 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
             add_response_schema(tokenizer)
         except ValueError:  # not among TRL's templates
             is_supported, tokenizer = _calls_in_prose_form(own, template), None
-    return NativeTools(tokenizer) if is_supported else ProseTools()
+    own = get_tokenizer(processing_class)
+    return NativeTools(tokenizer, own) if is_supported else ProseTools(own)
 
 
 class NativeTools:
     """Tools that the chat template renders (`native`); completions are read by TRL's `parse_response`.
 
+    Tools with a name that is not read as it is written, as `get-weather` in some formats, are described in prose.
+
     Args:
         tokenizer: has a response template. `None`: calls are read as `<tool_call>{"name": …, …}</tool_call>`.
+        own: the model's tokenizer, which tells whether the prompt opens a thought.
     """
 
     native = True
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer, own=None):
+        self.tokenizer, self.own = tokenizer, own
         read_by = None if tokenizer is None else _response_template(tokenizer)
         field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
         literal = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
         self._opening = literal and literal.group(1)  # of a call, if it is a literal tag
+        self._prose, self._has_come_back = ProseTools(own), functools.cache(self._comes_back)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """Return the messages and tools as the chat template takes them."""
-        return list(messages), tools or None
+        return self._prose.render(messages, tools) if self._needs_prose(tools) else (list(messages), tools or None)
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         """Return the assistant's message in a completion, and whether its tool calls could be read.
@@ -65,10 +72,18 @@ class NativeTools:
         """
         from ..utils.trl_compat import parse_response
 
+        if self._needs_prose(tools):
+            return self._prose.parse(text, ids, prompt_ids, tools)
         if self.tokenizer is None or not ids:
-            return _parse_prose(text) if tools else (_without_thought(text), True)
+            return _parse_prose(text, prompt_ids, self.own) if tools else (_without_thought(text), True)
         try:
-            read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+            written = self.tokenizer.decode(ids)
+            is_harmony = "<|channel|>" in written or "<|message|>" in written
+            read = (
+                read_harmony(written)
+                if is_harmony
+                else parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+            )
             calls = plain(list(read.get("tool_calls") or ()), "a call")
         except (ValueError, RecursionError):
             return {"role": "assistant", "content": text.strip()}, not tools
@@ -81,11 +96,52 @@ class NativeTools:
             return message | {"tool_calls": calls}, True
         return message, not tools or self._opening is None or self._opening not in message["content"]
 
+    def _needs_prose(self, tools: Tools) -> bool:
+        names = [tool.get("function", tool).get("name") for tool in tools or ()]
+        odd = [name for name in names if not str(name).isidentifier()]
+        return bool(odd) and not all(map(self._has_come_back, odd)) and self._has_come_back("probe")
+
+    def _comes_back(self, name: str) -> bool:
+        """Whether a call of a tool of this name, written by the chat template, is read as it is."""
+        if self.tokenizer is None:  # as JSON
+            return True
+        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": _PARAMETERS}}]
+        call = {"type": "function", "function": {"name": name, "arguments": {"a": "x"}}}
+        asked = [{"role": "user", "content": "x"}]
+        text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
+        from ..utils.trl_compat import parse_response
+
+        with suppress(Exception):  # templates raise errors of any class
+            whole = text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+            starts = (text(asked, add_generation_prompt=True), text(asked))
+            start = next(one for one in starts if whole.startswith(one))
+            written, prompt = (
+                self.own(one, add_special_tokens=False)["input_ids"] for one in (whole[len(start) :], start)
+            )
+            return parse_response(self.tokenizer, written, prefix=prompt, tools=tools).get("tool_calls") == [call]
+        return False
+
+
+def read_harmony(written: str) -> Message:
+    """Return the message in a completion of gpt-oss, whose headers name channel and recipient in any order."""
+    message: Message = {"content": "", "tool_calls": []}
+    for header, _, text in (part.partition("<|message|>") for part in re.split(r"<\|start\|>assistant", written)):
+        text = re.split(r"<\|(?:call|end|return)\|>", text)[0]
+        if called := re.search(r"to=functions\.([^\s<]+)", header):
+            function = {"name": called[1], "arguments": json.loads(text)}
+            message["tool_calls"].append({"type": "function", "function": function})
+        else:
+            message["reasoning_content" if "analysis" in header else "content"] = text
+    return message
+
 
 class ProseTools:
     """Tools described in the system message; calls and results as text. Has the methods of `NativeTools`."""
 
     native, tokenizer = False, None
+
+    def __init__(self, own=None):
+        self.own = own
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         rendered = [_as_prose(message) for message in messages]
@@ -97,7 +153,9 @@ class ProseTools:
         return rendered, None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
-        return _parse_prose(text) if tools else ({"role": "assistant", "content": text.strip()}, True)
+        if not tools:
+            return {"role": "assistant", "content": text.strip()}, True
+        return _parse_prose(text, prompt_ids, self.own)
 
 
 def _as_prose(message: Message) -> Message:
@@ -112,14 +170,17 @@ def _in_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # as models write it
 
 
-def _without_thought(text: str) -> Message:
-    thought, end, answer = text.rpartition("</think>")
-    reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if end else {}
-    return {"role": "assistant", "content": answer.strip(), **reasoning}
+def _without_thought(text: str, prompt_end: str = "") -> Message:
+    thought, answer = split_thought(text, prompt_end)
+    reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if answer != text else {}
+    return {"role": "assistant", "content": (answer or "").strip(), **reasoning}
 
 
-def _parse_prose(text: str) -> tuple[Message, bool]:
-    message = _without_thought(text)
+def _parse_prose(text: str, prompt_ids: Sequence[int], tokenizer: Any) -> tuple[Message, bool]:
+    prompt_end = tokenizer.decode(prompt_ids[-8:]) if tokenizer is not None and len(prompt_ids) else ""
+    message = _without_thought(text, prompt_end)
+    if split_thought(text, prompt_end)[1] is None:
+        return message, False
     if OPEN_CALL not in message["content"]:
         return message, True
     try:

@@ -49,6 +49,8 @@ class Conversations:
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], request.stop)
+            if not completion.complete and answer.pop("tool_calls", None):  # its arguments may be cut, too
+                answer, valid = {"role": "assistant", "content": text}, False
             valid = valid and request.is_valid(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields |= {"action": response_action(answer), "valid": valid, "messages": list(new)}

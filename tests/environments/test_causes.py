@@ -106,11 +106,12 @@ MODELS = {
     "requests: a host that is none": lambda: unknown_host("requests", proxies={"http": ""}),
     "httpx: a host that is none": lambda: unknown_host("httpx", trust_env=False),
     "a page that is none": lambda: status(404, by_requests),
-    "what a service cannot do": lambda: status(500, by_requests),
     "a protocol that is none": lambda: pytest.importorskip("httpx").get("nothing://x"),
 }
 GONE = list(MODELS)[:4]
 ENVIRONMENTS = {
+    "a service fails": lambda: status(500, by_requests),
+    "a service is overloaded": lambda: status(529, by_requests),
     "a service is down": lambda: socket.create_connection(("127.0.0.1", closed_port())),
     "urllib": lambda: by_urllib(closed_port()),
     "urllib waits": lambda: answers(None, by_urllib),

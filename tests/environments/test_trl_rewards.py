@@ -1,5 +1,6 @@
 """TRL's `reward_funcs` and `tools` with environments in workers."""
 
+import asyncio
 import json
 import math
 from functools import partial
@@ -19,6 +20,7 @@ from g2po_trl.environments.tools.trl_rewards import (
     named_functions,
     with_rewards,
 )
+from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 from g2po_trl.runs.run_json import describe_object, load_object
 
@@ -215,3 +217,37 @@ def test_success_is_what_the_environment_says(code):
     end = environment.step(ChatResponse("done").to_action())
     assert end.reward == 0.1 and end.info["success"] is (code == "12")
     environment.close()
+
+
+class Judged:
+    """Asks a judge through a client that runs a loop of its own, and forgets what it was asked for."""
+
+    def reset(self, **row):
+        return "go"
+
+    def visit(self, rooms: list) -> str:
+        """Visit.
+
+        Args:
+            rooms: where to.
+        """
+        return rooms.pop()
+
+    def get_reward(self):
+        return asyncio.run(asyncio.sleep(0, self.reward))
+
+
+@pytest.mark.parametrize("reward", [0.5, None, [1.0], "1"])
+def test_a_reward_may_run_a_loop_and_is_a_number(reward):
+    environment = ChatToolEnvironment(type("Judge", (Judged,), {"reward": reward}), 3)
+    environment.reset(prompt="go")
+    called = environment.step(ChatResponse("", [CALL]).to_action()).observation.request
+    assert called.messages[-2]["tool_calls"][0]["function"]["arguments"] == {"rooms": ["hall", "cellar"]}
+    if reward == 0.5:
+        assert environment.step("done").reward == 0.5
+        return
+    with refused("get_reward of Judge"):
+        environment.step("done")
+
+
+CALL = {"type": "function", "function": {"name": "visit", "arguments": {"rooms": ["hall", "cellar"]}}}

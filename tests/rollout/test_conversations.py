@@ -184,6 +184,20 @@ def test_stop_of_a_request_is_trained_and_not_in_the_next_prompt(encode, inside_
     assert stop not in encode.tokenizer.decode(later.ids)
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_completion_that_the_limit_cut_makes_no_call(encode, complete):
+    """Half of its arguments may be read as all of them."""
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "remove", "description": "", "parameters": schema}}]
+    request = ChatRequest([{"role": "user", "content": "one"}], tools)
+    conversations = Conversations(ConversationEncoder(encode), TEMPLATE, None, RolloutStats())
+    episode = Episode("task", observation=Observation("one", request=request))
+    text = '<tool_call>{"name": "remove", "arguments": {"text": "x"}}</tool_call>'
+    completion = Completion(encode.tokenizer(text)["input_ids"], complete=complete)
+    step = conversations.step(episode, request, conversations.prompt(episode, request), completion)
+    assert step.valid is complete and ("tool_calls" in json.loads(step.action)) is complete
+
+
 def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, monkeypatch):
     """The chat template refuses what the agent sends after its first answer, where it has rewritten its history."""
     refuse = "{% if 'answers' in messages[0].content %}{{ raise_exception('too old') }}{% endif %}"

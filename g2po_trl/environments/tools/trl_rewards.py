@@ -66,23 +66,28 @@ class TRLEnvironment:
         """Set the columns that reward functions get; with several environments those of all, as in TRL."""
         self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
 
-    async def reward(self, prompt: list[Message], completion: list[Message]) -> tuple[float, dict[str, float]]:
+    def reward(
+        self, prompt: list[Message], completion: list[Message], wait: Callable[[Any], Any]
+    ) -> tuple[float, dict[str, float]]:
         """Return an episode's reward and, if it has several parts, each part by its name.
 
+        Functions are called outside of a running event loop, as by TRL; `wait` returns the result of an awaitable.
+
         Raises:
-            G2POError: if a function does not return a list with a number or `None`, or all return `None`.
+            G2POError: if a function does not return a list with a number or `None`, `get_reward` not a number, or all
+                functions return `None`.
         """
         given = {} if self.environment is None else {"environments": [self.environment]}
         total, parts = 0.0, {}
         for (name, function), weight in zip(self.reward_funcs.items(), self.reward_weights):
             returned = function(prompts=[prompt], completions=[completion], **self._columns, **given)
-            part = _only_reward(name, await returned if inspect.isawaitable(returned) else returned)
+            part = _only_reward(name, wait(returned))
             if part is not None:
                 total, parts[name] = total + weight * part, part
         if self.has_get_reward:
-            returned = self.environment.get_reward()
-            part = float(await returned if inspect.isawaitable(returned) else returned)
-            total, parts[type(self.environment).__name__] = total + part, part
+            name, returned = type(self.environment).__name__, wait(self.environment.get_reward())
+            require(is_number(returned), f"get_reward of {name}", returned, "return a number")
+            total, parts[name] = total + float(returned), float(returned)
         if not parts:
             raise G2POError(f"{', '.join(self.reward_funcs)} returned None: one must return a number", "reward_funcs")
         return total, parts if len(self.reward_funcs) + self.has_get_reward > 1 else {}
@@ -170,6 +175,15 @@ def _arguments(environment_factory: functools.partial) -> dict[str, Any]:
 
 def _as_list(given: Any) -> list:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `float` takes a value that is not a text."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
 
 
 def _only_reward(name: str, returned: Any) -> float | None:

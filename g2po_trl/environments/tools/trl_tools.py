@@ -20,6 +20,7 @@ the episode as an error. If `get_reward` finds that a process or a file has gone
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import json
@@ -139,7 +140,7 @@ class ToolEnvironment(TextEnvironment):
     def _end(self, text: str, has_calls: bool) -> StepResult:
         """Return the end of an episode, with its reward."""
         try:
-            reward, parts = self._await(self.rewarded.reward(self._prompt, self._completion))
+            reward, parts = self.rewarded.reward(self._prompt, self._completion, self._await)
         except Exception as error:
             if not has_gone(error):
                 raise
@@ -173,7 +174,8 @@ class ToolEnvironment(TextEnvironment):
         try:
             if name not in self.tools:
                 raise G2POError(self._unknown(name))
-            return Shown.of(self._await(self.tools[name](**arguments)), name)
+            given = copy.deepcopy(arguments)  # a tool may change them, and the history has what the model wrote
+            return Shown.of(self._await(self.tools[name](**given)), name)
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise

@@ -1,0 +1,105 @@
+"""What the model wrote is what the tool gets: thoughts, markers inside arguments, odd names, headers in any order."""
+
+import json
+
+import pytest
+from shipped_templates import NATIVE, TASK, stop_ids, tokenizer_of
+
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, split_thought
+from g2po_trl.prompts.tool_format import ProseTools
+
+
+def tool(name):
+    parameters = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "x"}},
+        "required": ["text"],
+    }
+    return {"type": "function", "function": {"name": name, "description": "Write.", "parameters": parameters}}
+
+
+def call(text, name="write"):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'text': text}})}</tool_call>"
+
+
+def arguments(message):
+    return [one["function"]["arguments"]["text"] for one in message.get("tool_calls", ())]
+
+
+@pytest.mark.parametrize("text", ["</think>", "<think>", "a </tool_call b", "\n x \n", "", "ü {} null"])
+@pytest.mark.parametrize(
+    "before", ["", "<think>I write.</think>", "<think>as </think> <think> says</think>", "So:</think>"]
+)
+def test_markers_inside_arguments_are_text(before, text):
+    completion = before + call(text)
+    message, valid = ProseTools().parse(completion, [], [], [tool("write")])
+    action, in_window = TOOL_PROMPT.read(completion)
+    assert valid and in_window and arguments(message) == [text] and action == call(text)
+
+
+@pytest.mark.parametrize("completion", [f"<think>I could {call('x')}, but", f"{call('x')} <think>", "<think>"])
+def test_an_unfinished_thought_makes_no_call(completion):
+    begun, opened = completion.startswith("<think>"), "<think>\n"
+    for text, prompt_end in ((completion, "" if begun else opened), (completion.removeprefix("<think>"), opened)):
+        assert split_thought(text, prompt_end)[1] is None
+        action, valid = parse_tool_calls(text, prompt_end)
+        assert not valid and "<tool_call>" not in action
+
+
+@pytest.fixture(scope="module")
+def encoders():
+    made = {}
+
+    def encoder(name):
+        if name not in made:
+            tokenizer = tokenizer_of(name)
+            made[name] = tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+        return made[name]
+
+    return encoder
+
+
+@pytest.mark.parametrize("name", ["write", "get-text", "docs.create", "a:b"])
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_a_call_is_read_as_it_is_shown_whatever_its_tool_is_called(encoders, template, name):
+    """In prose, if the template's own form does not come back."""
+    tokenizer, encoder = encoders(template)
+    tools, made = [tool(name)], {"type": "function", "function": {"name": name, "arguments": {"text": "x y"}}}
+    asked = encoder._text(TASK, tools)
+    whole = encoder._text([*TASK, {"role": "assistant", "content": "", "tool_calls": [made]}], tools, False)
+    start = next((one for one in (asked, encoder._text(TASK, tools, False)) if whole.startswith(one)), None)
+    if start is None:
+        pytest.skip("the template renders an earlier message otherwise")
+    ids = tokenizer(whole[len(start) :], add_special_tokens=False)["input_ids"]
+    prompt = tokenizer(start, add_special_tokens=False)["input_ids"]
+    message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
+    assert valid and [one["function"] for one in message["tool_calls"]] == [made["function"]]
+
+
+NEXT, JSON = "<|end|><|start|>assistant", '<|message|>{"text": "x"}<|call|>'
+HARMONY = [  # as the template writes it; as OpenAI's models do; a call in the analysis channel; after a preamble
+    (f"<|channel|>analysis<|message|>Hm.{NEXT} to=functions.write<|channel|>commentary json{JSON}", ""),
+    (f"<|channel|>commentary to=functions.write <|constrain|>json{JSON}", ""),
+    (f"<|channel|>analysis to=functions.write <|constrain|>json{JSON}", ""),
+    (f"<|channel|>commentary<|message|>So:{NEXT}<|channel|>commentary to=functions.write{JSON}", "So:"),
+]
+
+
+@pytest.mark.parametrize(("written", "content"), HARMONY)
+def test_harmonys_headers_in_any_order(encoders, written, content):
+    tokenizer, encoder = encoders("gptoss")
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+    message, valid = encoder.tools.parse(encoder.decode(ids), ids, [], [tool("write")])
+    assert valid and arguments(message) == ["x"] and message["content"] == content
+    for length in range(1, len(ids) - 2):  # every beginning of it
+        message, _ = encoder.tools.parse(encoder.decode(ids[:length]), ids[:length], [], [tool("write")])
+        assert not arguments(message)
+
+
+def test_a_parser_that_raises_makes_the_completion_invalid():
+    template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
+    with pytest.warns(UserWarning, match="raised JSONDecodeError"):
+        assert template.read('{"action": "g') == ('{"action": "g', False)
