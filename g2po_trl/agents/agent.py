@@ -151,8 +151,7 @@ class AgentEnvironment(TextEnvironment):
             if event.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(event.error)}") from event.error
             why = session.refused or ["ask by the client's base_url and api_key, and switch off caches of answers"]
-            said = f"the agent returned {show(event.value)} without a request that was answered: {why[-1]}"
-            raise EnvironmentContractError(said)
+            raise EnvironmentContractError(f"the agent returned {show(event.value)} before an answer: {why[-1]}")
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
@@ -197,18 +196,16 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts, unanswered, error = self._facts(), self._session.unanswered(), end.error
-        facts |= {"unanswered_requests": unanswered} if unanswered else {}
+        error, unanswered = end.error, self._session.unanswered()
+        facts = self._facts(unanswered_requests=unanswered)
         self.close()
         if error is None:
             reward, info = read_return_value(end.value)
             return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info})
         shown, limit = _describe(error), getattr(error, "limit", None)
         if unanswered and limit is None and not self._session.out_of_turns:
-            remedy = "set no time limit for requests, as client.openai() has none, and cancel none"
-            raise EnvironmentContractError(
-                f"the agent left a request unanswered and raised {shown}: {remedy}"
-            ) from error
+            why = f"the agent gave a request up and raised {shown}: set no time limit for requests, and cancel none"
+            raise EnvironmentContractError(why) from error
         if is_of_environment(error):
             raise error
         if self._session.out_of_turns:
@@ -218,9 +215,9 @@ class AgentEnvironment(TextEnvironment):
         info |= getattr(error, "info", {})
         return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, **facts: Any) -> dict[str, Any]:
         session = self._session
-        facts = {"ignored_fields": sorted(session.ignored), "out_of_turns": bool(session.out_of_turns)}
+        facts |= {"ignored_fields": sorted(session.ignored), "out_of_turns": bool(session.out_of_turns)}
         facts |= {"refused_requests": len(session.refused), "refusal": "".join(session.refused[-1:])}
         return {name: fact for name, fact in facts.items() if fact}
 

@@ -37,7 +37,7 @@ END_SECONDS = 5.0  # for all that a program started to end
 MAX_OUTPUT_BYTES = 2**20  # of stdout, and of stderr; more loses its middle
 
 
-class Program:
+class Program(contextlib.AbstractContextManager):
     """A running program. At the end of the context it is killed, with all processes that it has started.
 
     Args:
@@ -57,9 +57,6 @@ class Program:
         self._process = subprocess.Popen(command, **pipes, env=variables, process_group=0, cwd=folder)
         self._outputs = [_Output(self._process.stdout), _Output(self._process.stderr)]
 
-    def __enter__(self) -> Program:
-        return self
-
     def __exit__(self, *error: Any) -> None:
         self.end()
 
@@ -73,7 +70,7 @@ class Program:
         return [output.text() for output in self._outputs]
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it, with all processes that it has started."""
         self._process.terminate()
         if self.wait(END_SECONDS) is None:
             self._process.kill()
