@@ -19,6 +19,8 @@ from ..environments.setup import default_history, first_steps, played_as, text_e
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
 from ..environments.validation import is_agent
+from ..evaluation.actors import EvaluationActor
+from ..evaluation.agents import DirectAgent
 from ..prompts.template import PromptTemplate
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -121,8 +123,7 @@ class Examination:
         factory = text_environment_factory(self.environment_factory, self.episode_limits)
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
             played = self._play_at_random(pool, self.tasks)
-            findings = measure.agent_failures(played)
-            findings += measure.environment_findings(played, "a model call")
+            findings = [*measure.agent_failures(played), *measure.environment_findings(played, "a model call")]
             if not played.episodes:
                 return findings
             again = [] if played.failures else [self._replayed(second, self.tasks, played)]
@@ -149,16 +150,13 @@ class Examination:
             return findings + self._in_pools(pool, second, tasks)
 
     def _in_pools(self, pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]]) -> list[Finding]:
-        def failed(what: str, failures: Sequence[Any]) -> list[Finding]:
-            return [Kind.FAILED.found(what=what, failure=describe_failure(failure)) for failure in failures]
-
         starts, failures = first_steps(pool, tasks, tasks)
-        playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
-        errors = failed("in a worker process it", failures)
+        errors = [Kind.FAILED.found(what="in a worker it", failure=describe_failure(one)) for one in failures]
         if any(failure.kind in ("timeout", "crash") for failure in failures):
             return errors[:1]
+        playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
         played = self._play_at_random(second, playable)
-        errors += failed("a random episode", played.failures)
+        errors += [Kind.FAILED.found(what="a random episode", failure=describe_failure(f)) for f in played.failures]
         if played.takes_long:
             return errors[-1:]
         findings = [found for task in tasks for found in probe(second, task, self.turns)]
@@ -180,8 +178,7 @@ class Examination:
         for task, group in zip(tasks, played.groups):
             longest = max(group, key=lambda trajectory: len(trajectory.steps), default=None)
             if longest and (different := replay_difference(pool, task, longest.steps)):
-                level = "error" if different.is_error else "warning"
-                return Kind.NOT_REPLAYED.found(level=level, difference=different.text)
+                return different
         return Kind.CONTRACT_KEPT.found()
 
     def _states(self, played: Played, kind: str = "random ") -> list[Finding]:
@@ -198,27 +195,23 @@ class Examination:
     def _model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
-        from ..evaluation.actors import EvaluationActor  # transformers: for episodes with a model alone
-        from ..evaluation.agents import DirectAgent
-
         played, lengths = Played(), []
 
         def count(episode: Episode, completion: ChatCompletion) -> None:
-            played.note(episode.observation, is_first=not episode.steps)
+            played.note(episode)
             lengths.append((completion.prompt_tokens, completion.completion_tokens))
 
-        factory, template, history = played_as(
-            self.environment_factory, self.episode_limits, template and template.of(self.name), settings.history
-        )
+        template = template and template.of(self.name)
+        playing = played_as(self.environment_factory, self.episode_limits, template, settings.history)
+        factory, template, history = playing
         agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
-        rows = [task for task in self.tasks for _ in range(self.episodes)]
-        groups = [number // self.episodes for number in range(len(rows))]
-        seeds = [derived_seed(0, number) for number in range(len(rows))]
         with EnvironmentPool(factory, self.limits) as pool:
             player = Player(pool, EvaluationActor(chat, agent, count=count), self.episode_limits)
-            trajectories, _ = player.play(rows, sampling, groups, seeds)
+            rows = [task for task in self.tasks for _ in range(self.episodes)]
+            groups = [number // self.episodes for number in range(len(rows))]
+            trajectories, _ = player.play(rows, sampling, groups, [derived_seed(0, n) for n in range(len(rows))])
         for start in range(0, len(rows), self.episodes):
-            played.add(trajectories[start : start + self.episodes], is_new=True)
+            played.add(trajectories[start : start + self.episodes])
         findings = measure.agent_failures(played, "the agent" if self.is_agent else "an episode")
         if not played.episodes:
             return findings

@@ -12,14 +12,8 @@ from ..runs.verdict import Fault
 
 LEVELS = ("error", "warning", "ok")
 _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end within {turns} turns"
-_VISITS = (
-    "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are in a state "
-    "visited once"
-)
-_EXPERT = (
-    "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g}); other "
-    "endings: {reasons}"
-)
+_VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
+_EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g}); others: "
 _TEACH = "or fine-tune it on demonstrations (g2po teach)."
 
 
@@ -42,13 +36,8 @@ class Kind(Enum):
     REFUSED = _error("{what}{error}")
     METHODS = _error("{name} has no method {methods}", "Derive it from TextEnvironment.")
     CONSTRUCTION = _error("constructing {name} raised {error}{where}", "Bind its arguments with functools.partial.")
-    RAISED_IN_RESET = _error(
-        "{name} raised {error} in reset{where}", "Remove tasks that cannot be played from the dataset."
-    )
-    RAISED_IN_STEP = _error(
-        "{name} raised {error} on the action {action}{where}",
-        "Return an observation for an impossible action instead of raising.",
-    )
+    RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
+    RAISED_IN_STEP = _error("{name} raised {error} on the action {action}{where}", "Return an observation instead.")
     RANDOM_RESET = _error(
         "{name}.reset is not deterministic: the same task gave {first} and then {then}",
         "Episodes of a group must start in the same state: seed randomness from the task.",
@@ -65,25 +54,18 @@ class Kind(Enum):
     )
     CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
     SLOW = Wording(
-        "{what} takes {step:.3g} ms, a reset {reset:.3g} ms (medians, to a worker and back)",
-        "This is slow: cache what is recomputed, or raise num_environment_workers.",
+        "{what} takes {step:.3g} ms, a reset {reset:.3g} ms", "Use a cache, or raise num_environment_workers."
     )
-    LIMIT = Wording(
-        "{count} of {episodes} episodes ended as failures by the {limit}",
-        "Raise it, or let episodes end earlier: a failure gets no further reward.",
-    )
+    LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
     LONG_TEXT = Wording(
-        "an observation or a request has {characters} characters, about {tokens} tokens",
-        "Shorten it, or raise max_prompt_length: longer prompts lose their middle, or end agents.",
+        "an observation or a request has {characters} characters", "Shorten it, or raise max_prompt_length."
     )
     NO_TASK = Wording(
-        "reset gives no Observation.task: after the first step only the history shows the goal",
-        "Set it, or repeat the goal in every observation.",
+        "reset gives no Observation.task: later prompts may lack the goal", "Set it, or repeat the goal."
     )
     NO_ACTIONS = Wording(
-        "no admissible actions are listed, or not in each observation: random episodes play 'look'",
-        "The model has to know the possible actions: list them, or describe them in the prompt template.",
+        "no admissible actions are listed: random episodes play 'look'", "List or describe them in the prompt."
     )
     # States
     RECURRENCE = _ok(f"{_VISITS}: there is a graph to learn from")
@@ -100,10 +82,6 @@ class Kind(Enum):
         "{normalised:.0%} by new messages without times, ids, paths",
         "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.",
     )
-    SHORT_TEXT = Wording(
-        "the short text {text!r} is one state in {visits} steps, and the same action leads from it to others",
-        "Situations with this text are compared as one: add what is missing to the text or the state_key.",
-    )
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(
@@ -116,7 +94,6 @@ class Kind(Enum):
         "Start from one that sometimes succeeds, or from easier tasks.",
         is_final=True,
     )
-    ENDINGS = _ok("episodes that ended for another reason than their rewards: {reasons}")
     # The environment's faults of the diagnosis that the end of training and reports read
     DIFFERENT_STARTS = Wording(*Fault.DIFFERENT_STARTS.wording)
     CONTEXT_OVERFLOW = Wording(*Fault.CONTEXT_OVERFLOW.wording, is_final=True)
@@ -126,14 +103,12 @@ class Kind(Enum):
     FAILED_AGENT = _error("{who} {failure} ({count} of {failures} failed episodes)")
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")
     RAISED_IN_AGENT = Wording(
-        "raises {error}{where} in {count} of {episodes} episodes: each is a failure with reward 0",
+        "raises {error}{where} in {count} of {episodes} episodes: failures with reward 0",
         "If the model can correct itself, send it the error as a message instead.",
     )
     TOO_MANY_CALLS = Wording(
-        "asks for more than {turns} calls in {count} of {episodes} episodes, and is refused",
-        "End the loop earlier, or raise max_turns.",
+        "asks for more than {turns} calls in {count} of {episodes} episodes", "End earlier, or raise max_turns."
     )
-    IGNORED_FIELDS = _ok("sets {fields}, which has no effect: the trainer's configuration decides how to sample")
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model
     LENGTHS = Wording(
@@ -141,28 +116,20 @@ class Kind(Enum):
         "Raise max_completion_length (and the agent's own max_tokens), or ask for shorter answers.",
     )
     FORMAT = Wording(
-        "{broken} of {completions} completions do not have the required format",
-        f"Read some with g2po check --show and g2po play --model MODEL; {_TEACH}",
+        "{broken} of {completions} completions lack the required format", f"Read some (g2po play); {_TEACH}"
     )
-    ADMISSIBLE = Wording(
-        "{admissible} of {listed} actions are among those that the environment lists",
-        f"The model does not copy them: use a larger one, {_TEACH}",
-    )
+    ADMISSIBLE = Wording("{admissible} of {listed} actions are among the listed ones", f"Use a larger model, {_TEACH}")
     TOOL_CALLS = Wording(
         "{called} of {offered} completions call a tool; {parsed} of these can be parsed, {known} call a known one",
         f"Use a model that was trained to call tools, {_TEACH}",
     )
     SPELLED_WORDS = Wording(
-        "the tokenizer of {model} spells {words} in pieces, which a model of this size is slow to learn",
-        "Use words that are one token, or a larger model.",
+        "the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words, or a larger model."
     )
     # Experts
-    EXPERT = _ok(_EXPERT)
-    EXPERT_NEEDS_ALL_TURNS = Wording(
-        _EXPERT, "Raise max_turns: with one action more than the expert's, the episode fails."
-    )
+    EXPERT = _ok(f"{_EXPERT}{{reasons}}", "Raise max_turns: with one action more, the episode fails.")
     EXPERT_FAILS = Wording(
-        _EXPERT,
+        f"{_EXPERT}{{reasons}}",
         "g2po teach trains on successes alone: correct the expert or the reward, or raise max_turns.",
         is_final=True,
     )

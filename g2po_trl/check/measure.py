@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from ..credit.graph import StateGraph, record
 from ..environments.episode_limits import LIMITS
@@ -23,7 +25,6 @@ from .statistics import count_in_keys, shared_share
 
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
-SHORT_TEXT = 60  # characters
 MANY = 0.2  # of a model's completions
 FEW = 0.1  # of the expert's episodes
 SHOWN = 3  # failures of an agent
@@ -44,15 +45,18 @@ def environment_findings(played: Played, what: str) -> Iterator[Finding]:
     if played.step_seconds and (step := median(played.step_seconds)) > SLOW_STEP:
         yield Kind.SLOW.found(what=what, step=1000 * step, reset=1000 * median(played.reset_seconds))
     if played.longest > LONG_TEXT:
-        yield Kind.LONG_TEXT.found(characters=played.longest, tokens=played.longest // 4)
-    number, reasons = len(played.episodes), Counter(_reason(t.failure_reason) for t in played.episodes)
+        yield Kind.LONG_TEXT.found(characters=played.longest)
+    number, reasons = (
+        len(played.episodes),
+        Counter((t.failure_reason or "").partition(":")[0] for t in played.episodes),
+    )
     for limit in LIMITS:
         if reasons[limit] > MANY * number:
             yield Kind.LIMIT.found(count=reasons[limit], episodes=number, limit=limit)
 
 
 def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) -> list[Finding]:
-    """Return findings about how often states recur in groups, and what they hide."""
+    """Return a finding about how often states recur in groups, or about the number that keeps them from it."""
     groups = [group for group in played.groups if group]
     if all(len(group) == 1 for group in groups) or len(played.steps) == len(played.episodes):
         return []
@@ -61,13 +65,11 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     alone = statistics["singleton_step_fraction"]
     # Where a turn has one state, its number is all that tells states apart.
     most_turns = sum(max(len(trajectory.steps) for trajectory in group) for group in groups)
-    is_known = played.answers_are_known or is_agent
+    is_known = played.answers_are_known or is_agent  # random actions without a list lead nowhere
     if (graph.num_nodes > most_turns or not is_known) and (counted := count_in_keys(played.episodes)):
         return [Kind.COUNTER.found(counter=str(counted), **counted._asdict())]
-    if not is_known:  # random actions without a list lead nowhere
-        return []
     found = Kind.RARE_STATES if alone > 0.5 else Kind.RECURRENCE
-    return [found.found(kind=kind, visits=statistics["mean_group_size"], alone=alone), *short_texts(played)]
+    return [found.found(kind=kind, visits=statistics["mean_group_size"], alone=alone)] if is_known else []
 
 
 def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
@@ -79,24 +81,7 @@ def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
     key = "your state key" if is_own else "files and new messages" if has_files else "the default key"
     used, (news, normalised) = shared_share(groups), (shared_share(groups, key) for key in NEWS_KEYS.values())
     is_coarser = not is_own and not has_files and max(news, normalised) > used + MANY
-    level = "warning" if is_coarser else "ok"
-    return [Kind.KEYS.found(level=level, used=used, key=key, news=news, normalised=normalised)]
-
-
-def short_texts(played: Played) -> list[Finding]:
-    """Return a warning about the most frequent short text from which the same action leads to different states."""
-    visits: Counter[tuple[int, str]] = Counter()
-    nexts = defaultdict(set)
-    for number, group in enumerate(played.groups):
-        for trajectory in group:
-            keys = [step.key for step in trajectory.steps[1:]] + [None] * (trajectory.outcome != "truncated")
-            for step, after in zip(trajectory.steps, keys):
-                if len(step.observation) <= SHORT_TEXT:
-                    visits[number, step.observation] += 1
-                    nexts[number, step.observation, step.key, step.compared_action].add(after)
-    hiding = {state[:2] for state, after in nexts.items() if len(after) > 1}
-    found = [Kind.SHORT_TEXT.found(text=text[1], visits=n) for text, n in visits.most_common() if text in hiding]
-    return found[:1]
+    return [_level(not is_coarser, Kind.KEYS, used=used, key=key, news=news, normalised=normalised)]
 
 
 def outcomes(played: Played, turns: int, who: str = "random actions", learner: str = "") -> Finding:
@@ -142,41 +127,34 @@ def agent_findings(played: Played, turns: int) -> Iterator[Finding]:
         yield Kind.RAISED_IN_AGENT.found(level=level, error=error, where=where, count=count, episodes=number)
     if out := sum(bool(info.get("out_of_turns")) for info in infos):
         yield Kind.TOO_MANY_CALLS.found(turns=turns, count=out, episodes=number)
-    if ignored := sorted({name for info in infos for name in info.get("ignored_fields", ())}):
-        yield Kind.IGNORED_FIELDS.found(fields=ignored)
     if refused := [info for info in infos if info.get("refused_requests")]:
         refusal = refused[-1].get("refusal", "")
         yield Kind.REFUSED_REQUESTS.found(count=len(refused), episodes=number, refusal=refusal)
 
 
 def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield findings about a model's completions: lengths in tokens, format, listed actions, tool calls, endings."""
-    steps, levels = played.steps, {True: "ok", False: "warning"}
+    """Yield findings about a model's completions: lengths in tokens, format, listed actions, tool calls."""
+    steps = played.steps
     if steps:
         longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
         cut = sum(step.completion_truncated for step in steps) / len(steps)
-        yield Kind.LENGTHS.found(level=levels[cut <= MANY], longest=longest, written=written, cut=cut)
+        yield _level(cut <= MANY, Kind.LENGTHS, longest=longest, written=written, cut=cut)
     formatted = [step.valid for step in steps if step.call is None]
     if broken := formatted.count(False):
-        fits = broken <= MANY * len(formatted)
-        yield Kind.FORMAT.found(level=levels[fits], broken=broken, completions=len(formatted))
+        yield _level(broken <= MANY * len(formatted), Kind.FORMAT, broken=broken, completions=len(formatted))
     if listed := [step.admissible for step in steps if step.admissible is not None]:
         fits = 2 * sum(listed) > len(listed)
-        yield Kind.ADMISSIBLE.found(level=levels[fits], admissible=sum(listed), listed=len(listed))
-    yield from call_findings(steps)
-    if reasons := Counter(_reason(t.failure_reason) for t in played.episodes if t.failure_reason):
-        yield Kind.ENDINGS.found(reasons=dict(reasons.most_common()))
+        yield _level(fits, Kind.ADMISSIBLE, admissible=sum(listed), listed=len(listed))
+    if calls := Counter(step.call for step in steps if step.call is not None):
+        called = calls.total() - calls["none"]
+        parsed = called - calls["unreadable"]
+        known = parsed - calls["unknown"]
+        fits = known > 0 and known >= called * (1 - MANY)
+        yield _level(fits, Kind.TOOL_CALLS, offered=calls.total(), called=called, parsed=parsed, known=known)
 
 
-def call_findings(steps: Sequence[Step]) -> list[Finding]:
-    """Return a finding about the tool calls of completions whose prompts offer tools."""
-    calls = Counter(step.call for step in steps if step.call is not None)
-    called = calls.total() - calls["none"]
-    parsed = called - calls["unreadable"]
-    known = parsed - calls["unknown"]
-    level = "warning" if not known or known < called * (1 - MANY) else "ok"
-    facts = {"offered": calls.total(), "called": called, "parsed": parsed, "known": known}
-    return [Kind.TOOL_CALLS.found(level=level, **facts)] if calls else []
+def _level(fits: bool, kind: Kind, **facts: Any) -> Finding:
+    return kind.found(level="ok" if fits else "warning", **facts)
 
 
 def expert_finding(played: Played, turns: int) -> Finding:
@@ -186,10 +164,9 @@ def expert_finding(played: Played, turns: int) -> Finding:
     number = len(played.episodes) + len(played.failures)
     steps = median([len(trajectory.steps) for trajectory in won or played.episodes] or [0])
     reasons = sorted({*others, *map(describe_failure, played.failures)})[:SHOWN]
-    needs_all = won and steps >= turns > 1 and reasons
-    fails = len(won) < FEW * number
-    kind = Kind.EXPERT_FAILS if fails else Kind.EXPERT_NEEDS_ALL_TURNS if needs_all else Kind.EXPERT
-    return kind.found(successes=len(won), episodes=number, turns=turns, steps=steps, reasons=reasons)
+    fails, needs_all = len(won) < FEW * number, won and steps >= turns > 1 and reasons
+    found = Kind.EXPERT_FAILS.found if fails else partial(_level, not needs_all, Kind.EXPERT)
+    return found(successes=len(won), episodes=number, turns=turns, steps=steps, reasons=reasons)
 
 
 def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions: bool = False) -> list[Finding]:
@@ -210,10 +187,6 @@ def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions:
     tokenizer = Tokenizer.from_file(str(file))
     if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
         return []
-
-    def pieces(word: str) -> int:  # inside a text or at its beginning
-        return min(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (word, f" {word}"))
-
     counts: Counter[str] = Counter()
     for step in steps:
         answer = step.response or {"content": step.action}
@@ -221,11 +194,11 @@ def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions:
         written += [call["function"]["name"] for call in answer.get("tool_calls", ())]
         written += [message_text(answer)] if with_actions else []
         counts.update({word for text in written for word in _WORD.findall(text)})
-    spelled = [word for word, _ in counts.most_common() if pieces(word) > 1]
+
+    def is_spelled(word: str) -> bool:  # inside a text and at its beginning
+        texts = word, f" {word}"
+        return all(len(tokenizer.encode(text, add_special_tokens=False).ids) > 1 for text in texts)
+
+    spelled = [word for word, _ in counts.most_common() if is_spelled(word)]
     shown = [*spelled[:SHOWN_WORDS], *[f"… ({len(spelled)} words)"] * (len(spelled) > SHOWN_WORDS)]
     return [Kind.SPELLED_WORDS.found(model=str(model), words=shown)] if spelled else []
-
-
-def _reason(text: str | None) -> str:
-    """Return the kind in a failure reason, "kind: detail"."""
-    return (text or "").partition(":")[0]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engines.sampling import Sampling
 from ..environments.contract import Observation, StepResult, TextEnvironment
@@ -16,7 +15,8 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import factory_name
-from ..prompts.conversation import ChatRequest, ChatResponse, message_text
+from ..evaluation.actors import TextActor
+from ..prompts.conversation import ChatResponse, message_text
 from ..rollout.episode import Episode, sent
 from ..rollout.player import Player
 from ..rollout.stats import RolloutStats
@@ -61,18 +61,19 @@ class Played:
         """Whether further episodes may take as long as the time limit, since one timed out or crashed."""
         return any(failure.kind not in ("exception", "invalid") for failure in self.failures)
 
-    def add(self, trajectories: Sequence[Trajectory], is_new: bool = False) -> None:
-        """Add episodes to the last group, or as a new one; failures of the environment are kept apart."""
+    def add(self, trajectories: Sequence[Trajectory], is_new: bool = True) -> None:
+        """Add episodes as a group, or to the last one; failures of the environment are kept apart."""
         self.groups += [[]] if is_new else []
         self.failures += [EnvironmentFailure(*t.error.split(": ", 1)) for t in trajectories if not t.counted]
         self.groups[-1] += [trajectory for trajectory in trajectories if trajectory.counted]
 
-    def note(self, observation: Observation, is_first: bool) -> None:
-        request = observation.request
+    def note(self, episode: Episode) -> None:
+        """Measure the observation of an episode."""
+        seen, request = episode.observation, episode.observation.request
         if request is None:
-            self.longest = max(self.longest, len(observation.text))
-            self.has_task &= bool(observation.task) or not is_first
-            self.lists_actions &= observation.admissible_actions is not None
+            self.longest = max(self.longest, len(seen.text))
+            self.has_task &= bool(seen.task or episode.steps)
+            self.lists_actions &= seen.admissible_actions is not None
         else:
             self.has_tools |= bool(request.tools)
             characters = sum(len(message_text(message)) for message in request.messages)
@@ -80,61 +81,45 @@ class Played:
 
 
 @dataclass
-class AnswerActor:
+class AnswerActor(TextActor):
     """An actor without a model, which plays one episode at a time and measures the environment.
 
     Args:
         played: receives the measurements.
-        answer: an episode -> the action, the response to its chat request, or `None` to give up.
+        choose: an episode -> the action, the response to its chat request, or `None` to give up.
     """
 
     played: Played
-    answer: Answer
-    asked: Sequence[Episode] = ()
-    sent: float = 0.0
-    is_collective = streams = False
-
-    @property
-    def waiting(self) -> int:
-        return len(self.asked)
-
-    def rollout(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    choose: Answer
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> AnswerActor:
-        self.asked, self.sent = (), time.perf_counter()
-        return self
+        self.clock = time.perf_counter()
+        return super().session(sampling, seeds, stats)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        self.asked = list(episodes)
+        super().ask(episodes)
         for episode in episodes:
             seconds = self.played.step_seconds if episode.steps else self.played.reset_seconds
-            seconds.append(time.perf_counter() - self.sent)
-            self.played.note(episode.observation, is_first=not episode.steps)
+            seconds.append(time.perf_counter() - self.clock)
+            self.played.note(episode)
 
-    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
-        steps = [(episode, self._step(episode)) for episode in self.asked]
-        self.asked, self.sent = (), time.perf_counter()
-        return steps
-
-    def close(self) -> None:
-        pass
-
-    def _step(self, episode: Episode) -> Step | None:
-        answer, request = self.answer(episode), episode.observation.request
-        if answer is None:
-            episode.give_up("no answer: the expert gave up")
-            return None
-        if request is None:
-            return episode.step(answer, None)
-        return episode.step(answer.to_action(), None, messages=list(request.messages))
+    def answer(self, episodes: Sequence[Episode]) -> Iterator[Step | None]:
+        for episode in episodes:
+            answer, request = self.choose(episode), episode.observation.request
+            if answer is None:
+                yield episode.give_up("no answer: the expert gave up")
+            elif request is None:
+                yield episode.step(answer, None)
+            else:
+                yield episode.step(answer.to_action(), None, messages=list(request.messages))
+        self.clock = time.perf_counter()
 
 
 def random_answer(rng: random.Random, texts: Sequence[str]) -> Answer:
     """Return a function that answers with a listed action, or a request with a random call or one of `texts`."""
 
     def answer(episode: Episode) -> str | ChatResponse:
-        request: ChatRequest | None = episode.observation.request
+        request = episode.observation.request
         if request is None:
             return rng.choice(episode.observation.admissible_actions or ["look"])
         if not request.tools or rng.random() < TEXT_SHARE:
@@ -168,11 +153,11 @@ def _random_value(schema: Any, rng: random.Random) -> Any:
 
 
 def play(
-    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, limits: EpisodeLimits, answer: Answer
+    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, limits: EpisodeLimits, choose: Answer
 ) -> Played:
     """Play episodes of each task, one after another, until one times out or crashes."""
     played = Played()
-    player = Player(pool, AnswerActor(played, answer), limits)
+    player = Player(pool, AnswerActor(played, choose), limits)
     for task in tasks:
         for number in range(episodes):
             if not played.takes_long:
@@ -191,70 +176,58 @@ def probe(pool: EnvironmentPool, task: dict[str, Any], turns: int) -> list[Findi
 def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], TextEnvironment]:
     """Return a factory of the environment whose contract `probe` examines in a worker."""
 
-    def make() -> TextEnvironment:
-        return _ProbedEnvironment(environment_factory)
+    class Probed(TextEnvironment):
+        environment = None
 
-    make.__name__ = factory_name(environment_factory)
-    return make
+        def reset(self, **task: Any) -> Observation | str:
+            if (max_steps := task.pop(_PROBE, None)) is not None:
+                findings = contract_findings(environment_factory, task, max_steps=max_steps)
+                return json.dumps([[found.kind.name, found.level, found.facts] for found in findings])
+            self.environment = self.environment or environment_factory()
+            return self.environment.reset(**task)
 
+        def step(self, action: str) -> StepResult:
+            return self.environment.step(action)
 
-class _ProbedEnvironment(TextEnvironment):
-    """An environment in a worker. The reset of a task with the column `_PROBE` returns contract findings as JSON."""
+        def close(self) -> None:
+            if self.environment:
+                self.environment.close()
 
-    def __init__(self, environment_factory: Callable[[], TextEnvironment]):
-        self.factory, self.environment = environment_factory, None
-
-    def reset(self, **task) -> Observation | str:
-        if (max_steps := task.pop(_PROBE, None)) is not None:
-            findings = contract_findings(self.factory, task, max_steps=max_steps)
-            return json.dumps([[found.kind.name, found.level, found.facts] for found in findings])
-        self.environment = self.environment or self.factory()
-        return self.environment.reset(**task)
-
-    def step(self, action: str) -> StepResult:
-        return self.environment.step(action)
-
-    def close(self) -> None:
-        if self.environment:
-            self.environment.close()
+    Probed.__name__ = factory_name(environment_factory)
+    return Probed
 
 
-class Difference(NamedTuple):
-    """The first difference of a replayed episode; `is_error`: it begins differently, or fails."""
+def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> Finding | None:
+    """Replay an episode's steps in a pool without others, and return a finding about the first difference, if any.
 
-    text: str
-    is_error: bool = False
+    It is an error if the episode begins differently or fails.
+    """
 
+    def found(difference: str, is_error: bool = False) -> Finding:
+        return Kind.NOT_REPLAYED.found(level="error" if is_error else "warning", difference=difference)
 
-def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> Difference | None:
-    """Replay an episode's steps in a pool without others; return the first difference, or `None` if there is none."""
     answer = pool.reset([task])[0]
     for number, step in enumerate(steps, 1):
         if isinstance(answer, EnvironmentFailure):
-            return Difference(f"it {describe_failure(answer)}", is_error=True)
+            return found(f"it {describe_failure(answer)}", is_error=True)
         seen = answer if isinstance(answer, Observation) else answer.observation
-        if different := _difference(step, seen):
-            return Difference(f"before step {number}, {different}", is_error=number == 1)
+        if seen.text != step.observation:
+            text = f"the observation is {seen.text[:200]!r}, and was {step.observation[:200]!r}"
+            return found(f"before step {number}, {text}", is_error=number == 1)
+        now = list(seen.images), seen.admissible_actions or None, seen.state_key
+        before = step.images or [], step.admissible_actions or None, step.state_key
+        for name, *values in zip(("images", "listed actions", "environment's state keys"), now, before):
+            if values[0] != values[1]:
+                return found(f"before step {number}, the {name} are different", is_error=number == 1)
         if number == len(steps):
-            break
+            return None
         answer = pool.step({0: sent(step)})[0]
         if isinstance(answer, EnvironmentFailure):
             continue
         if answer.terminated or answer.truncated:
             reason = answer.info.get("failure_reason") or ""
             text = f"the episode ended after {step.action!r} ({reason or 'by itself'}), and continued before"
-            return Difference(text, is_error=reason.startswith("agent error"))
+            return found(text, is_error=reason.startswith("agent error"))
         if answer.reward != step.reward:
-            return Difference(f"{step.action!r} returned reward {answer.reward:g}, and {step.reward:g} before")
+            return found(f"{step.action!r} returned reward {answer.reward:g}, and {step.reward:g} before")
     return None
-
-
-def _difference(before: Step, seen: Observation) -> str | None:
-    if seen.text != before.observation:
-        return f"the observation is {seen.text[:200]!r}, and was {before.observation[:200]!r}"
-    parts = {
-        "images": (list(seen.images), before.images or []),
-        "listed actions": (seen.admissible_actions or None, before.admissible_actions or None),
-        "environment's state keys": (seen.state_key, before.state_key),
-    }
-    return next((f"the {name} are different" for name, (now, then) in parts.items() if now != then), None)

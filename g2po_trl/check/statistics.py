@@ -73,8 +73,8 @@ def count_in_keys(trajectories: Sequence[Trajectory]) -> NumberInKeys | None:
         first = {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}
         for key, turn in first.items():
             turns[trajectory.task_id, key].append(turn)
-    shared = [reached for reached in turns.values() if len(reached) > 1]
-    if sum(len(set(reached)) > 1 for reached in shared) > _HARDLY * len(shared):
+    shared = [len(set(reached)) > 1 for reached in turns.values() if len(reached) > 1]
+    if sum(shared) > _HARDLY * len(shared):
         return None
     for trajectory in trajectories:
         seen: dict[str, str] = {}

@@ -5,7 +5,6 @@ import random
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -18,7 +17,7 @@ from transformers import AutoTokenizer
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.check.examine import examine
 from g2po_trl.check.findings import Kind, learns_nothing, worst_first
-from g2po_trl.check.measure import agent_findings, call_findings, faults, recurrence_by_key, spelled_words
+from g2po_trl.check.measure import agent_findings, completion_findings, faults, recurrence_by_key, spelled_words
 from g2po_trl.check.play import Played, random_arguments
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.setup import agent_factory
@@ -106,24 +105,6 @@ class Pages(Walk):
         return StepResult(self.observe(), 10.0 * (action == "right"), action == "right" or self.turn == 6)
 
 
-class Saying(TextEnvironment):
-    """A walk that shows nothing but "Saved.", whatever has been done; or where it is."""
-
-    def __init__(self, text="Saved."):
-        self.text, self.actions = text, ["left", "right"]
-
-    def reset(self, seed):
-        self.at = 3
-        return Observation("room 3", admissible_actions=self.actions, task="Walk to room 9.")
-
-    def step(self, action):
-        self.at += 1 if action == "right" else -1
-        text = self.text.format(at=self.at) if self.at % 4 else f"a door after room {self.at}"
-        return StepResult(
-            Observation(text, admissible_actions=self.actions), 10.0 * (self.at == 9), self.at in (-3, 9)
-        )
-
-
 class Stuck(Walk):
     """Hangs, or dies, where the task says."""
 
@@ -185,7 +166,6 @@ def test_nothing_is_wrong_with_a_good_environment():
         (walk(task=None), Kind.NO_TASK, {}),
         (LetterEnvironment, Kind.NO_ACTIONS, {}),
         (walk(step=lambda self, action: StepResult("end", 10.0, True)), Kind.ALL_WON, {"successes": 8, "episodes": 8}),
-        (Saying, Kind.SHORT_TEXT, {"text": "Saved."}),
         (walk(form="[{0.turn}] place {0.at}"), Kind.COUNTER, {"returned": 0.0}),
         (walk(form="[{0.turn}] place {0.at}", actions=None), Kind.COUNTER, {"returned": 0.0}),
     ],
@@ -197,7 +177,6 @@ def test_doubts(environment, kind, facts):
 
 
 def test_what_is_no_doubt():
-    assert Kind.SHORT_TEXT not in kinds(partial(Saying, "room {at}"))
     assert Kind.COUNTER not in kinds(Pages), "without its number a task has one state only"
     counted = walk(form="[{0.turn}] place {0.at}")
     assert Kind.COUNTER not in kinds(counted, state_key_ignores=["numbers"])
@@ -294,7 +273,9 @@ def test_training_on_several_environments_learns_if_one_has_something_to_learn()
 
 def test_tool_calls_of_a_model_are_counted():
     def found(*calls):
-        return call_findings([Step("o", "a", call=call) for call in calls])
+        episode = Trajectory("t", [Step("o", "a", call=call) for call in calls], 1.0, "success")
+        every = completion_findings(Played([[episode]]), [(1, 1)])
+        return [finding for finding in every if finding.kind is Kind.TOOL_CALLS]
 
     assert found(None, None) == []
     (none,) = found("none", "none", "unreadable", "unknown", None)

@@ -197,17 +197,6 @@ def agent(task, client):
         pass
     return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
 
-ok IGNORED_FIELDS: temperature
-def agent(task, client): return ask(client, 'a', temperature=1) == ask(client, 'b')
-
-warning SHORT_TEXT: user: Saved.
-def agent(task, client):
-    messages = [{'role': 'user', 'content': 'Write.'}]
-    for _ in range(4):
-        messages.append({'role': 'assistant', 'content': ask(client, messages)})
-        messages.append({'role': 'user', 'content': 'Saved.'})
-    return 1.0
-
 error FAILED_AGENT
 def agent(task, client):
     said = ask(client, 'a')
