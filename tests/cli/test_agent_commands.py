@@ -130,7 +130,7 @@ PORT = (  # as one that is fixed, of this file alone
 )
 # What `check` says of an agent, and the agent.
 FINDINGS = r"""
-error FAILED_AGENT: returned 1.0 without calling the model
+error FAILED_AGENT: returned 1.0 without a request
 def agent(task, client): return 1.0
 
 error FAILED_AGENT: raised KeyError: 'nothing', agent.py, line 12
@@ -257,7 +257,6 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
     (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
     found = [
-        "sets temperature, which has no effect",
         "episodes of a task visit a state 4.0 times",
         "the model's responses succeed in 4 of 8 episodes; 8 end within 6 turns; rewards from 0 to 1.",
     ]
@@ -288,7 +287,6 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert code == 1 and "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes" in said, (
         said + errors
     )
-    assert "episodes that ended for another reason than their rewards: agent error 3." in said
     write("def agent(task, client):\n    return [ask(client, 'a')]\n")
     code, said, _ = outcome(capsys, *given)
     assert code == 1 and said.startswith("error ") and "['yes']" in said, said
