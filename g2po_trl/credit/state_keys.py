@@ -34,17 +34,11 @@ _PERMUTATIONS = 128
 
 @dataclass(frozen=True)
 class NormalisedKey:
-    """A state key that ignores details. Spaces at line ends and repeated spaces are always ignored.
+    """A state key that ignores details. Spaces at line ends and repeated spaces are always ignored."""
 
-    Args:
-        numbers: replace every number by `#`: "drawer 1" and "drawer 2" become equal.
-        case: ignore letter case.
-        key: `Step -> str`, the key to normalise. `None`: the step's own key.
-    """
-
-    numbers: bool = True
-    case: bool = True
-    key: Callable[[Step], str] | None = None
+    numbers: bool = True  # every number becomes `#`: "drawer 1" and "drawer 2" are equal
+    case: bool = True  # of letters
+    key: Callable[[Step], str] | None = None  # the key to normalise; `None`: the step's own
 
     def __call__(self, step: Step) -> str:
         text = step.key if self.key is None else self.key(step)
@@ -69,11 +63,7 @@ def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[st
 
 
 def similarity_threshold(state_key: str | None) -> float | None:
-    """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`.
-
-    Raises:
-        G2POError: for any other string, and if datasketch is not installed.
-    """
+    """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`."""
     if state_key is None:
         return None
     kind, colon, number = str(state_key).partition(":")
@@ -81,10 +71,7 @@ def similarity_threshold(state_key: str | None) -> float | None:
         threshold = float(number) if colon else 0.9
     except ValueError:
         threshold = 0.0
-    remedy = (
-        "write similar:0.9 to merge keys that share 90 % of their word pairs (any number above 0 and below 1), or "
-        "leave it out for equal keys; a function goes to G2POTrainer(state_key=…)"
-    )
+    remedy = "write similar:0.9, or another share of word pairs; a function goes to G2POTrainer(state_key=…)"
     require(kind == "similar" and 0 < threshold < 1, "state_key", state_key, remedy)
     require(find_spec("datasketch") is not None, "state_key", state_key, install_command("similarity"))
     return threshold

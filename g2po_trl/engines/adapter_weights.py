@@ -19,22 +19,14 @@ Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 @torch.no_grad()
 def merged_parameters(
-    model: PeftModel,
-    gather: Gather = nullcontext,
-    device: torch.device | None = None,
-    merges: bool = True,
+    model: PeftModel, gather: Gather = nullcontext, device: torch.device | None = None, merges: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and value of each weight of the base model, with the active adapters merged.
 
     Merging an adapter and unmerging it leaves rounding errors in the base, and a copy of the base costs its size. So
     tuner layers merge into copies of the parameters that they wrap (a linear's weight, stacked experts), one module
-    after the other. Sharded weights are gathered: every rank has to iterate to the end. The model is not changed.
-
-    Args:
-        model: model with one or more adapters.
-        gather: gathers parameters that ZeRO-3 shards.
-        device: gathers FSDP2's weights, if they are offloaded to the host.
-        merges: `False` yields the base without adapters.
+    after the other. Sharded weights are gathered, by `gather` under ZeRO-3, on `device` if FSDP2 has offloaded them:
+    every rank has to iterate to the end. The model is not changed. `merges=False` yields the base without adapters.
     """
     tuners = defaultdict(list)
     for module in model.modules() if merges else ():
@@ -111,11 +103,9 @@ def _why_untied(model: PeftModel) -> str | None:
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return None
     tied = model.get_input_embeddings(), model.get_output_embeddings()
-    if all(isinstance(module, TrainableTokensWrapper) for module in tied):
-        return None
-    if any(isinstance(module, BaseTunerLayer) for module in tied) or tied[0].weight is not tied[1].weight:
-        return "the LM head is tied to the embeddings, and an adapter or modules_to_save trains one of them alone"
-    return None
+    are_tokens = all(isinstance(module, TrainableTokensWrapper) for module in tied)
+    is_one = any(isinstance(module, BaseTunerLayer) for module in tied) or tied[0].weight is not tied[1].weight
+    return "the LM head is tied to the embeddings, and one of them trains alone" if is_one and not are_tokens else None
 
 
 @contextmanager

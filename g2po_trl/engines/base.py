@@ -36,47 +36,28 @@ TEXT_ONLY = (
 
 @dataclass
 class Completion:
-    """A completion as the engine sampled it.
+    """A completion as the engine sampled it."""
 
-    Args:
-        ids: token ids, with the stop token.
-        logprobs: log-probability of each token at the sampling's temperature, if the engine `returns_logprobs`.
-        complete: `False` if the completion reached `max_completion_length`.
-        cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
-    """
-
-    ids: list[int]
-    logprobs: list[float] | None = None
-    complete: bool = True
-    cached_tokens: int | None = None
+    ids: list[int]  # with the stop token
+    logprobs: list[float] | None = None  # at the sampling's temperature, if the engine `returns_logprobs`
+    complete: bool = True  # `False`: it reached `max_completion_length`
+    cached_tokens: int | None = None  # of its prompt, in the engine's prefix cache; `None`: not reported
 
 
 @dataclass
 class EngineParts:
-    """The parts of a trainer that its engine uses.
+    """The parts of a trainer that its engine uses."""
 
-    Args:
-        args: an object with the fields of a `G2POConfig`.
-        tokenizer, stop_token_ids: see `Engine`.
-        accelerator: accelerator of the trainer.
-        model: returns the trained model, without accelerate's wrappers.
-        generation_model: provides the model for a forward pass that all ranks make.
-        gather: gathers parameters that ZeRO-3 shards.
-        is_sharded: whether each rank has only a part of the weights.
-        vllm: TRL's wrapper of vLLM, if TRL has started vLLM.
-        image_inputs: the inputs of a model that reads images; `None`: it reads text only.
-    """
-
-    args: Any
+    args: Any  # has the fields of a `G2POConfig`
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: Sequence[int]
     accelerator: Accelerator
-    model: Callable[[], torch.nn.Module]
-    generation_model: GenerationModel
-    gather: Callable[[Sequence], AbstractContextManager] = nullcontext
-    is_sharded: bool = False
-    vllm: Any = None
-    image_inputs: ImageInputs | None = None
+    model: Callable[[], torch.nn.Module]  # the trained one, without accelerate's wrappers
+    generation_model: GenerationModel  # for a forward pass that all ranks make
+    gather: Callable[[Sequence], AbstractContextManager] = nullcontext  # of parameters that ZeRO-3 shards
+    is_sharded: bool = False  # each rank has only a part of the weights
+    vllm: Any = None  # TRL's wrapper of vLLM, if TRL has started vLLM
+    image_inputs: ImageInputs | None = None  # `None`: the model reads only text
 
 
 class Engine:

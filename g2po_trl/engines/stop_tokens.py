@@ -70,8 +70,7 @@ def end_completions(
         logger.warning(f"the chat template ends a turn with {decode([end])!r}, so completions end there, too; {named}")
     elif text and not any(stop and stop in text for stop in (*known, *(stop_sequences or ()))):
         logger.warning(
-            f"the chat template ends a turn with {text!r}, which is not a token and ends no completion ({named}): "
-            f"set stop_sequences=[{text!r}]"
+            f"the chat template ends a turn with {text!r}, no token ({named}): set stop_sequences=[{text!r}]"
         )
     return stop_token_ids
 

@@ -88,13 +88,8 @@ def make_estimator(
 ) -> partial[np.ndarray]:
     """Return the estimator with its options bound: `StateGraph -> (S,)` advantages.
 
-    Args:
-        name: key of `ESTIMATORS`.
-        estimator_kwargs: `Estimator.options`.
-        settings: values of `RUN_SETTINGS`. Ignored if the estimator has no such parameter.
-
-    Raises:
-        G2POError: for an unknown option, or a value that the estimator refuses.
+    `estimator_kwargs` are `Estimator.options`; `G2POError` for an unknown one, or a value that the estimator refuses.
+    `settings` are values of `RUN_SETTINGS`, ignored if the estimator has no such parameter.
     """
     from ...trajectory import Step, Trajectory
     from ..graph import StateGraph
