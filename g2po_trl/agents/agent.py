@@ -151,7 +151,8 @@ class AgentEnvironment(TextEnvironment):
             if event.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(event.error)}") from event.error
             why = session.refused or ["ask by the client's base_url and api_key, and switch off caches of answers"]
-            raise EnvironmentContractError(f"the agent returned {show(event.value)} before an answer: {why[-1]}")
+            said = f"the agent returned {show(event.value)} without calling the model: {why[-1]}"
+            raise EnvironmentContractError(said)
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(event, next((text for text in words if isinstance(text, str)), None))
 
