@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +46,7 @@ from .environments.setup import Setup, agent_factory, check_start
 from .environments.several import environments_of, mixed
 from .environments.tasks import check_rows, decoded, panels_of, plain, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
-from .prompts.chat_template import get_tokenizer
+from .prompts.chat_template import DATE, get_chat_template, get_tokenizer
 from .prompts.conversation import pictures_of
 from .prompts.images import ImageInputs
 from .prompts.template import PromptTemplate
@@ -71,6 +72,7 @@ from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, check_w
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
+from .runs.ownership import read_description
 from .runs.panel import PanelEvaluation, check_evaluations, panels_by_prefix
 from .runs.run_json import describe_run, identity_of
 from .runs.sample_table import SampleTable
@@ -205,6 +207,10 @@ class G2POTrainer(GRPOTrainer):
         check_trainer(self)
         of_template = args.chat_template_kwargs, args.stop_sequences
         self.eos_token_ids = end_completions(self.processing_class, self.model, self.eos_token_ids, *of_template)
+        if DATE in str(get_chat_template(self.processing_class)):  # the run's, also on the next day
+            earlier = read_description(args.output_dir).get("play", {}).get("chat_template_kwargs") or {}
+            today = {DATE: earlier.get(DATE, date.today().isoformat())}
+            args.chat_template_kwargs = today | (args.chat_template_kwargs or {})
         self._made_with = {name: copy.deepcopy(getattr(args, name)) for name in args.fields_with("read_again", False)}
         self.card_facts = card_facts or {}
         self.log_completions = False  # TRL's table of prompts, which would be empty

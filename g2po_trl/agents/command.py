@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _SHOWN = 2000  # last characters of what a command that verifies printed
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
 
 
+@dataclass(eq=False, repr=False)
 class AgentCommand:
     """An agent that is a program, for `AgentEnvironment` or `G2POTrainer(agent=…)`.
 
@@ -72,42 +74,40 @@ class AgentCommand:
             no file of the workspace matches `restore`.
     """
 
-    def __init__(
-        self,
-        command: str | Sequence[str],
-        verify: Callable[..., Any] | str | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        *,
-        workspace: str | Path | None = None,
-        restore: str | Path | Sequence[str | Path] = (),
-        verify_timeout: float | None = 30.0,
-        max_processes: int | None = 256,
-        max_disk_mb: float | None = 1024.0,
-    ):
-        limits = {"timeout": timeout, "verify_timeout": verify_timeout}
-        limits |= {"max_processes": max_processes, "max_disk_mb": max_disk_mb}
-        for name, limit in limits.items():
+    command: str | Sequence[str]
+    verify: Callable[..., Any] | str | None = None
+    environment: Mapping[str, str] | None = None
+    timeout: float | None = None
+    _: KW_ONLY
+    workspace: str | Path | None = None
+    restore: str | Path | Sequence[str | Path] = ()
+    verify_timeout: float | None = 30.0
+    max_processes: int | None = 256
+    max_disk_mb: float | None = 1024.0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "verify_timeout", "max_processes", "max_disk_mb"):
+            limit = getattr(self, name)
             is_limit = limit is None or (is_of_kind(limit, float) and limit > 0)
             require(is_limit, name, limit, "set it to a number above 0, or to None")
-        self.words, self.workspace = _words("command", command), workspace
-        self.checks = _words("verify", verify) if isinstance(verify, str) else []
-        self.verify, self.verified = verify, [] if self.checks else _verified(verify)
-        restore = [restore] if isinstance(restore, (str, os.PathLike)) else restore
-        self.restore = tuple(map(os.fspath, restore))
-        if workspace is None:
-            require(not self.checks, "verify", verify, "a command runs in a workspace: give one, or a function")
-            require(not restore, "restore", restore, "it puts back files of a workspace: give one")
+        verify, restore = self.verify, self.restore
+        self.words, self.checks = _words("command", self.command), []
+        if isinstance(verify, str):
+            require(self.workspace is not None, "verify", verify, "a command runs in a workspace: give one")
+            self.checks = _words("verify", verify)
+        self.verified = [] if self.checks else _verified(verify)
+        self.restore = tuple(map(os.fspath, [restore] if isinstance(restore, (str, os.PathLike)) else restore))
+        if self.workspace is None:
+            require(not self.restore, "restore", restore, "it puts back files of a workspace: give one")
         else:
-            _words("workspace", [str(workspace)])
+            _words("workspace", [str(self.workspace)])
         for pattern in self.restore:
             outside = pattern.startswith("/") or ".." in pattern.split("/")
             require(not outside, "restore", pattern, "give names relative to the workspace, as tests or test_*.py")
         self.__module__ = getattr(verify, "__module__", None)  # where `run.json` looks for its name
-        self.environment = {name: str(value) for name, value in (environment or {}).items()}
-        self.timeout, self.verify_timeout = timeout, verify_timeout
-        self.max_disk_mb = math.inf if max_disk_mb is None else max_disk_mb
-        self.limits = {"processes": max_processes or math.inf, "disk_bytes": self.max_disk_mb * 2**20}
+        self.environment = {name: str(value) for name, value in (self.environment or {}).items()}
+        disk_mb = math.inf if self.max_disk_mb is None else self.max_disk_mb
+        self.limits = {"processes": self.max_processes or math.inf, "disk_bytes": disk_mb * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
         """Run the program and return what `verify` returns. Raises `CommandError` if it fails or takes too long."""
@@ -152,9 +152,9 @@ class _Episode:
         """Copy the workspace. What it lacks is told before the agent asks: it would be the model's failure."""
         command, source = self.command, Path(_filled(str(self.command.workspace), self.task))
         workspace = Workspace(source, self.folder / "workspace")
-        size = disk_bytes(str(self.folder)) / 2**20
-        remedy = f"the workspace takes {size:.0f} MiB before the agent begins: raise it, or leave files out"
-        require(size <= command.max_disk_mb, "max_disk_mb", command.max_disk_mb, remedy)
+        size = disk_bytes(str(self.folder))
+        remedy = f"the workspace takes {size / 2**20:.0f} MiB before the agent begins: raise it, or leave files out"
+        require(size <= command.limits["disk_bytes"], "max_disk_mb", command.max_disk_mb, remedy)
         is_there = not command.restore or bool(matching(workspace.source, command.restore))
         remedy = f"no file of {str(workspace.source)!r} matches it: name those that `verify` runs"
         require(is_there, "restore", list(command.restore), remedy)

@@ -28,7 +28,8 @@ IGNORABLE = ("numbers", "case")
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request
+# What must be equal: system message and tools in the key of a chat request, and the hashes of images.
+_EXACT = re.compile(r'\{"asked": "[a-p]{16}"\}|^[0-9a-f]{32}$', re.MULTILINE)
 _PERMUTATIONS = 128
 
 
@@ -134,8 +135,10 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
     from datasketch import MinHash, MinHashLSH
 
     texts = sorted(set(texts))
-    if len(asked := {_asked(text) for text in texts}) > 1:  # requests to others are never similar
-        parts = [merge_similar([text for text in texts if _asked(text) == one], threshold) for one in asked]
+    if len(exact := {tuple(_EXACT.findall(text)) for text in texts}) > 1:  # those with other images are never similar
+        parts = [
+            merge_similar([one for one in texts if tuple(_EXACT.findall(one)) == part], threshold) for part in exact
+        ]
         return {text: representative for part in parts for text, representative in part.items()}
     # A lower threshold here, for recall: the exact comparison below rejects the rest.
     index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))
@@ -151,11 +154,6 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
         else:
             representative[text] = texts[-best[1]]
     return representative
-
-
-def _asked(text: str) -> str:
-    """Return the digest of system message and tools in a key of a chat request, or an empty text."""
-    return (_ASKED.findall(text) or [""])[-1]
 
 
 def word_pairs(text: str) -> set[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..utils.options import require
 from .conversation import Message, joined_content
 from .images import content_blocks
 
+DATE = "strftime_now"  # what transformers calls the function with which templates write the date
 MARK = "\ufdd0\ufdd1"  # inside a special token's name that is only text; Unicode assigns these to no character
 
 
@@ -37,7 +39,8 @@ class ChatTemplate:
 
     Args:
         processing_class: a tokenizer or a processor.
-        kwargs: more variables of the template, e.g. `{"enable_thinking": False}`.
+        kwargs: more variables of the template, e.g. `{"enable_thinking": False}`. `strftime_now` is an ISO date, which
+            a template that writes today's date gets; default: the day on which this object is made.
         replacement: used instead of the tokenizer's own template.
 
     Attributes:
@@ -51,13 +54,14 @@ class ChatTemplate:
 
     def __init__(self, processing_class, kwargs: dict[str, Any] | None = None, replacement: str | None = None):
         self.tokenizer = get_tokenizer(processing_class)
-        self.kwargs = dict(kwargs or {})
         template = self.template = replacement or get_chat_template(processing_class)
         passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
         self._passed_template = template if passed else None
         self.reserved: list[str] = []
         self._shown: dict[tuple[str, ...], bool] = {}
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+        self.kwargs = {DATE: date.today().isoformat()} if DATE in source else {}
+        self.kwargs |= kwargs or {}
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
             is_known = name in options or re.search(rf"\b{re.escape(name)}\b", source)
@@ -140,7 +144,9 @@ class ChatTemplate:
         messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.kwargs}
         options |= {"chat_template": self._passed_template} if self._passed_template else {}
-        return self.tokenizer.apply_chat_template(messages, **options, **({"tools": tools} if tools else {}))
+        options |= {"tools": tools} if tools else {}
+        with _on_day(options.pop(DATE)) if DATE in options else nullcontext():
+            return self.tokenizer.apply_chat_template(messages, **options)
 
 
 def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:
@@ -154,6 +160,22 @@ def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> l
         else:
             joined.append(message)
     return joined
+
+
+@contextmanager
+def _on_day(day: str) -> Iterator[None]:
+    """Let templates that are rendered inside write this day, in ISO form, for today.
+
+    Depends on `strftime_now` of transformers calling `datetime.now` by the name in its module.
+    """
+    from transformers.utils import chat_template_utils
+
+    known, then = chat_template_utils.datetime, datetime.fromisoformat(day)
+    chat_template_utils.datetime = type("Clock", (datetime,), {"now": classmethod(lambda *_: then)})
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = known
 
 
 def _probe(*roles: str) -> list[Message]:

@@ -250,3 +250,9 @@ def test_a_normalised_key_of_a_request():
     assert len({request_key(request, tools) for request in requests}) == 2
     plain = [{"role": "user", "content": "Go."}]
     assert normalised_key(plain) == request_key(plain)
+
+
+def test_keys_with_other_images_are_never_similar():
+    pytest.importorskip("datasketch")
+    screens = [f"the screen of the shop, with its shelves and goods\n{digit * 32}" for digit in "0123456789"]
+    assert set(merge_similar(screens, 0.5).values()) == set(screens)

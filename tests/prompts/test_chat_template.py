@@ -1,8 +1,12 @@
 """Chat templates as they are: nothing is lost on the way to the model, ids are the tokenizer's, completions read."""
 
+import re
+from datetime import date
+
 import pytest
 import vision_models
 from refusals import refused
+from shipped_templates import tokenizer_of
 from tokenizers import normalizers, processors
 from trained_tokenizers import trained, words_of
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
@@ -137,3 +141,15 @@ def test_a_processor_is_used_by_its_tokenizer(tmp_path, template):
     assert ids == processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert encode.decode(ids[:-1] + [tokenizer.eos_token_id]).endswith("model" if template is STRICT else "assistant")
     assert ChatEncoder(tokenizer)(CONVERSATION) == (ids, text), "the same checkpoint by its tokenizer"
+
+
+@pytest.mark.parametrize("name", ["llama3_2", "gptoss"])
+def test_a_template_that_writes_todays_date_gets_a_fixed_one(name):
+    """It would change prompts at midnight, and those of a resumed run."""
+    tokenizer = tokenizer_of(name)
+    messages = [{"role": "user", "content": "go"}]
+    encode = ChatTemplate(tokenizer, {"strftime_now": "2001-02-03"})
+    assert re.search("03 Feb 2001|2001-02-03", encode(messages))
+    today = ChatTemplate(tokenizer)
+    assert date.fromisoformat(today.kwargs["strftime_now"]) <= date.today()
+    assert "2001" not in today(messages), "as it was"

@@ -17,6 +17,7 @@ from datasets import Dataset
 from letter_trainer import TASKS
 from refusals import refused
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_callback import TrainerState
 
 from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
@@ -233,3 +234,17 @@ def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(make_trainer, tmp
     assert evaluated(1) == first, "there was nothing left to train: evaluated again, not once more"
     later = evaluated(2)
     assert later[:1] == first and [entry["step"] for entry in later] == [1, 2]
+
+
+def test_a_run_that_is_resumed_keeps_its_date(make_trainer, tiny_model_dir, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    tokenizer.chat_template = "{{ strftime_now('%Y') }} " + tokenizer.chat_template
+    options = {"model": AutoModelForCausalLM.from_pretrained(tiny_model_dir), "processing_class": tokenizer}
+    options |= {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(max_steps=1, chat_template_kwargs={"strftime_now": "2001-02-03"}, **options).train()
+    resumed = make_trainer(max_steps=2, **options)
+    resumed.train(resume_from_checkpoint="auto")
+    assert resumed.args.chat_template_kwargs == {"strftime_now": "2001-02-03"}
+    played = (tmp_path / "out" / "trajectories" / "train-000002.jsonl").read_text().splitlines()
+    ids = json.loads(played[0])["steps"][0]["prompt_ids"]
+    assert tokenizer.decode(ids).startswith("2001 ")
