@@ -5,7 +5,6 @@ from letter_environment import LetterEnvironment
 from refusals import refused
 
 from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
-from g2po_trl.environments.tasks import check_task_columns
 
 
 class Good(TextEnvironment):
@@ -49,20 +48,14 @@ COUNTER = iter(range(100))
     ("environment", "field"),
     [
         (broken(reset=lambda self, start: None), "Broken.reset"),
-        (broken(reset=lambda self, start: 5), "Broken.reset"),
         (broken(reset=lambda self, start: Observation(7)), "Observation.text"),
         (broken(reset=lambda self, start: Observation("x", state_key=7)), "Observation.state_key"),
-        (
-            broken(reset=lambda self, start: Observation("x", admissible_actions="on")),
-            "Observation.admissible_actions",
-        ),
+        (broken(reset=lambda self, start: Observation("x", None, "on")), "Observation.admissible_actions"),
         (broken(reset=lambda self, start: "\ud800"), "Observation.text"),
         (broken(reset=lambda self, start: f"{next(COUNTER)}"), "RANDOM_RESET"),
         (broken(step=lambda self, action: "x"), "Broken.step"),
         (broken(step=lambda self, action: StepResult("x", reward=float("inf"))), "reward"),
-        (broken(step=lambda self, action: StepResult("x", reward="10")), "reward"),
         (broken(step=lambda self, action: StepResult("x", info={"score": "high"})), "info['score']"),
-        (broken(step=lambda self, action: StepResult("x", info={"score_best": None})), "info['score_best']"),
         (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated"),
         (broken(step=lambda self, action: 1 / 0), "RAISED_IN_STEP"),
         (broken(step=lambda self, action: StepResult(action[0])), "RAISED_IN_STEP"),  # the empty action
@@ -74,12 +67,3 @@ COUNTER = iter(range(100))
 def test_broken_environments(environment, field):
     with refused(field):
         check_environment(environment, {"start": 0})
-
-
-@pytest.mark.parametrize("columns", [["hint"], [], ["start", "colour"]])
-def test_columns(columns):
-    check_task_columns(Good, ["start"])
-    check_task_columns(partial(Good, size=2), ["hint", "start"])
-    check_task_columns(lambda: Good(), ["anything"])
-    with pytest.raises(ValueError):
-        check_task_columns(Good, columns)

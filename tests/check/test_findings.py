@@ -4,7 +4,6 @@ import os
 import random
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -16,7 +15,7 @@ from transformers import AutoTokenizer
 
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.check.examine import examine
-from g2po_trl.check.findings import Kind, learns_nothing, worst_first
+from g2po_trl.check.findings import Finding, Kind, learns_nothing, worst_first
 from g2po_trl.check.measure import agent_findings, completion_findings, faults, recurrence_by_key, spelled_words
 from g2po_trl.check.play import Played, random_arguments
 from g2po_trl.environments.episode_limits import EpisodeLimits
@@ -264,10 +263,8 @@ def test_faults_of_the_environment_are_those_of_the_diagnosis_of_training():
 
 
 def test_training_on_several_environments_learns_if_one_has_something_to_learn():
-    facts = dict.fromkeys("who successes episodes ended turns low high learner".split(), 0)
-    won, others = replace(Kind.ALL_WON.found(**facts), environment="a"), Kind.OUTCOMES.found(**facts)
+    won, others = Finding(Kind.ALL_WON, "warning", environment="a"), Finding(Kind.OUTCOMES, "ok")
     assert learns_nothing([won]) and not learns_nothing([won, others]) and not learns_nothing([others])
-    assert str(won).startswith("warning   a: ")
     assert worst_first([others, won, won]) == [won, others]
 
 

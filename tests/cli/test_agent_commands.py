@@ -130,7 +130,7 @@ PORT = (  # as one that is fixed, of this file alone
 )
 # What `check` says of an agent, and the agent.
 FINDINGS = r"""
-error FAILED_AGENT: returned 1.0 without a request
+error FAILED_AGENT: returned 1.0
 def agent(task, client): return 1.0
 
 error FAILED_AGENT: raised KeyError: 'nothing', agent.py, line 12

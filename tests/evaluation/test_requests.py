@@ -22,6 +22,7 @@ from g2po_trl.evaluation.chat_models import EngineChat
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.run_settings import run_settings
 from g2po_trl.evaluation.server_chat import api_messages
+from g2po_trl.utils.json import write_json_lines
 
 AGENT = '''
 """Says two letters; early ones win."""
@@ -68,19 +69,10 @@ def played(path):
 
 @pytest.mark.parametrize("kind", ["agent", "tools", "conversation", "window"])
 def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monkeypatch):
-    how = {
-        "agent": {"agent": load(f"{agent}:letters")} if kind == "agent" else {},
-        "tools": {"environment_factory": Safe},
-        "conversation": {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT},
-        "window": {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT},
-    }[kind]
-    options = {
-        "max_steps": 1,
-        "max_completion_length": 90,
-        "max_turns": 3,
-        "stop_sequences": ["so it"],
-        "eval_seed": 0,
-    }
+    how = {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT}
+    if kind in ("agent", "tools"):
+        how = {"agent": load(f"{agent}:letters")} if kind == "agent" else {"environment_factory": Safe}
+    options = {"max_steps": 1, "max_completion_length": 90, "max_turns": 3, "stop_sequences": ["so it"]}
     options |= {"eval_temperature": 0.0, "max_prompt_length": 900, "save_trajectories": True}
     options |= {"history": kind} if kind == "conversation" else {}
     tasks = TASKS.get(kind, SEEDS)
@@ -184,45 +176,30 @@ def test_prompting_agents_refuse_requests(server, agent, tmp_path):
     assert server.asked == []
 
 
-@pytest.fixture
-def a_run(agent, tmp_path):
-    """The folder of a run of the agent."""
-    play = {"max_turns": 3, "history_length": 1, "max_prompt_length": None, "max_completion_length": 9, "top_k": 0}
-    play |= {"stop_sequences": None, "chat_template_kwargs": None, "repetition_penalty": 1.0, "min_p": None}
-    play |= {"temperature": 0.7, "top_p": 0.9, "history": "conversation"}
-    kwargs = {"agent": {"import": f"{agent}:letters"}, "max_turns": 3}
+@pytest.mark.parametrize("is_named", [True, False])
+def test_agent_of_a_run_has_several_names_and_its_settings(agent, tmp_path, is_named):
+    described = {"import": f"{agent}:letters"}
+    kwargs = {"agent": described if is_named else None, "max_turns": 3}
     environment = {"import": "g2po_trl.agents.agent:AgentEnvironment", "kwargs": kwargs}
+    play = {"max_turns": 3, "max_completion_length": 9, "history": "conversation"}
+    run = {"trainer": {}, "play": play, "prompt": {"first": "x"}, "environment": environment}
     folder = tmp_path / "a_run"
-    (folder / "panels").mkdir(parents=True)
-    (folder / "panels" / "eval.jsonl").write_text('{"seed": 1}\n')
-    (folder / "run.json").write_text(
-        json.dumps({"trainer": {}, "play": play, "prompt": {"first": "x"}, "environment": environment})
-    )
-    return folder
-
-
-def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
-    for given in ([], ["--agent", str(agent)], ["--agent", f"{agent}:letters"]):
-        args = read(["--model", str(a_run), *given])[0]
-        assert args.environment_options == {"agent": {"import": f"{agent}:letters"}} and args.agent == "direct"
+    write_json_lines(folder / "panels" / "eval.jsonl", [{"seed": 1}])
+    (folder / "run.json").write_text(json.dumps(run))
+    if not is_named:
+        with refused("agent"):
+            EvaluateOptions(model=str(folder), **run_settings({"model": str(folder)}))
+    for given in [["--agent", str(agent)], ["--agent", f"{agent}:letters"], *[[]] * is_named]:
+        args = read(["--model", str(folder), *given])[0]
+        assert args.environment_options == {"agent": described} and args.agent == "direct"
         assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation")
-        assert args.output.name == "letters-direct-a_run"
-    agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
-    forget()
-    args = read(["--model", str(a_run), "--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"])[0]
-    assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
-
-
-def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run):
-    run = json.loads((a_run / "run.json").read_text())
-    run["environment"]["kwargs"]["agent"] = None
-    (a_run / "run.json").write_text(json.dumps(run))
-    with refused("agent"):
-        EvaluateOptions(model=str(a_run), **run_settings({"model": str(a_run)}))
-    args = read(["--model", str(a_run), "--agent", str(agent)])[0]
-    assert (args.max_turns, args.max_completion_length, args.history) == (3, 9, "conversation"), "the run's settings"
-    assert args.environment_options == {"agent": {"import": f"{agent}:letters"}}
-    assert args.tasks == a_run / "panels" / "eval.jsonl"
+        assert args.output.name == "letters-direct-a_run" and args.tasks == folder / "panels" / "eval.jsonl"
+    if is_named:
+        agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
+        forget()
+        given = ["--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"]
+        args = read(["--model", str(folder), *given])[0]
+        assert (args.max_turns, args.max_completion_length, args.history) == (None, 512, "window"), "another agent"
 
 
 def test_results_of_tools_without_ids_answer_the_calls_before_them_in_order():

@@ -35,6 +35,24 @@ def without(run, name):
     return {key: value for key, value in run.items() if key != name}
 
 
+def evaluation_of(model, **given):
+    """The options of an evaluation of a run's folder, as the command makes them, but errors are raised."""
+    given = {"model": str(model), **given}
+    return EvaluateOptions(**{**run_settings(given), **given})
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write run.json, with one evaluation set."""
+
+    def write(run):
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
+        return tmp_path
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("run", "field"),
     [
@@ -42,50 +60,42 @@ def without(run, name):
         (RUN | {"play": "none"}, "play"),
         (RUN | {"environment": {}}, "environment"),
         (RUN | {"environment": {"import": "game.py:Game", "args": [3]}}, "environment"),
+        (RUN | {"environment": {"import": "moved.py:Game"}}, "environment"),
         (RUN | {"play": PLAY | {"temperature": "hot"}}, "temperature"),
         (RUN | {"play": PLAY | {"max_turns": True}}, "max_turns"),
     ],
 )
-def test_a_runs_description_that_is_wrong_is_refused(tmp_path, run, field):
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
+def test_a_runs_description_that_is_wrong_is_refused(written, run, field):
     with refused(field):
-        EvaluateOptions(model=str(tmp_path), **run_settings({"model": str(tmp_path)}))
+        evaluation_of(written(run))
 
 
-@pytest.mark.parametrize("name", ["temperature", "min_p", "repetition_penalty", "max_turns", "stop_sequences"])
-def test_what_a_run_of_an_earlier_version_lacks_has_its_default_and_is_named(tmp_path, name):
-    (tmp_path / "run.json").write_text(json.dumps(RUN | {"play": without(PLAY, name)}))
-    write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
-    args, of_run = options_of(["--model", str(tmp_path)])
+@pytest.mark.parametrize("name", ["temperature", "min_p", "max_turns"])
+def test_what_a_run_of_an_earlier_version_lacks_has_its_default_and_is_named(written, name):
+    args, of_run = options_of(["--model", str(written(RUN | {"play": without(PLAY, name)}))])
     assert getattr(args, name) == next(field.default for field in fields(EvaluateOptions) if field.name == name)
     assert name in describe_settings(args, of_run).partition("not in its run.json: ")[2]
     assert args.max_completion_length == 9
 
 
-def test_another_programs_run_json_is_no_run(tmp_path):
-    (tmp_path / "run.json").write_text('{"started": "by another program"}')
-    args = options_of(["--model", str(tmp_path), "--environment", "alfworld"])[0]
+def test_another_programs_run_json_is_no_run(written):
+    folder = written({"started": "by another program"})
+    args = options_of(["--model", str(folder), "--environment", "alfworld"])[0]
     assert (args.temperature, args.prompt) == (0.4, None)
 
 
-def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path, capsys):
+def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN))
-
-    def of_run(*more):
-        return options_of(["--model", str(tmp_path), *more])[0]
-
-    with pytest.raises(SystemExit):
-        of_run()
-    assert "pass --tasks FILE" in capsys.readouterr().err
-    assert of_run("--tasks", "mine.jsonl").tasks == Path("mine.jsonl")
+    with refused("tasks"):
+        evaluation_of(tmp_path)
+    assert evaluation_of(tmp_path, tasks=Path("mine.jsonl")).tasks == Path("mine.jsonl")
     write_json_lines(tmp_path / "panels" / "seen.jsonl", [{}])
-    assert of_run().tasks == tmp_path / "panels" / "seen.jsonl"
+    assert evaluation_of(tmp_path).tasks == tmp_path / "panels" / "seen.jsonl"
     write_json_lines(tmp_path / "panels" / "unseen.jsonl", [{}])
     for panel in (None, "eval"):
         with refused("panel"):
-            run_settings({"model": str(tmp_path), "panel": panel})
-    args = of_run("--panel", "unseen")
+            evaluation_of(tmp_path, panel=panel)
+    args = evaluation_of(tmp_path, panel="unseen")
     assert (args.panel, args.tasks) == ("unseen", tmp_path / "panels" / "unseen.jsonl")
 
 
@@ -140,7 +150,7 @@ def test_the_runs_environment_has_several_names(treasure, name):
     assert "--max-turns 3" in told and "its prompt" in told and "other than" not in told
 
 
-@pytest.mark.parametrize("name", ["other/game.py", "other/game.py:Game", "other.game:Game"])
+@pytest.mark.parametrize("name", ["other/game.py", "other.game:Game"])
 def test_another_projects_environment_of_the_same_name_is_not_the_runs(treasure, tmp_path, name):
     (tmp_path / "other").mkdir()
     shutil.copy("game.py", "other")
@@ -151,90 +161,10 @@ def test_another_projects_environment_of_the_same_name_is_not_the_runs(treasure,
     assert "is not the environment of" in describe_settings(args, of_run)
 
 
-@pytest.fixture
-def moved(tmp_path, monkeypatch):
-    """A run in runs/x of its project, which was moved."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    project, place = tmp_path / "project", tmp_path / "other" / "place"
-    project.mkdir()
-    source = (
-        "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment): ...\ndef read(text, prompt_end=''): ..."
-    )
-    (project / "game.py").write_text(source + "\ndef solve(task, client): return 1.0\n")
-    (project / "words.txt").write_text("a b")
-    game, read = (load(f"{project}/game.py:{name}") for name in ("Game", "read"))
-    template = describe_prompt(PromptTemplate("{observation}", "x", parse_completion=read))
-    agent = describe_object(agent_factory(load(f"{project}/game.py:solve"), 3, read))
-    played = describe_object(functools.partial(game, size=3, words=str(project / "words.txt")))
-    monkeypatch.chdir(project)
-    for name, environment in (("x", played), ("agent", agent)):
-        described = RUN | {"prompt": template, "environment": environment}
-        RunFolder(project / "runs" / name, False).write_run(described, {"eval": [{}]})
-    assert str(tmp_path) not in (project / "runs" / "x" / "run.json").read_text()
-    assert options_of(["--model", "runs/x"])[0].environment == f"{project}/game.py:Game"
-    place.parent.mkdir()
-    project.rename(place)
-    forget()
-    return place
-
-
-def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(moved):
-    args = options_of(["--model", str(moved / "runs" / "x")])[0]
-    assert args.environment == f"{moved}/game.py:Game"
-    assert args.environment_options == {"size": 3, "words": str(moved / "words.txt")}
-    assert args.prompt["parse_completion"] == {"import": f"{moved}/game.py:read"}
-    assert (args.max_turns, args.tasks) == (3, moved / "runs" / "x" / "panels" / "eval.jsonl")
-    args = options_of(["--model", str(moved / "runs" / "agent")])[0]
-    assert args.environment_options["agent"] == {"import": f"{moved}/game.py:solve"}
-
-
-def test_an_environment_that_was_moved_is_asked_for_and_the_runs_settings_stay(moved):
-    file, place = moved / "runs" / "x" / "run.json", f"{moved}/games/game.py"
-    (moved / "games").mkdir()
-    (moved / "game.py").rename(place)
-    of_run = {"model": str(file.parent)}
-    with refused("environment"):
-        EvaluateOptions(**of_run, **run_settings(of_run))
-    forget()
-    args = options_of(["--model", str(file.parent), "--environment", place])[0]
-    assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
-    assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
-    run = {"model": str(moved / "runs" / "agent")}
-    with refused("environment"):
-        EvaluateOptions(**run, **run_settings(run))
-    agent = options_of(["--model", run["model"], "--agent", place])[0]
-    assert agent.environment_options["agent"] == {"import": f"{place}:solve"}
-    assert (agent.max_turns, agent.max_completion_length) == (3, 9)
-    assert agent.tasks == moved / "runs/agent/panels/eval.jsonl"
-
-
-def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
-    folders = [moved, tmp_path / "third"]
-    shutil.copytree(*folders)
-    about = []
-    for folder in folders:
-        forget()
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
-        for run in ("x", "agent"):
-            args = options_of(["--model", str(folder / "model"), "--run", str(folder / "runs" / run)])[0]
-            panel = load_panel(args)
-            about.append(identity(args, panel, make_agent(args, panel)))
-    assert about[:2] == about[2:] and about[0] != about[1] and str(tmp_path) not in str(about)
-    (folders[1] / "words.txt").write_text("c")
-    args = options_of(["--model", str(folder / "model"), "--run", str(folder / "runs" / "x")])[0]
-    panel = load_panel(args)
-    assert identity(args, panel, make_agent(args, panel)) != about[0]
-
-
 @pytest.mark.parametrize(
     ("given", "taken", "instead"),
     [
-        (
-            [],
-            ["--temperature 0.7", "--max-turns 3", '--generation-kwargs {"no_repeat_ngram_size": 2}', "its prompt"],
-            [],
-        ),
+        ([], ["--temperature 0.7", '--generation-kwargs {"no_repeat_ngram_size": 2}', "its prompt"], []),
         (["--temperature", "0"], ["--max-turns 3"], ["--temperature 0.0 (the run: 0.7)"]),
     ],
 )
@@ -243,3 +173,69 @@ def test_a_line_says_what_is_taken_from_a_run(treasure, given, taken, instead):
     assert told.startswith(f"From {Path('run').resolve()}: ") and all(text in told for text in taken)
     assert all(text in other for text in instead) and bool(other) == bool(instead)
     assert describe_settings(*options_of(["--model", "m", "--environment", "game.py:Other"])) is None, "no run"
+
+
+@pytest.fixture
+def moved(tmp_path, monkeypatch):
+    """A project with runs of an environment (x) and of an agent, which was moved."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    project, place = tmp_path / "project", tmp_path / "other" / "place"
+    project.mkdir()
+    (project / "game.py").write_text(
+        "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment): ...\n"
+        "def read(text, prompt_end=''): ...\ndef solve(task, client): return 1.0\n"
+    )
+    (project / "words.txt").write_text("a b")
+    game, read, solve = (load(f"{project}/game.py:{name}") for name in ("Game", "read", "solve"))
+    prompt = describe_prompt(PromptTemplate("{observation}", "x", parse_completion=read))
+    played = functools.partial(game, size=3, words=str(project / "words.txt"))
+    monkeypatch.chdir(project)
+    for name, environment in (("x", played), ("agent", agent_factory(solve, 3, read))):
+        described = RUN | {"prompt": prompt, "environment": describe_object(environment)}
+        RunFolder(project / "runs" / name, False).write_run(described, {"eval": [{}]})
+    place.parent.mkdir()
+    project.rename(place)
+    forget()
+    return place
+
+
+def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(moved):
+    args = evaluation_of(moved / "runs" / "x")
+    assert args.environment == f"{moved}/game.py:Game"
+    assert args.environment_options == {"size": 3, "words": str(moved / "words.txt")}
+    assert args.prompt["parse_completion"] == {"import": f"{moved}/game.py:read"}
+    assert (args.max_turns, args.tasks) == (3, moved / "runs" / "x" / "panels" / "eval.jsonl")
+    args = evaluation_of(moved / "runs" / "agent")
+    assert args.environment_options["agent"] == {"import": f"{moved}/game.py:solve"}
+
+
+def test_an_environment_that_was_moved_is_asked_for_and_the_runs_settings_stay(moved):
+    place = f"{moved}/games/game.py"
+    (moved / "games").mkdir()
+    (moved / "game.py").rename(place)
+    for run in ("x", "agent"):
+        with refused("environment"):
+            evaluation_of(moved / "runs" / run)
+    forget()
+    args = evaluation_of(moved / "runs" / "x", environment=place)
+    assert (args.max_turns, args.tasks) == (3, moved / "runs/x/panels/eval.jsonl")
+    assert args.environment_options["size"] == 3 and args.environment == f"{place}:Game"
+    args = evaluation_of(moved / "runs" / "agent", agent=place)
+    assert args.environment_options["agent"] == {"import": f"{place}:solve"}
+    assert (args.max_turns, args.tasks) == (3, moved / "runs/agent/panels/eval.jsonl")
+
+
+def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
+    def identity_in(folder, run):
+        forget()
+        args = evaluation_of(folder / "model", run=folder / "runs" / run)
+        panel = load_panel(args)
+        return identity(args, panel, make_agent(args, panel))
+
+    (moved / "model").mkdir()
+    (moved / "model" / "config.json").write_text("{}")
+    third = shutil.copytree(moved, tmp_path / "third")
+    first, second = ([identity_in(folder, run) for run in ("x", "agent")] for folder in (moved, third))
+    assert first == second and first[0] != first[1] and str(tmp_path) not in str(first)
+    (third / "words.txt").write_text("c")
+    assert identity_in(third, "x") != first[0]
