@@ -173,9 +173,21 @@ class ConversationEncoder:
 
     def _text_of_all(self, messages: list[Message], tools: Tools) -> str:
         messages = one_call_each(messages) if self.tools.native and not self._renders_several_calls else messages
-        with suppress(Exception):  # templates raise errors of any class
-            return self._text(messages, tools)
-        return self._text(with_objects(messages), tools)
+        try:
+            text = self._text(messages, tools)
+        except Exception:  # templates raise errors of any class
+            text = self._text(with_objects(messages), tools)
+        # Some templates take it that a call has left the model's turn open, and close it after a text.
+        return text + self._opening if text.rstrip().endswith(self._ends) else text
+
+    @cached_property
+    def _opening(self) -> str:
+        """What the template writes to open the model's turn."""
+        return self._text([_USER], None).removeprefix(self._text([_USER], None, add_generation_prompt=False))
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        return tuple(filter(str.strip, map(self.encode.tokenizer.decode, sorted(self.stops - {None}))))
 
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.

@@ -5,7 +5,8 @@ import json
 import pytest
 from shipped_templates import NATIVE, TASK, stop_ids, tokenizer_of
 
-from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.conversation import ChatRequest
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, split_thought
@@ -103,3 +104,16 @@ def test_a_parser_that_raises_makes_the_completion_invalid():
     template = PromptTemplate("", "", parse_completion=lambda completion, prompt_end: json.loads(completion)["action"])
     with pytest.warns(UserWarning, match="raised JSONDecodeError"):
         assert template.read('{"action": "g') == ('{"action": "g', False)
+
+
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_a_prompt_that_is_rendered_again_ends_in_an_open_turn_of_the_model(encoders, template):
+    """Also after a text beside a call, and where the model's own turn was left open by the call."""
+    tokenizer, encoder = encoders(template)
+    made = {"type": "function", "function": {"name": "write", "arguments": {"text": "x"}}}
+    for content in ("", "I write it."):
+        said = {"role": "assistant", "content": content, "tool_calls": [made]}
+        messages = [*TASK, said, {"role": "tool", "name": "write", "content": "Done."}]
+        text = tokenizer.decode(encoder.prompt(ChatRequest(messages, [tool("write")]), Transcript()).ids)
+        assert not text.rstrip().endswith(tuple(map(tokenizer.decode, encoder.stops))), text[-80:]
+        assert "Done." in text
