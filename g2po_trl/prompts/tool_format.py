@@ -26,19 +26,17 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
     """
     from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
 
-    is_supported = False
+    own = copy.copy(get_tokenizer(processing_class))  # the user's stays as it is
+    own.chat_template, is_supported = get_chat_template(processing_class), False
     with suppress(Exception):  # templates raise errors of any class
         is_supported = supports_tool_calling(processing_class)
-    tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
-    if is_supported and not _response_template(tokenizer):
-        own, tokenizer = tokenizer, copy.copy(tokenizer)  # the user's stays as it is
-        tokenizer.chat_template = template
+    if is_supported and not _response_template(own):
         try:
-            add_response_schema(tokenizer)
+            add_response_schema(own)
         except ValueError:  # not among TRL's templates
-            is_supported, tokenizer = _calls_in_prose_form(own, template), None
-    own = get_tokenizer(processing_class)
-    return NativeTools(tokenizer, own) if is_supported else ProseTools(own)
+            as_prose = NativeTools(None, own)
+            return as_prose if as_prose.comes_back("probe") else ProseTools(own)
+    return NativeTools(own, own) if is_supported else ProseTools(own)
 
 
 class NativeTools:
@@ -59,7 +57,7 @@ class NativeTools:
         field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
         literal = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
         self._opening = literal and literal.group(1)  # of a call, if it is a literal tag
-        self._prose, self._has_come_back = ProseTools(own), functools.cache(self._comes_back)
+        self._prose, self.comes_back = ProseTools(own), functools.cache(self._comes_back)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """Return the messages and tools as the chat template takes them."""
@@ -70,20 +68,20 @@ class NativeTools:
 
         `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
+        reader = self._prose.parse if self._needs_prose(tools) else self._read
+        return reader(text, ids, prompt_ids, tools)
+
+    def _read(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         from ..utils.trl_compat import parse_response
 
-        if self._needs_prose(tools):
-            return self._prose.parse(text, ids, prompt_ids, tools)
         if self.tokenizer is None or not ids:
             return _parse_prose(text, prompt_ids, self.own) if tools else (_without_thought(text), True)
+        written = self.tokenizer.decode(ids)
         try:
-            written = self.tokenizer.decode(ids)
-            is_harmony = "<|channel|>" in written or "<|message|>" in written
-            read = (
-                read_harmony(written)
-                if is_harmony
-                else parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
-            )
+            if "<|channel|>" in written or "<|message|>" in written:
+                read = read_harmony(written)
+            else:
+                read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
             calls = plain(list(read.get("tool_calls") or ()), "a call")
         except (ValueError, RecursionError):
             return {"role": "assistant", "content": text.strip()}, not tools
@@ -99,26 +97,20 @@ class NativeTools:
     def _needs_prose(self, tools: Tools) -> bool:
         names = [tool.get("function", tool).get("name") for tool in tools or ()]
         odd = [name for name in names if not str(name).isidentifier()]
-        return bool(odd) and not all(map(self._has_come_back, odd)) and self._has_come_back("probe")
+        return bool(odd) and not all(map(self.comes_back, odd)) and self.comes_back("probe")
 
     def _comes_back(self, name: str) -> bool:
-        """Whether a call of a tool of this name, written by the chat template, is read as it is."""
-        if self.tokenizer is None:  # as JSON
-            return True
+        """Return whether a call of a tool of this name, written by the chat template, is read as it is."""
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": _PARAMETERS}}]
         call = {"type": "function", "function": {"name": name, "arguments": {"a": "x"}}}
         asked = [{"role": "user", "content": "x"}]
         text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
-        from ..utils.trl_compat import parse_response
-
         with suppress(Exception):  # templates raise errors of any class
             whole = text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-            starts = (text(asked, add_generation_prompt=True), text(asked))
+            starts = (text(asked, add_generation_prompt=True), text(asked), "")
             start = next(one for one in starts if whole.startswith(one))
-            written, prompt = (
-                self.own(one, add_special_tokens=False)["input_ids"] for one in (whole[len(start) :], start)
-            )
-            return parse_response(self.tokenizer, written, prefix=prompt, tools=tools).get("tool_calls") == [call]
+            parts = self.own([whole[len(start) :], start], add_special_tokens=False)["input_ids"]
+            return self._read(whole[len(start) :], *parts, tools)[0].get("tool_calls") == [call]
         return False
 
 
@@ -193,13 +185,3 @@ def _parse_prose(text: str, prompt_ids: Sequence[int], tokenizer: Any) -> tuple[
 
 def _response_template(tokenizer) -> Any:
     return getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
-
-
-def _calls_in_prose_form(tokenizer, template: Any) -> bool:
-    """Whether the template writes a call as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
-    call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    with suppress(Exception):  # templates raise errors of any class
-        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
-        return read_calls(text) == [("probe", {"a": 1})]
-    return False
