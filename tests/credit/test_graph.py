@@ -2,18 +2,12 @@
 
 import pickle
 import random
-import subprocess
-import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import xxhash
 
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 from g2po_trl.credit import episode_advantage, node_advantage, rloo
-from g2po_trl.credit.estimators import common
-from g2po_trl.credit.estimators import g2po as g2po_module
 from g2po_trl.credit.graph import hash_key, record
 
 
@@ -158,15 +152,6 @@ def test_records_are_small_pickle_and_give_the_same_graph():
     np.testing.assert_array_equal(graph.valid[:50], [step.valid for step in steps])
 
 
-def test_hashes_are_the_same_in_every_process():
-    code = (
-        "from g2po_trl.credit.graph import hash_key, record; from g2po_trl import Step, Trajectory;"
-        "print(record(Trajectory('t', [Step('kitchen', '')], 0.0, 'failure')).keys[0].hex())"
-    )
-    elsewhere = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    assert elsewhere == record(Trajectory("t", [Step("kitchen", "")], 0.0, "failure")).keys[0].hex()
-
-
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -186,42 +171,3 @@ def test_statistics_by_hand():
             "value_std_within_node": (squares / 5) ** 0.5,
         }
     )
-
-
-def lines_run(function, *modules) -> int:
-    """How many lines of the modules a call executes: what a Python loop over steps would multiply."""
-    files, count = {module.__file__ for module in modules}, 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        if frame.f_code.co_filename not in files:
-            return None
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def test_cost_in_python_does_not_grow_with_steps(monkeypatch):
-    hashed, digest = [], xxhash.xxh3_128_digest
-    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda text: hashed.append(text) or digest(text))
-    rng = random.Random(0)
-    groups = [
-        [episode("".join(rng.choices("abcdefghijklmnop", k=50)), 10.0 * rng.randint(0, 1), str(g)) for _ in range(8)]
-        for g in range(16)
-    ]
-    short = [[replace(trajectory, steps=trajectory.steps[:2]) for trajectory in group] for group in groups]
-    StateGraph.from_groups(groups)
-    assert len(hashed) == 16 * 8 * 50  # each key once
-
-    def cost(groups):
-        records = [[record(trajectory) for trajectory in group] for group in groups]
-        return lines_run(lambda: g2po(StateGraph.from_records(records)), common, g2po_module)
-
-    assert cost(groups) == cost(short)

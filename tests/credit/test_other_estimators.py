@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from letter_graphs import HAND, episode, graph_of, random_groups
 
-from g2po_trl import Trajectory, crbc, episode_advantage, gigpo, graphgpo, grpo, hgpo, node_advantage
+from g2po_trl import Trajectory, crbc, episode_advantage, g2po, gigpo, graphgpo, grpo, hgpo, node_advantage
 from g2po_trl.credit.estimators.graphgpo import success_distance
 from g2po_trl.credit.estimators.rewardflow import propagated_rewards, rewardflow
 
@@ -310,7 +310,8 @@ def test_values_equal_to_rounding_are_no_spread(reward):
 
 def test_step_weight_zero_is_grpo_and_no_history_is_gigpo():
     graph = graph_of(*random_groups(np.random.default_rng(0)))
-    np.testing.assert_array_equal(graphgpo(graph, step_weight=0.0), grpo(graph))
+    for estimator in (g2po, gigpo, graphgpo):
+        np.testing.assert_array_equal(estimator(graph, step_weight=0.0), grpo(graph))
     np.testing.assert_array_equal(crbc(graph, value_weight=0.0), grpo(graph))
     step = gigpo(graph, scale_by_std=False) - episode_advantage(graph, scale_by_std=False)
     np.testing.assert_allclose(hgpo(graph, False, history_length=0), step, atol=1e-12)

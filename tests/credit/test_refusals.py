@@ -10,7 +10,7 @@ from refusals import refused
 from g2po_trl import StateGraph, Step, Trajectory
 from g2po_trl.credit import ESTIMATORS, episode_advantage, spread_over_tokens, step_advantages
 from g2po_trl.credit.assignment import check_advantages
-from g2po_trl.credit.state_keys import make_state_key, similarity_threshold
+from g2po_trl.credit.state_keys import assign_keys, make_state_key, similarity_threshold
 
 ONE = Trajectory("t", [Step("hall", "go")], 1.0, "success")
 GRAPHS = [
@@ -55,6 +55,7 @@ REFUSALS = [
     *((partial(spread_over_tokens, *of), "mask") for of in (([1.0], [1, 0, 1]), ([1.0, 2.0], [0, 1, 1]))),
     *((partial(similarity_threshold, key), "state_key") for key in KEYS),
     (partial(make_state_key, None, ["case", "number"]), "state_key_ignores"),
+    (partial(assign_keys, [ONE], lambda step: 7), "state_key"),
     *((partial(check_advantages, np.array(of), 2), "advantage_fn") for of in ([1.0], [1.0, np.nan])),
 ]
 

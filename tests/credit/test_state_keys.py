@@ -8,7 +8,6 @@ import pytest
 from letter_environment import LongLetterEnvironment
 from refusals import refused
 
-import g2po_trl.credit.state_keys
 from g2po_trl import G2POConfig, NormalisedKey, StateGraph, Step, Trajectory
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.credit.assignment import Credit
@@ -107,23 +106,6 @@ def test_nearly_all_pairs_above_the_threshold_are_found():
     assert found > 150 and missed <= 0.01 * found
 
 
-def test_cost_is_near_linear_in_the_number_of_texts(monkeypatch):
-    """Counted, not timed: exact comparisons. All pairs would be 2 million for 2,000 texts and four times as many."""
-    compared = []
-    monkeypatch.setattr(g2po_trl.credit.state_keys, "similarity", lambda a, b: compared.append(1) or similarity(a, b))
-    rng = random.Random(2)
-    vocabulary = [f"w{i}" for i in range(300)]
-    bases = [[rng.choice(vocabulary) for _ in range(40)] for _ in range(1000)]
-    counts = []
-    for number in (2000, 4000):
-        texts = {" ".join([*bases[rng.randrange(number // 4)], str(i)]) for i in range(number)}
-        compared.clear()
-        merge_similar(texts, 0.8)
-        counts.append(len(compared))
-    assert 2000 * 0.5 < counts[0] < 2000 * 5
-    assert counts[1] < 2.5 * counts[0]
-
-
 def trajectories_of(*texts):
     return [Trajectory("t", [Step(text, "go") for text in part], 0.0, "failure") for part in texts]
 
@@ -208,20 +190,10 @@ def test_the_users_key_makes_the_nodes(make_trainer):
     assert read_run(similar.args.output_dir)["trainer"]["state_key"] == "similar:0.15"
 
 
-def test_a_key_that_is_no_text_is_refused(make_trainer):
-    trainer = make_trainer(max_steps=1, key_function=lambda step: 7)
+@pytest.mark.parametrize("options", [{"state_key": "similar", "key_function": str}, {"key_function": "similar"}])
+def test_keys_that_the_trainer_refuses(make_trainer, options):
     with refused("state_key"):
-        trainer.train()
-
-
-def test_two_keys_are_refused(make_trainer):
-    with pytest.raises(ValueError, match="state_key"):
-        make_trainer(state_key="similar", key_function=str)
-
-
-def test_the_trainers_key_is_a_function(make_trainer):
-    with refused("state_key"):
-        make_trainer(key_function="similar")
+        make_trainer(**options)
 
 
 def test_similar_keys_by_flag_and_by_file(tmp_path):

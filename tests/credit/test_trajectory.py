@@ -161,10 +161,3 @@ def test_the_error_of_success_is_over_tasks_in_the_table_too():
     table = format_table({"before": summarize(even), "after": summarize(apart)}).splitlines()
     assert table[2].split()[-3:] == ["50.0", "50.0", "+0.0"]
     assert table[3].split() == ["±", "standard", "error", "7.1", "22.4", "23.5"]
-
-
-def test_defaults_are_not_shared():
-    first, second = Trajectory("a", [], 0.0, "failure"), Trajectory("b", [], 0.0, "failure")
-    first.info["x"] = 1
-    assert second.info == {}
-    assert Step("a", "b").prompt_ids is not Step("a", "b").prompt_ids

@@ -1,15 +1,13 @@
 """Values with lambda: golden cases, exact numbers by hand, a dense solve of the equations, what must not matter."""
 
 import json
-import random
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from letter_graphs import GOLDEN_ADVANTAGES, episode, golden_graph, random_walks
 
-from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
+from g2po_trl import StateGraph, Trajectory, TrajectoryRecord, g2po
 from g2po_trl.credit import values
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "values.json"
@@ -135,23 +133,6 @@ def test_values_lie_between_the_least_and_the_greatest_end(value_lambda):
             assert inside.min() >= min(0, counted.min()) - 1e-12 and inside.max() <= max(0, counted.max()) + 1e-12
 
 
-def test_groups_of_very_different_sizes():
-    """One group of 600 states among small ones: each as if it were alone."""
-    rng = random.Random(1)
-    small = random_walks(2, num_groups=4)
-    big = [
-        Trajectory(
-            "big", [Step(str(rng.randrange(600)), "go") for _ in range(120)], rng.choice([0.0, 10.0]), "failure"
-        )
-        for _ in range(16)
-    ]
-    together = StateGraph.from_groups([*small[:1], big, *small[1:]], value_lambda=0.5)
-    alone = [StateGraph.from_groups([group], value_lambda=0.5) for group in (small[0], big, *small[1:])]
-    np.testing.assert_allclose(together.values, np.concatenate([g.values for g in alone]), rtol=1e-12, atol=1e-12)
-    expected = dense([big], 0.95, 0.5)
-    np.testing.assert_allclose(alone[1].values, [expected[0, step.key] for t in big for step in t.steps], rtol=1e-9)
-
-
 def test_nothing_counted_has_no_values():
     graph = StateGraph.from_groups([[episode("ab", 1.0, outcome="error")]], value_lambda=0.0)
     assert graph.num_nodes == 0 and not graph.values.any() and not graph.lambda_returns.any()
@@ -171,14 +152,3 @@ def test_groups_are_solved_in_batches(monkeypatch):
     whole = StateGraph.from_groups(groups, value_lambda=0.5).node_values
     monkeypatch.setattr(values, "_COEFFICIENTS", 500)
     np.testing.assert_allclose(StateGraph.from_groups(groups, value_lambda=0.5).node_values, whole, atol=1e-12)
-
-
-def test_memory_does_not_grow_with_the_square_of_an_episode():
-    """Without discount each of 1,500 steps depends on each step after it: a million, or 26 MB."""
-    rng = np.random.default_rng(2)
-    group = [episode("".join(rng.choice(list("abcdefgh"), 1500)), float(k)) for k in range(2)]
-    tracemalloc.start()
-    StateGraph.from_groups([group], 1.0, 0.99)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8e6

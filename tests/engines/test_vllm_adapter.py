@@ -1,6 +1,5 @@
 """When a colocated vLLM is started with room for an adapter, and what it is then given. Without vLLM."""
 
-import inspect
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -192,9 +191,3 @@ def test_the_base_is_loaded_once_unless_it_has_the_adapter(wrapped):
     served, names = ServedAdapter(vllm_with(wrapped), model, nullcontext, None), dict(merged_parameters(model)).keys()
     assert [name for name, _ in served.weights()] == [*names]
     assert [name for name, _ in served.weights()] == ([*names] if served.merges else [])
-
-
-def test_what_of_trls_wrapper_is_relied_on():
-    assert "self.llm = LLM(" in inspect.getsource(VLLMGeneration._init_vllm)
-    assert "model=model.name_or_path," in inspect.getsource(VLLMGeneration._init_vllm)
-    assert "self._init_vllm()" in inspect.getsource(VLLMGeneration.__init__)

@@ -4,15 +4,12 @@ import functools
 import json
 import os
 import re
-import time
-from pathlib import Path
 
 import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import G2POConfig, PromptTemplate
 from g2po_trl.cli.commands.evaluate import read
-from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
 from g2po_trl.utils.masking import HIDDEN, masked, withheld_variables
@@ -62,23 +59,17 @@ def test_masked_keeps_what_is_no_secret(data):
     assert masked(data) == data
 
 
-SECRET_NAMES = (
-    "DB_PASS MYSQL_PWD HFTOKEN DATABASE_URL SESSION_COOKIE npm_config__authToken pwd pass dbPassword PGPASSFILE"
-)
-SECRET_NAMES += (
-    " accessToken HF_TOKEN_2 AWS_BEARER_TOKEN_BEDROCK SSH_AUTH_SOCK SENTRY_DSN REDIS_URL x-auth-token clientSecret"
-)
-SECRET_NAMES += " SSHPASS GOOGLE_CREDS DOOR_PIN PIN_OF_CARD otp passcode_of_door bearer userPin pincode"
-SECRET_NAMES += (
-    " CI_JOB_JWT TF_VAR_db_pass Set-Cookie ENCRYPTION_KEY AZURE_STORAGE_CONNECTION_STRING KEY hub_token apikey"
-)
-ORDINARY_NAMES = (
-    "PWD OLDPWD TOKENIZERS_PARALLELISM max_tokens MAX_NEW_TOKENS num_tokens pad_token padToken PATH KEYBOARD"
-)
-ORDINARY_NAMES += (
-    " OPINION SPINNING PINNED pins pin_color PIN_MEMORY optional forbearers"
-    " MONKEY tokenizer TOKENIZER key state_key key_room COMPASS bypass passes pass_rate secretary AUTHOR XAUTHORITY"
-)
+SECRET_NAMES = """
+DB_PASS MYSQL_PWD HFTOKEN DATABASE_URL SESSION_COOKIE npm_config__authToken pwd pass dbPassword PGPASSFILE accessToken
+HF_TOKEN_2 AWS_BEARER_TOKEN_BEDROCK SSH_AUTH_SOCK SENTRY_DSN REDIS_URL x-auth-token clientSecret SSHPASS GOOGLE_CREDS
+DOOR_PIN PIN_OF_CARD otp passcode_of_door bearer userPin pincode CI_JOB_JWT TF_VAR_db_pass Set-Cookie ENCRYPTION_KEY
+AZURE_STORAGE_CONNECTION_STRING KEY hub_token apikey
+"""
+ORDINARY_NAMES = """
+PWD OLDPWD TOKENIZERS_PARALLELISM max_tokens MAX_NEW_TOKENS num_tokens pad_token padToken PATH KEYBOARD OPINION
+SPINNING PINNED pins pin_color PIN_MEMORY optional forbearers MONKEY tokenizer TOKENIZER key state_key key_room COMPASS
+bypass passes pass_rate secretary AUTHOR XAUTHORITY
+"""
 SECRET_VALUES = [
     *("hf_abcdefghijklmnopqrst", "gsk_abcdefghij0123456789", "ghp_abcdefghij0123456789abcd", "AKIAIOSFODNN7EXAMPLE"),
     *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-def_123", "sk-ant-abcdefghij0123456789", "redis://:pw@there:6379"),
@@ -86,10 +77,7 @@ SECRET_VALUES = [
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
 ]
 ORDINARY_VALUES = [
-    "/home/me/sk-learn-experiments-2024:/bin",
-    "/data/hf_models_of_our_group",
-    "ssh://git@there/a",
-    "me@there",
+    *("/home/me/sk-learn-experiments-2024:/bin", "/data/hf_models_of_our_group", "ssh://git@there/a", "me@there"),
 ]
 
 
@@ -110,24 +98,20 @@ def test_one_list_of_names_and_values_for_workers_and_for_files(monkeypatch):
 
 
 def test_masked_takes_linear_time():
-    started = time.process_time()
-    for text in ("?" * 20_000, "#a" * 10_000, "://" + ":" * 20_000):
+    """The square of these lengths would be minutes."""
+    for text in ("?" * 200_000, "#a" * 100_000, "://" + ":" * 200_000):
         assert masked(text) == text
-    assert time.process_time() - started < 1
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     """run.json, and what goes to loggers; and evaluation does not play with the mask for a key."""
     args = G2POConfig(
-        output_dir=str(tmp_path),
-        hub_token="SECRET-1",
+        str(tmp_path), use_cpu=True, bf16=False, hub_token="SECRET-1",
         model_init_kwargs={"token": "SECRET-2", "revision": "main"},
         generation_kwargs={"extra": {"auth_token": "SECRET-3"}},
         vllm_server_base_url="http://me:SECRET-4@127.0.0.1:8000",
-        use_cpu=True,
-        bf16=False,
-    )
+    )  # fmt: skip
     inner = functools.partial(Keyed, "SECRET-5")
     factory = functools.partial(inner, options={"password": "SECRET-6", "rooms": ["hall"]}, size=4)
     described = describe_run(
@@ -150,11 +134,3 @@ def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     mine = {"api_key": "mine", "options": {"password": "mine"}}
     given = read(["--model", str(tmp_path), "--environment-options", json.dumps(mine), "--generation-kwargs", "{}"])[0]
     assert given.environment_options == {**mine, "size": 4}
-
-
-def test_gitignore_of_a_run_names_what_is_not_pushed(tmp_path):
-    """Of what a run, the viewer, the report and a recipe leave in its folder."""
-    hub._write_gitignore(tmp_path)
-    ignored = (Path(tmp_path) / ".gitignore").read_text().split()
-    assert {"trajectories/", "panels/", "report/", "exams/", "view*.html", "training_args.bin"} <= set(ignored)
-    assert "run.json" not in ignored
