@@ -92,23 +92,6 @@ def test_ids_after_a_tool_call_are_those_of_trl(family):
     assert second.ids == first.ids + ids + suffix and second.continues == 2
 
 
-def test_calls_in_a_completion_are_read_as_trl_reads_them(family):
-    """The template writes a call; read back it is the same call."""
-    name, tokenizer, encoder = family
-    if name not in NATIVE or name == "gptoss":
-        pytest.skip("calls are read as prose" if name != "gptoss" else "its prompt ends before the header of a call")
-    tools, messages = TOOLS, [TASK[1]]
-    before = encoder.encode.text(*encoder.tools.render(messages, tools))
-    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    whole = encoder.encode.text(*encoder.tools.render([*messages, answer], tools), add_generation_prompt=False)
-    common = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
-    prompt, written = whole[:common], whole[common:]
-    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    message, valid = encoder.tools.parse(tokenizer.decode(ids, skip_special_tokens=True), ids, prompt_ids, tools)
-    assert [call["function"] for call in message["tool_calls"]] == [CALL["function"]] and valid
-
-
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "llama3_1", "glm4moe"])
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_an_agent_reads_tags_that_are_special_tokens(name, tools):

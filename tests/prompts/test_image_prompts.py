@@ -39,24 +39,28 @@ def text(words):
     return {"type": "text", "text": words}
 
 
-@pytest.mark.parametrize("family", vision_models.FAMILIES)
-def test_token_ids_are_those_of_the_processor(family):
-    processor = vision_models.FAMILIES[family]()[0]
+@pytest.fixture(params=vision_models.FAMILIES)
+def processor(request):
+    return vision_models.FAMILIES[request.param]()[0]
+
+
+def test_token_ids_are_those_of_the_processor(processor):
+    """Those of an image are not sampled: Gemma 3's processor, and vLLM, would put one in place of its token."""
     messages = [{"role": "user", "content": [text("before"), image(FIRST), text("after"), image(SECOND)]}]
     opened = [{"role": "user", "content": [text("before"), image(FIRST.open()), text("after"), image(SECOND.open())]}]
     wanted = processor.apply_chat_template([opened], tokenize=True, return_dict=True, add_generation_prompt=True)
     ids, _ = ChatEncoder(processor)(normalize_messages(messages))
-    assert ids == list(wanted["input_ids"][0])
-    assert np.isin(ids, processor.image_token_ids).sum() > 4
+    assert ids == list(wanted["input_ids"][0]) and np.isin(ids, processor.image_token_ids).sum() > 4
+    encoder = ImageEncoder(processor)
+    (one,) = processor.tokenizer(encoder.token, add_special_tokens=False)["input_ids"]
+    assert {one, *processor.image_token_ids} <= {*encoder.token_ids}
+    assert len({*encoder.token_ids}) == len(encoder.token_ids)
 
 
-@pytest.mark.parametrize("family", vision_models.FAMILIES)
-def test_a_prompt_with_one_token_for_each_image_is_its_text_alone(family):
-    encoder = ImageEncoder(vision_models.FAMILIES[family]()[0])
-    shown = [FIRST, SECOND, FIRST, THIRD]
+def test_a_prompt_with_one_token_for_each_image_is_its_text_alone(processor):
+    encoder, shown = ImageEncoder(processor), [FIRST, SECOND, FIRST, THIRD]
     before = f"a {encoder.token}b{encoder.token}{encoder.token} c {encoder.token}"
-    ids = encoder.ids([before], shown)
-    wanted = encoder.processor.tokenizer(before, add_special_tokens=False)["input_ids"]
+    ids, wanted = encoder.ids([before], shown), processor.tokenizer(before, add_special_tokens=False)["input_ids"]
     assert encoder.unexpanded(ids, shown) == wanted and len(wanted) < len(ids)
     with refused("images"):
         encoder.unexpanded(ids[:-1], shown)
@@ -74,16 +78,6 @@ def test_white_space_that_a_tokenizer_joins_with_that_of_an_image_is_parted():
     place = ids.index(processor.tokenizer.convert_tokens_to_ids("\n\n\n"))
     with refused("images"):
         encoder.unexpanded([*ids[:place], *ids[place + 1 :]], shown)
-
-
-@pytest.mark.parametrize("family", vision_models.FAMILIES)
-def test_tokens_that_an_engine_would_take_for_an_image_are_not_sampled(family):
-    """Gemma 3's processor replaces a token which is none of features: vLLM would put an image there."""
-    processor = vision_models.FAMILIES[family]()[0]
-    encoder = ImageEncoder(processor)
-    (one,) = processor.tokenizer(encoder.token, add_special_tokens=False)["input_ids"]
-    assert one in encoder.token_ids and {*processor.image_token_ids} <= {*encoder.token_ids}
-    assert len({*encoder.token_ids}) == len(encoder.token_ids)
 
 
 def test_the_processor_runs_once_for_each_size(monkeypatch):

@@ -1,5 +1,6 @@
 """What the model wrote is what the tool gets: thoughts, markers inside arguments, odd names, headers in any order."""
 
+import functools
 import json
 
 import pytest
@@ -14,11 +15,8 @@ from g2po_trl.prompts.tool_format import ProseTools
 
 
 def tool(name):
-    parameters = {
-        "type": "object",
-        "properties": {"text": {"type": "string", "description": "x"}},
-        "required": ["text"],
-    }
+    properties = {"text": {"type": "string", "description": "x"}, "digit": {"type": "integer", "description": "y"}}
+    parameters = {"type": "object", "properties": properties, "required": ["text"]}
     return {"type": "function", "function": {"name": name, "description": "Write.", "parameters": parameters}}
 
 
@@ -52,13 +50,10 @@ def test_an_unfinished_thought_makes_no_call(completion):
 
 @pytest.fixture(scope="module")
 def encoders():
-    made = {}
-
+    @functools.cache
     def encoder(name):
-        if name not in made:
-            tokenizer = tokenizer_of(name)
-            made[name] = tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
-        return made[name]
+        tokenizer = tokenizer_of(name)
+        return tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
 
     return encoder
 
@@ -68,7 +63,8 @@ def encoders():
 def test_a_call_is_read_as_it_is_shown_whatever_its_tool_is_called(encoders, template, name):
     """In prose, if the template's own form does not come back."""
     tokenizer, encoder = encoders(template)
-    tools, made = [tool(name)], {"type": "function", "function": {"name": name, "arguments": {"text": "x y"}}}
+    function = {"name": name, "arguments": {"text": "x y", "digit": 7}}
+    tools, made = [tool(name)], {"type": "function", "function": function}
     asked = encoder._text(TASK, tools)
     whole = encoder._text([*TASK, {"role": "assistant", "content": "", "tool_calls": [made]}], tools, False)
     start = next((one for one in (asked, encoder._text(TASK, tools, False)) if whole.startswith(one)), None)
@@ -77,7 +73,7 @@ def test_a_call_is_read_as_it_is_shown_whatever_its_tool_is_called(encoders, tem
     ids = tokenizer(whole[len(start) :], add_special_tokens=False)["input_ids"]
     prompt = tokenizer(start, add_special_tokens=False)["input_ids"]
     message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
-    assert valid and [one["function"] for one in message["tool_calls"]] == [made["function"]]
+    assert valid and [one["function"] for one in message["tool_calls"]] == [function]
 
 
 NEXT, JSON = "<|end|><|start|>assistant", '<|message|>{"text": "x"}<|call|>'
