@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
-
 # Modules of vision-language models that read images and pass them on, by their paths.
 _READS_IMAGES = r"(.*\.)?(visual|vision_\w+|image_\w+|multi_modal_projector|connector|embed_vision)(\..*)?"
 
@@ -30,10 +29,7 @@ def adapters_below(folder: str | Path) -> list[Path]:
 
 
 def find_adapter(folder: str | Path) -> Path | None:
-    """Return the folder of the adapter in a model's folder; `None` if there is none.
-
-    PEFT saves the adapter "default" in the folder itself, and one of another name in a subfolder of that name.
-    """
+    """Return the folder of the adapter in a model's folder, or its subfolder if it is not "default"; else `None`."""
     if Path(folder, ADAPTER_CONFIG).is_file():
         return Path(folder)
     found = [] if Path(folder, "config.json").is_file() else adapters_below(folder)
@@ -78,9 +74,9 @@ def load_adapter(
 def load_adapter_to_train(
     model: Any, args: GRPOConfig, options: dict[str, Any], processing_class: Any
 ) -> tuple[Any, Any]:
-    """Return model and processing class, loaded here if `model` is the folder or id of an adapter to train further.
+    """Return model and processing class, loaded here, as TRL does not, if `model` is an adapter to train further.
 
-    TRL loads only whole models. `options` are arguments of the trainer, from which `quantization_config` is removed.
+    `options` are arguments of the trainer, from which `quantization_config` is removed.
     """
     from transformers import AutoProcessor
 

@@ -23,14 +23,10 @@ class Choice:
     """A class that an option names.
 
     Its own options are the keyword-only parameters of `method`, whose docstring, or the class's, describes them.
-
-    Args:
-        path: `module:class` inside the package.
-        help: description in one line, for the help and the documentation.
     """
 
-    path: str
-    help: str
+    path: str  # `module:class` inside the package
+    help: str  # in one line, for the help and the documentation
     method: ClassVar[str] = "__init__"
 
     def load(self) -> type:
@@ -56,7 +52,7 @@ def kwargs_help(choices: Mapping[str, Choice]) -> str:
         text = cleandoc(getattr(row.load(), row.method).__doc__ or row.load().__doc__)
         help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
         options = [f"`{option}` ({default!r}), {help_of[option]}" for option, default in row.options.items()]
-        described += [f"`{name}`: {' '.join(options)}"] if options else []
+        described += [f"`{name}`:", *options] if options else []
     return " ".join(" ".join([*described, "As a flag: JSON."]).split())
 
 

@@ -6,13 +6,9 @@ from typing import Any
 class G2POError(ValueError):
     """Report an option, a file or data that the user can fix.
 
-    The message names the field, its value and the remedy, so commands print it without a traceback. Every other
-    error is a bug and keeps its traceback. Programs read `field` and `value`, never the sentence.
-
-    Args:
-        message: what is wrong, and what to do.
-        field: name of the option, column, file or method that is refused, `None` where there is none.
-        value: its value.
+    The message names the field (an option, a column, a file or a method), its value and the remedy, so commands print
+    it without a traceback. Every other error is a bug and keeps its traceback. Programs read `field` and `value`, or
+    `None` where there is none, never the sentence.
     """
 
     def __init__(self, message: str, field: str | None = None, value: Any = None):

@@ -9,8 +9,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from types import ModuleType
 
-# Modules that the package of an extra brings along.
-_BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "openenv"}
+_BROUGHT_BY = {"textworld": "alfworld", "uvicorn": "openenv", "websockets": "openenv"}  # module -> package
 
 
 @cache

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 
 def to_json(data: Any, **options: Any) -> str:
-    """Return data as JSON text.
+    """Return data as JSON text. `options` are passed to `json.dumps`.
 
     A float that is not finite becomes `null`, a numpy value a number or a list, a set a sorted list, a lone surrogate
-    "?", and any other object its text. `options` are passed to `json.dumps`.
+    "?", and any other object its text.
     """
     options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
@@ -57,8 +57,7 @@ def write_json(path: str | Path, data: Any, **options: Any) -> None:
 def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield the values in the lines of a file, or of one array, each with its number, from 1.
 
-    A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes, so that `json.loads` reports the
-    reason.
+    A byte order mark and blank lines are skipped. Invalid JSON is yielded as bytes: `json.loads` says why.
     """
     numbered = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(file, 1))
     lines, text = ((number, line) for number, line in numbered if line.strip()), b""

@@ -1,9 +1,8 @@
 """Non-public parts of TRL, transformers and accelerate that training depends on, each behind one name.
 
 Written for TRL 1.16, transformers 5.23 and accelerate 1.15; `tests/contract` checks each against the installed
-versions. Further code that depends on private parts of TRL: `trainer` (overridden methods), `engines/trl_vllm` and
-`engines/vllm_adapter` (its vLLM wrapper), `config_validation` (refused options) and `update/batch` (how each loss
-averages).
+versions. Others depend on TRL's overridden methods (`trainer`), its vLLM wrapper (`engines/trl_vllm` and
+`engines/vllm_adapter`), its options (`config_validation`) and how each loss averages (`update/batch`).
 """
 
 from __future__ import annotations
@@ -48,9 +47,6 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
             stack.callback(undo)
             setattr(owner, name, value)
         yield
-
-
-# -- TRL -----------------------------------------------------------------------------------------------------------
 
 
 def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:
@@ -186,9 +182,6 @@ def without_trls_intervals(args: TrainingArguments) -> AbstractContextManager[No
     return replaced(args, load_best_model_at_end=False, **missing)
 
 
-# -- transformers --------------------------------------------------------------------------------------------------
-
-
 def attention_of(config: PretrainedConfig) -> str:
     """Return the attention implementation a model uses, after transformers has chosen one (`_attn_implementation`)."""
     return config._attn_implementation
@@ -204,9 +197,6 @@ def forget_rotary_lengths(model: torch.nn.Module) -> None:
     for module in model.modules():
         for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
             setattr(module, name, 0)
-
-
-# -- accelerate ----------------------------------------------------------------------------------------------------
 
 
 def set_sync_gradients(accelerator: Accelerator, sync: bool) -> None:
