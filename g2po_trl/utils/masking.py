@@ -47,12 +47,26 @@ _CREDENTIAL = re.compile(
 )
 
 
+# Variables that programs need to run: of the system, of Python and its libraries, of the network, of bundled games.
+_NEEDED = re.compile(
+    r"_|PATH|HOME|USER|LOGNAME|SHELL|SHLVL|LANG|LANGUAGE|TZ|TERM|TE?MP|TMPDIR|(OLD)?PWD|HOSTNAME|DISPLAY|VIRTUAL_ENV"
+    r"|JAVA_HOME|LD_(LIBRARY_PATH|PRELOAD)|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|(HTTPS?|FTP|ALL|NO)_PROXY"
+    r"|(LC|XDG|PYTHON|CONDA|OMP|KMP|MKL|OPENBLAS|NUMEXPR|CUDA|NVIDIA|HIP|ROCR|TORCH|PYTORCH|TF|HF|TRANSFORMERS"
+    r"|TOKENIZERS|TQDM|G2PO|ALFWORLD|WEBSHOP|APPWORLD|TEXTWORLD)\w*",
+    re.IGNORECASE,
+)
+
+
 def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
-    """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
+    """Return the names of variables that programs do not need to run, or that look like secrets.
+
+    Those in `passed`, which must be set, are left out.
+    """
     unknown = sorted(set(passed) - set(os.environ))
     require(not unknown, "environment_variables", unknown, "export what is not set here, or remove it")
     withheld = os.environ.keys() - set(passed)
-    return sorted(name for name in withheld if _is_secret(name) or masked(os.environ[name]) != os.environ[name])
+    needed = {name for name in withheld if _NEEDED.fullmatch(name) and not _is_secret(name)}
+    return sorted(withheld - {name for name in needed if masked(os.environ[name]) == os.environ[name]})
 
 
 def masked(data: Any, name: str = "") -> Any:

@@ -56,7 +56,7 @@ class PoolLimits(Options):
         within="[1, inf)",
     )
     environment_variables: list[str] | None = _limit(
-        "Names of variables to pass to workers even if the name looks like a secret's, such as `HF_TOKEN`.", None
+        "Names of variables to pass to workers, beside those that programs need to run, such as `HF_TOKEN`.", None
     )
 
     @classmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 import weakref
 from collections import Counter, defaultdict
@@ -70,7 +71,7 @@ class EnvironmentPool:
         self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None, **options: Any
     ):
         self.limits = limits = replace(PoolLimits.of(limits), **options)
-        self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get: secrets
+        self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get
         self.name = factory_name(environment_factory)
         self.environment_names = tuple(environments_of(environment_factory))
         try:
@@ -103,10 +104,9 @@ class EnvironmentPool:
     def describe(self, episodes: int) -> str:
         """Return a line about the workers. `episodes`: number of concurrent episodes."""
         memory = max(worker.memory() for worker in self._in_service) / 2**20
-        withheld = f"; they do not get {', '.join(self.withheld)} (environment_variables)" if self.withheld else ""
         return (
             f"Environments: {self.name} in {self.num_workers} worker processes per rank, {memory:.0f} MB each after "
-            f"one episode, {episodes} episodes at a time{withheld}"
+            f"one episode, {episodes} episodes at a time"
         )
 
     def reset(
@@ -308,7 +308,7 @@ class EnvironmentPool:
         result, wanted = answer.result, StepResult if job.command == "step" else Observation
         if isinstance(result, tuple):
             kind, text = result
-            hidden = [name for name in self.withheld if name in text]
+            hidden = [name for name in self.withheld if re.search(rf"\b{re.escape(name)}\b", text)]
             if hidden:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
             self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
