@@ -49,8 +49,7 @@ def check_environment(
     check_task_columns(environment_factory, task)
     for finding in contract_findings(environment_factory, task, actions, max_steps):
         if finding.level == "error":
-            message = str(finding).removeprefix("error").strip()
-            raise EnvironmentContractError(message, finding.facts.get("field", finding.kind.name))
+            raise EnvironmentContractError(finding.text, finding.facts.get("field", finding.kind.name))
 
 
 def contract_findings(
@@ -100,10 +99,11 @@ class _Probe:
 
     def _step_through(self, actions: Sequence[str] | None, max_steps: int) -> None:
         rng, observation = random.Random(0), self._reset()
-        for number in range(max_steps if actions is None else len(actions)):
-            if observation is None and (actions is not None or (observation := self._reset()) is None):
+        for action in [None] * max_steps if actions is None else actions:
+            if observation is None and (action is not None or (observation := self._reset()) is None):
                 return
-            action = rng.choice(observation.admissible_actions or ["look"]) if actions is None else actions[number]
+            if action is None:
+                action = rng.choice(observation.admissible_actions or ["look"])
             observation = self._step(action)
 
     def _compare_actions(self, admissible_actions: Sequence[str]) -> None:
@@ -139,9 +139,7 @@ class _Probe:
             if isinstance(error, EnvironmentContractError):
                 same = " ".join(str(error).split())
                 kind, facts = Kind.REFUSED, {"what": "", "error": same, "field": error.field}
-            elif isinstance(
-                error, ConnectionError
-            ):  # of a server: no task is to blame, and the message has the remedy
+            elif isinstance(error, ConnectionError):  # of a server: its message has the remedy
                 kind, same, facts = Kind.REFUSED, "connection", {"what": f"{self.name}: ", "error": text + where}
             self.findings.setdefault(same, kind.found(**facts))
             return None

@@ -155,11 +155,14 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The wording with the facts, and the remedy."""
+        wording, facts = self.kind.value, {name: _shown(value) for name, value in self.facts.items()}
+        return f"{wording.text.format(**facts)}. {wording.remedy if self.level != 'ok' else ''}".rstrip()
+
     def __str__(self) -> str:
-        text = self.kind.value.text.format(**{name: _shown(value) for name, value in self.facts.items()})
-        owner = f"{self.environment}: " if self.environment else ""
-        remedy = self.kind.value.remedy if self.level != "ok" else ""
-        return f"{self.level:9} {owner}{text}. {remedy}".rstrip()
+        return f"{self.level:9} {f'{self.environment}: ' if self.environment else ''}{self.text}"
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -41,10 +41,8 @@ def ask():
     [
         ("<html>Welcome</html>", 200, "text/html"),
         ("<html>Welcome</html>", 200, "application/json"),
-        ({"error": {"message": "no credit"}}, 200, "application/json"),
         (chat_completion({}) | {"choices": []}, 200, "application/json"),
         (chat_completion(None), 200, "application/json"),
-        ({"error": {"message": "overloaded"}}, 500, "application/json"),
         ("<html>Bad gateway</html>", 502, "text/html"),
         ({"error": {"message": "'tools[0].function.name': string too long. At most 64."}}, 400, "application/json"),
     ],

@@ -15,6 +15,7 @@ from g2po_trl.cli.commands.evaluate import main
 from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.panel import Panel
+from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
 
@@ -56,6 +57,12 @@ def test_long_conversations_lose_their_middle():
     assert "(3 steps are left out here.)" in shown[1]["content"]
     (_, only) = prompted(history_length=0).ask(an_episode(["completion"]), ()).messages
     assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
+
+
+def test_prompting_agents_refuse_requests():
+    seen = Observation("x", request=ChatRequest([{"role": "user", "content": "x"}]))
+    with refused("agent"):
+        prompted().ask(Episode("t", observation=seen), ())
 
 
 @pytest.mark.parametrize(

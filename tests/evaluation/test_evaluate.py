@@ -82,8 +82,8 @@ def flags(game, *more, tasks="tasks.jsonl"):
     return [*given, "--num-environment-workers", "1", *map(str, more)]
 
 
-def served(game, server, *more):
-    return flags(game, "--base-url", server.url, "--model", "m", *more)
+def served(game, server, *more, **files):
+    return flags(game, "--base-url", server.url, "--model", "m", *more, **files)
 
 
 # -- what leaves the denominator, and what does not -------------------------------------------------------------------
@@ -275,21 +275,19 @@ def test_keys_are_written_into_no_file(game, server):
 
 def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch):
     """However long prompts and completions may be: memory is what the user says it is."""
-    (game / "tasks.jsonl").write_text('{"number": 0}\n' * 12)
-    calls = []
+    calls, flagged = [], ["--model", model, "--batch-size", 3, "--max-completion-length", 20000]
 
     def answer(engine, model, config, prompts, *rest):
         calls.append(len(prompts))
         return [[engine.tokenizer.eos_token_id]] * len(prompts)
 
     monkeypatch.setattr("g2po_trl.engines.transformers.TransformersEngine._generate", answer)
-    main([*flags(game), "--model", str(model), "--batch-size", "8", "--max-completion-length", "20000"])
-    assert calls == [8, 4]
+    main(flags(game, *flagged))
+    assert calls == [3, 1]
 
 
 def test_prompts_are_shortened_as_in_training(game, model, capsys):
-    given = [*flags(game), "--model", str(model), "--max-completion-length", "4"]
-    main([*given, "--max-prompt-length", "20"])
+    main(flags(game, "--model", model, "--max-completion-length", 4, "--max-prompt-length", 20))
     assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}]
 
 
@@ -310,20 +308,12 @@ def test_options_that_would_be_ignored_are_refused(game, model, field, value):
         main([*flags(game), "--model", str(model), f"--{field.replace('_', '-')}", value])
 
 
-@pytest.mark.parametrize(
-    ("tasks", "field"),
-    [
-        ('{"number": 1}\n{"numbr": 2}\n', "tasks"),
-        ('{"number": 1}\n{"num\n', "tasks"),
-        ("\n", "tasks"),
-        (None, "tasks"),
-    ],
-)
-def test_bad_tasks_are_refused_before_a_model_is_asked(game, server, tasks, field):
+@pytest.mark.parametrize("tasks", ['{"number": 1}\n{"numbr": 2}\n', '{"number": 1}\n{"num\n', "\n", None])
+def test_bad_tasks_are_refused_before_a_model_is_asked(game, server, tasks):
     if tasks is not None:
         (game / "other.jsonl").write_text(tasks)
-    with refused(field):
-        main(flags(game, "--model", "m", "--base-url", server.url, tasks="other.jsonl"))
+    with refused("tasks"):
+        main(served(game, server, tasks="other.jsonl"))
     assert server.asked == []
 
 

@@ -165,17 +165,6 @@ def test_agent_with_a_server_gets_what_it_asks_for(server, agent, tmp_path):
     assert [m["content"] for m in trajectory.steps[1].messages] == ["kitchen"], "what is new"
 
 
-def test_prompting_agents_refuse_requests(server, agent, tmp_path):
-    (tmp_path / "asking.py").write_text(
-        "from g2po_trl import Observation, TextEnvironment\nfrom g2po_trl.prompts.conversation import ChatRequest\n"
-        "class Asking(TextEnvironment):\n    def reset(self, seed):\n"
-        "        return Observation('x', request=ChatRequest([{'role': 'user', 'content': 'x'}]))\n"
-    )
-    with refused("agent"):
-        served(server, tmp_path, [{"seed": 4}], "--environment", f"{tmp_path / 'asking.py'}", "--agent", "react")
-    assert server.asked == []
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 def test_agent_of_a_run_has_several_names_and_its_settings(agent, tmp_path, is_named):
     described = {"import": f"{agent}:letters"}
