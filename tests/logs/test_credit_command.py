@@ -98,7 +98,7 @@ def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch)
     ("options", "code", "message"),
     [
         (["--estimator", "gae"], 2, "invalid choice: 'gae'"),
-        (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
+        (["--estimator-kwargs", '{"edges": 1}'], 1, "has no 'edges'"),
         (["--gamma", "2"], 1, "gamma is 2"),
         *((["--state-key", key], 1, f"state_key is {key!r}") for key in ("similar:2", "json:__name__", "page")),
         (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
