@@ -175,9 +175,11 @@ class _Episode:
     def _run(self) -> tuple[int, str, str]:
         """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
         timeout, returncode, left = self.command.timeout, None, None
+        own_seconds = self.client.session.own_seconds
+        begun = own_seconds()  # a large workspace takes long to copy
         with self._program(self.command.words, self.variables) as program:
             while returncode is None:
-                if timeout is not None and (left := timeout - self.client.session.own_seconds()) <= 0:
+                if timeout is not None and (left := timeout + begun - own_seconds()) <= 0:
                     raise CommandError(f"it took more than {timeout:g} s", limit="time limit")
                 returncode = program.wait(None if left is None else max(left, MIN_WAIT))
         stdout, stderr = program.outputs()

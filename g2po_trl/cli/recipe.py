@@ -83,7 +83,7 @@ def parser_options(
     """Return the options of `parser.read` for a recipe's command line."""
     if isinstance(default_config, Path):
         configs = configs or default_config.parent.name
-    of_machine = {} if torch.accelerator.is_available() else CPU
+    of_machine = {"eval_on_start": True, **({} if torch.accelerator.is_available() else CPU)}
     return {
         "find_config": partial(find_config, kind=configs),
         "default_config": default_config,
@@ -174,7 +174,7 @@ def train(
     require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
     check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    args.eval_on_start = checkpoint is None and getattr(options, "eval_before", True)
+    args.eval_on_start &= checkpoint is None and getattr(options, "eval_before", True)
     with args.main_process_first(desc="tasks"):
         task = tasks(options, args)
     if args.process_index == 0:

@@ -54,8 +54,9 @@ def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, tem
     lines, played = [], before_and_after_by_panel(evaluations)
     for temperature in temperatures:
         if (name := at_temperature(panel, temperature)) in played:
-            first, last = (100 * _number(entry["success_rate"]) for entry in played[name])
-            lines.append(f"At temperature {temperature}, success: {first:.1f} before, {last:.1f} after")
+            first, last = (f"{100 * _number(entry['success_rate']):.1f}" for entry in played[name])
+            before = "" if played[name][0] is played[name][1] else f"{first} before, "
+            lines.append(f"At temperature {temperature}, success: {before}{last} after")
     return "\n".join(lines)
 
 

@@ -56,6 +56,10 @@ def own(tmp_path, monkeypatch):
     return ["--environment", "a:B", "--tasks", "tasks.jsonl", "--output_dir", "out"]
 
 
+def test_evaluation_before_training_can_be_switched_off():
+    assert parse("tiny")[1].eval_on_start and not parse("tiny", "--eval-on-start", "false")[1].eval_on_start
+
+
 def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_flags_that_exist():
     """`g2po evaluate --model` of its run needs all settings."""
     known = {"--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
