@@ -70,7 +70,7 @@ class Session:
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
         self.answered: list[tuple[AgentRequest, Completion]] = []
-        self._requests = self._tool_calls = 0
+        self._requests = 0
         self._own_seconds, self._waits_since = 0.0, None
         self._at_end: list[Callable[[], Any]] = []
         self._lock = threading.Lock()
@@ -131,9 +131,9 @@ class Session:
     def answer(self, call: Call, response: ChatResponse) -> None:
         """Answer a request by the model's response."""
         with self._lock:
-            completion = Completion(response, len(self.answered) + 1, self._tool_calls)
+            calls_before = sum(len(completion.response.tool_calls) for _, completion in self.answered)
+            completion = Completion(response, len(self.answered) + 1, calls_before)
             self.answered.append((call.request, completion))
-            self._tool_calls += len(response.tool_calls)
             call.answer.set_result(completion)
 
     def end(self, end: AgentEnd) -> None:

@@ -77,12 +77,8 @@ def cut_to_fit(
 ) -> Prompt:
     """Return the prompt of at most `max_length` tokens that keeps most characters, up to `keep`; of 0, any.
 
-    Args:
-        build: returns the prompt that keeps a number of characters; with images, it calls the slow processor.
-        size: returns its tokens, with one in place of each image.
-        of_images: further tokens of the images, the same in all these prompts.
-        keep: maximum number of characters.
-        max_length: maximum number of tokens.
+    `build` returns the prompt that keeps a number of characters, by the slow processor if there are images; `size` its
+    tokens, with one in place of each image. `of_images` counts their further tokens, the same in all prompts.
     """
     room = max_length - of_images
     while True:
