@@ -21,6 +21,7 @@ from ..utils.options import option, require
 AGENTS = ("direct", "react", "reflexion")
 ENVIRONMENTS = tuple(bundled_environments())
 HISTORIES = ("window", "conversation")
+OFFLINE = tuple(name for name, row in ENGINES.items() if row.offline)
 
 
 @dataclass(kw_only=True)
@@ -34,15 +35,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     """
 
     model: str = option("Folder, Hub id, or name of a served model.", metavar="NAME", group="model")
-    run: Path | None = option(
-        "Training run whose settings are the defaults; default: the model's.", None, group="model"
-    )
-    engine: str = option(
-        "Engine of a model in this process.",
-        "transformers",
-        choices=[name for name, row in ENGINES.items() if row.offline],
-        group="model",
-    )
+    run: Path | None = option("Run whose settings are the defaults; default: the model's.", None, group="model")
+    engine: str = option("Engine of a model in this process.", "transformers", choices=OFFLINE, group="model")
     engine_options: dict[str, Any] = option("Passed to the model's constructor.", {}, group="model")
     precision: dict[str, Any] = option("dtype and autocast of a model in this process.", {}, group="model")
     base_url: str | None = option("URL of a server with OpenAI's protocol, up to /v1.", None, group="model")
@@ -58,18 +52,14 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     trials: int = option("Trials per task (reflexion only).", 3, within="[1, inf)", group="agent")
     prompt: Any = option("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", group="agent")
     chat_template_kwargs: dict[str, Any] | None = option("Passed to the chat template.", None, group="agent")
-    history: str | None = option(
-        "What prompts show of an episode.", None, choices=HISTORIES, group="agent", plays=True
-    )
+    history: str | None = option("What prompts show.", None, choices=HISTORIES, group="agent", plays=True)
     max_turns: int | None = option("Turns of an episode.", None, within="[1, inf)", group="agent", plays=True)
     history_length: int | None = option("Past steps in a prompt.", None, within="[0, inf)", group="agent", plays=True)
     max_prompt_length: int | None = option(
         "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", group="agent", plays=True
     )
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
-    generation_kwargs: dict[str, Any] | None = option(
-        "Further sampling options of the engine.", None, group="sampling"
-    )
+    generation_kwargs: dict[str, Any] | None = option("More sampling options of the engine.", None, group="sampling")
     seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)", group="evaluation")
     output: Path | None = option("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None, group="evaluation")
     overwrite: bool = option("Delete the earlier evaluation in the output folder.", False, group="evaluation")
