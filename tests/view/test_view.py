@@ -4,6 +4,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -229,3 +230,20 @@ def test_a_port_in_use_is_refused(tmp_path):
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
     with socket.create_server(("127.0.0.1", 0)) as server, refused("port"):
         main([str(tmp_path), "--serve", "--no-open", "--port", str(server.getsockname()[1])])
+
+
+def test_the_servers_address_is_in_no_argument_of_a_browser(run, monkeypatch):
+    """Every user of the machine sees the arguments of processes."""
+    seen = {}
+
+    def served(server):
+        seen["address"] = server.address
+
+    def noted(place):
+        seen["place"], file = place, Path(place.removeprefix("file://"))
+        seen["text"], seen["mode"] = file.read_text(), file.stat().st_mode & 0o777
+
+    monkeypatch.setattr("g2po_trl.view.server.Server.serve_forever", served)
+    monkeypatch.setattr("webbrowser.open", noted)
+    main([str(run), "--serve"])
+    assert seen["address"] in seen["text"] and seen["address"] not in seen["place"] and seen["mode"] == 0o600

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ def _serve(sources: Sources, args: ViewOptions) -> None:
         raise G2POError(f"port {args.port} cannot be used ({error}): {remedy}", "port", args.port) from error
     names = ", ".join(str(folder) for folder in args.folders)
     print(f"{names}: {server.address} until Ctrl-C", flush=True)
-    if args.open:
-        webbrowser.open(server.address)
-    server.serve_forever()
+    with tempfile.NamedTemporaryFile("w", suffix=".html") as page:  # a browser's arguments are seen by all users
+        page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+        page.flush()
+        if args.open:
+            webbrowser.open(Path(page.name).as_uri())
+        server.serve_forever()
