@@ -68,7 +68,15 @@ from .runs.callbacks import (
     RolloutBar,
     TaskErrorReport,
 )
-from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, check_whole, clear_staging
+from .runs.checkpoint import (
+    AtomicCheckpoint,
+    RunState,
+    WeightCheck,
+    check_complete,
+    check_whole,
+    clear_staging,
+    load_weights,
+)
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
@@ -78,7 +86,6 @@ from .runs.run_json import describe_run, identity_of
 from .runs.sample_table import SampleTable
 from .runs.summary import at_temperature
 from .runs.verdict import Tally
-from .runs.weights import WeightCheck, load_weights
 from .trainer_validation import (
     check_arguments,
     check_errors,

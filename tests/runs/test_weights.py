@@ -7,7 +7,7 @@ from letter_trainer import TASKS, flat_weights
 from refusals import refused
 from safetensors.torch import load_file, save_file
 
-from g2po_trl.runs.weights import WeightCheck, load_weights
+from g2po_trl.runs.checkpoint import WeightCheck, load_weights
 
 RENAMED = (
     "Qwen3 MoE",
