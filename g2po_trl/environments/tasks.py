@@ -39,6 +39,7 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
             remedy = 'write an object, like {"seed": 1}'
             raise G2POError(f"{path}, line {number}, is {text[:40]}: {remedy}", "tasks", row)
         rows.append(row)
+    require(bool(rows), "tasks", str(path), "the file is empty; write one task per line")
     return rows
 
 

@@ -120,6 +120,7 @@ def _normalize(message: Any, where: str) -> Message:
     role, where = message.get("role"), f"{where}: "
     _need(role in ROLES, f"{where}role", role, f"one of {', '.join(ROLES)}")
     content, images = message.get("content"), message.get("images") or ()
+    _need(isinstance(images, (list, tuple)), f"{where}images", images, "a list of images")
     if isinstance(content, (list, tuple)):
         content, images = read_parts(content, f"{where}content")
     images = [image for image in images if isinstance(image, Picture)]

@@ -145,3 +145,9 @@ def test_a_name_that_is_none_names_no_task():
     rows = [{"task_id": None, "seed": seed} for seed in range(3)]
     assert len({task_id_of(row) for row in rows} | {"None"}) == 4
     assert task_id_of({"task_id": 0, "seed": 1}) == "0"
+
+
+def test_a_file_without_tasks_is_refused(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text("\n")
+    with refused("tasks"):
+        read_tasks(tmp_path / "tasks.jsonl")
