@@ -60,7 +60,7 @@ def parse_arguments(
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
         G2POError: if a file, a model's folder or a package is missing, or an option has no effect.
     """
-    *parsed, given = parse(types, argv, **parser_options(default_config, defaults, configs))
+    *parsed, given = parse(types, argv, **parser_options(default_config, defaults, configs, types))
     values = {name: value for options in parsed for name, value in vars(options).items()}
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
@@ -79,11 +79,14 @@ def parser_options(
     default_config: Path | Callable[[Keys], Keys] | None = None,
     defaults: Keys | Callable[[Keys], Keys] | None = None,
     configs: str = "",
+    types: Sequence[type] = (),
 ) -> dict[str, Any]:
     """Return the options of `parser.read` for a recipe's command line."""
     if isinstance(default_config, Path):
         configs = configs or default_config.parent.name
-    of_machine = {"eval_on_start": True, **({} if torch.accelerator.is_available() else CPU)}
+    of_machine = {} if torch.accelerator.is_available() else CPU
+    if any(issubclass(kind, G2POConfig) for kind in types):  # not of teaching, which has exams
+        of_machine = {"eval_on_start": True, **of_machine}
     return {
         "find_config": partial(find_config, kind=configs),
         "default_config": default_config,
