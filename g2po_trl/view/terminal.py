@@ -39,23 +39,19 @@ class TerminalView:
         """
         parts = [self._paint("bold", self.source.name)]
         if self.source.numbers:
+            latest = self.source.numbers[-1]
             parts += self._success(self.source.overview())
-            data = self.source.iteration(iteration or self.source.numbers[-1], prompts=False)
-            groups = [{**group, "episodes": group["trajectories"]} for group in data["groups"]]
-            where = f"Iteration {data['n']}"
-            of = "" if data["n"] == self.source.numbers[-1] else f" of {self.source.numbers[-1]}"
-            parts.append(self._groups(f"{where}{of}", "group", groups, data["texts"]))
+            data = self.source.iteration(iteration or latest, prompts=False)
+            groups, what = [{**group, "episodes": group["trajectories"]} for group in data["groups"]], "group"
+            where = f"Iteration {data['n']}" + ("" if data["n"] == latest else f" of {latest}")
         else:
             *_, last = self.source.sets()
             data = last.data(prompts=False)
-            groups, where = (
-                data["tasks"],
-                f"Evaluation {last.panel}" + ("" if last.step is None else f", step {last.step}"),
-            )
-            parts.append(self._groups(where, "task", groups, data["texts"]))
+            groups, what = data["tasks"], "task"
+            where = f"Evaluation {last.panel}" + ("" if last.step is None else f", step {last.step}")
+        parts.append(self._groups(where, what, groups, data["texts"]))
         if any(group["episodes"] for group in groups):
-            number, place = episode or _telling(groups)
-            parts.append(self._episode(where, groups, data["texts"], (number, place)))
+            parts.append(self._episode(where, groups, data["texts"], *(episode or _telling(groups))))
         return "\n\n".join(parts)
 
     def _success(self, overview: dict[str, Any]) -> list[str]:
@@ -70,40 +66,31 @@ class TerminalView:
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
         """Return a line for each group: one character per episode, successes, the task, whether it taught nothing."""
-        counted = [one for group in groups for one in group["episodes"] if one["outcome"] not in ("error", "lost")]
-        won = sum(one["outcome"] == "success" for one in counted)
-        rate = (
-            f"{100 * won / len(counted):.1f} % of {len(counted)} episodes solved"
-            if counted
-            else "no episode with a result"
-        )
-        lines = [f"{where}: {rate}"]
+        ends = [one["outcome"] for group in groups for one in group["episodes"]]
+        counted = [end for end in ends if end not in ("error", "lost")]
+        rate = 100 * counted.count("success") / max(1, len(counted))
+        solved = f"{rate:.1f} % of {len(counted)} episodes solved" if counted else "no episode with a result"
+        lines = [f"{where}: {solved}"]
         alike = len(groups) > 1 and len({group["task"] for group in groups}) == 1  # then ids tell tasks apart
         for number, group in enumerate(groups, 1):
-            marks = [self._paint(*_MARKS.get(one["outcome"], ("bad", "·"))) for one in group["episodes"]]
-            wins = sum(one["outcome"] == "success" for one in group["episodes"])
+            ends = [one["outcome"] for one in group["episodes"]]
+            marks = "".join(self._paint(*_MARKS.get(end, ("bad", "·"))) for end in ends)
             start = f"{number:>4} "
-            score = f" {wins}/{len(marks)}  {'(taught nothing) ' if group.get('nothing') else ''}"
+            score = f" {ends.count('success')}/{len(ends)}  {'(taught nothing) ' if group.get('nothing') else ''}"
             row = None if group["row"] is None else texts[group["row"]]
-            room = self.width - len(start) - len(marks) - len(score)
-            lines.append(
-                start
-                + "".join(marks)
-                + score
-                + one_line((None if alike else group["task"]) or row or f"{what} {group['id']}", room)
-            )
+            name = (None if alike else group["task"]) or row or f"{what} {group['id']}"
+            room = self.width - len(start) - len(ends) - len(score)
+            lines.append(f"{start}{marks}{score}{one_line(name, room)}")
         return "\n".join(lines)
 
     def _episode(
-        self, where: str, groups: Sequence[dict[str, Any]], texts: Sequence[str], episode: tuple[int, int]
+        self, where: str, groups: Sequence[dict[str, Any]], texts: Sequence[str], number: int, place: int
     ) -> str:
         """Return an episode: its observations and actions."""
-        number, place = episode
         exists = 1 <= number <= len(groups) and 1 <= place <= len(groups[number - 1]["episodes"])
         remedy = f"{where} has {len(groups)} groups, choose one of their episodes"
         require(exists, "episode", f"{number}.{place}", remedy)
-        group = groups[number - 1]
-        one = group["episodes"][place - 1]
+        group, one = groups[number - 1], groups[number - 1]["episodes"][place - 1]
         end = self._paint("good" if one["outcome"] == "success" else "bad", ENDS.get(one["outcome"], one["outcome"]))
         lines = [
             f"Episode {number}.{place}: {end}, reward {one['reward']:g}, {len(one['steps'])} steps",
@@ -119,11 +106,13 @@ class TerminalView:
                 continue
             observation = self._observation(texts[step["o"]])
             lines += [f"{i:>3}. {observation[0]}", *(f"     {line}" for line in observation[1:])]
-            fault = (
-                "" if step["ok"] and step["in"] is not False else " [not admissible]" if step["ok"] else " [invalid]"
-            )
-            fault += " [turning point]" if one.get("turns") and one["turns"][0]["step"] == i - 1 else ""
-            fault += " [turn limit]" if one["outcome"] == "truncated" and i == len(one["steps"]) else ""
+            faults = {
+                "invalid": not step["ok"],
+                "not admissible": step["ok"] and step["in"] is False,
+                "turning point": one.get("turns") and one["turns"][0]["step"] == i - 1,
+                "turn limit": one["outcome"] == "truncated" and i == len(one["steps"]),
+            }
+            fault = "".join(f" [{name}]" for name, holds in faults.items() if holds)
             advantage = step.get("trained")
             worth = "" if advantage is None else f"  advantage {advantage:+.2f}"
             action = one_line(step["a"], self.width - 7 - len(fault) - len(worth))
@@ -164,12 +153,8 @@ class TerminalView:
 
 def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Return a failed episode of a group that also has a success, or else any failed one, or the first."""
-    everyone = [
-        (number, place) for number, group in enumerate(groups, 1) for place in range(1, len(group["episodes"]) + 1)
-    ]
-
-    def interest(where: tuple[int, int]) -> int:
-        wins = [one["outcome"] == "success" for one in groups[where[0] - 1]["episodes"]]
-        return 0 if wins[where[1] - 1] else 1 + any(wins)
-
-    return max(everyone, key=interest)
+    found = []
+    for number, group in enumerate(groups, 1):
+        wins = [one["outcome"] == "success" for one in group["episodes"]]
+        found += [(0 if won else 1 + any(wins), (number, place)) for place, won in enumerate(wins, 1)]
+    return max(found, key=lambda one: one[0])[1]
