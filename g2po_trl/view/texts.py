@@ -6,8 +6,8 @@ import base64
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,25 +86,23 @@ class Prompts:
     """
 
     def __init__(self, folder: Path, tokenizer=None, model: str | None = None):
-        self._folder, self._tokenizer, self._loaded = folder, tokenizer, tokenizer is not None
-        self._model = model
+        self._folder, self._tokenizer, self._model = folder, tokenizer, model
         self._pieces: dict[tuple[bool, tuple[int, ...]], str] = {}
 
     def decode(self, step: Step) -> str | None:
         """Return the text of a step's prompt; `None` if there is no tokenizer."""
         if step.prompt is not None or not step.prompt_ids:
             return step.prompt
-        tokenizer = self._load()
-        return tokenizer.decode(step.prompt_ids) if tokenizer else None
+        return self._decode(step.prompt_ids) if self._decode else None
 
     def tokens(self, step: Step) -> dict[str, Any]:
         """Return a completion's tokens and their log-probabilities as "t" and "lp"; nothing if one is not recorded."""
         recorded = bool(step.logprobs) and len(step.logprobs) == len(step.completion_ids)
-        if not recorded or None in step.logprobs or not (tokenizer := self._load()):  # an engine may not know one
+        if not recorded or None in step.logprobs or not self._decode:  # an engine may not know one
             return {}
         ids, texts, logprobs, start = step.completion_ids, [], [], 0
         for end in range(1, len(ids) + 1):
-            text = self._piece(tokenizer, tuple(ids[max(0, start - 1) : end]), start > 0)
+            text = self._piece(tuple(ids[max(0, start - 1) : end]), start > 0)
             if "\ufffd" in text and end < len(ids) and end - start < BYTES:  # a part of a character
                 continue
             texts.append(text)
@@ -112,17 +110,20 @@ class Prompts:
             start = end
         return {"t": texts, "lp": logprobs}
 
-    def _piece(self, tokenizer, ids: tuple[int, ...], follows: bool) -> str:
+    def _piece(self, ids: tuple[int, ...], follows: bool) -> str:
         """Return the text of tokens; with `follows`, the first token only provides context."""
         if (follows, ids) not in self._pieces:
-            before = len(tokenizer.decode(list(ids[:1]))) if follows else 0
-            self._pieces[follows, ids] = tokenizer.decode(list(ids))[before:]
+            before = len(self._decode(list(ids[:1]))) if follows else 0
+            self._pieces[follows, ids] = self._decode(list(ids))[before:]
         return self._pieces[follows, ids]
 
-    def _load(self):
-        if not self._loaded:
-            self._loaded, self._tokenizer = True, _load_tokenizer(self._folder, self._model)
-        return self._tokenizer
+    @cached_property
+    def _decode(self) -> Callable[[Sequence[int]], str] | None:
+        if self._tokenizer is not None:
+            return self._tokenizer.decode
+        places = [self._folder, *sorted(self._folder.glob("checkpoint-*")), *_folder_of(self._model)]
+        place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
+        return None if place is None else _decoder_in(place)
 
 
 def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, Any]:
@@ -147,15 +148,11 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
 
 
 def task_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
-    """Return the task of an episode: "id", "task" (its goal in words), "row" (text of the dataset's), "environment".
-
-    Runs of older versions have no rows.
-    """
-    row = getattr(trajectory, "row", None)
+    """Return the task of an episode: "id", "task" (its goal in words), "row" (as text), "environment"."""
     return {
         "id": trajectory.task_id,
         "task": trajectory.task,
-        "row": texts.number(_as_json(row)) if row else None,
+        "row": texts.number(_as_json(trajectory.row)) if trajectory.row else None,
         "environment": trajectory.environment,
     }
 
@@ -222,31 +219,15 @@ def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
     }
 
 
-class _FastTokenizer:
-    """A tokenizer that decodes as transformers does, without its import time of about 10 s."""
-
-    def __init__(self, path: Path):
+@lru_cache(maxsize=4)
+def _decoder_in(place: Path) -> Callable[[Sequence[int]], str]:
+    if (place / "tokenizer.json").is_file():  # decodes as transformers does, without its import time of about 10 s
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(path))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
-def _load_tokenizer(folder: Path, model: str | None = None):
-    places = [folder, *sorted(folder.glob("checkpoint-*")), *_folder_of(model)]
-    place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
-    return None if place is None else _tokenizer_in(place)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer_in(place: Path):
-    if (place / "tokenizer.json").is_file():
-        return _FastTokenizer(place / "tokenizer.json")
+        return partial(Tokenizer.from_file(str(place / "tokenizer.json")).decode, skip_special_tokens=False)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(place)
+    return AutoTokenizer.from_pretrained(place).decode
 
 
 def _folder_of(model: str | None) -> list[Path]:
