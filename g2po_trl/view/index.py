@@ -44,10 +44,8 @@ class EpisodeIndex:
         """
         with self._lock:
             iterations = [self._iteration(n) for n in numbers or iteration_numbers(self.folder)]
-            tasks = [
-                {**task, "row": None if task["row"] is None else self._rows.all[task["row"]]}
-                for task in self._tasks.values()
-            ]
+            rows = dict(enumerate(self._rows.all))
+            tasks = [{**task, "row": rows.get(task["row"])} for task in self._tasks.values()]
             texts = {"states": list(self._states.all), "actions": list(self._actions.all)}
         return {"outcomes": list(OUTCOMES), "tasks": tasks, **texts, "iterations": iterations}
 
@@ -87,14 +85,13 @@ def _calls(step: Step) -> list[tuple[str | None, str | None]]:
 
     A completion that was offered tools but has no call counts as one call without a name.
     """
-    kind = getattr(step, "call", None)
     if step.messages is None:
         names = _NAME.findall(step.action)
     else:
         names = [call["function"]["name"] for call in step.response.get("tool_calls", ())]
-    if names or kind is None:
-        return [(name, kind) for name in names]
-    return [(None if kind == "none" else "(unreadable)", kind)]
+    if not names and step.call is not None:
+        names = [None if step.call == "none" else "(unreadable)"]
+    return [(name, step.call) for name in names]
 
 
 def _tools(calls: Counter[tuple[str | None, str | None]]) -> list[list[Any]]:
@@ -104,6 +101,6 @@ def _tools(calls: Counter[tuple[str | None, str | None]]) -> list[list[Any]]:
     for (name, kind), number in calls.items():
         row = table.setdefault(name, [0, 0, 0])
         row[0] += number
-        row[1] += number if kind == "unreadable" else 0
-        row[2] += number if kind == "unknown" and name not in known else 0  # of several calls, those to blame
+        row[1] += number * (kind == "unreadable")
+        row[2] += number * (kind == "unknown" and name not in known)  # of several calls, those to blame
     return [[name, *row] for name, row in sorted(table.items(), key=lambda one: -one[1][0])]

@@ -18,18 +18,16 @@ from .episode_sets import Evaluation
 from .sources import Sources, open_folder
 
 _STATIC = Path(__file__).parent / "static"
-_SCRIPTS = ("base", "grid", "place", "curves", "graph", "training", "panel", "tasks", "results", "episodes")
-_SCRIPTS += ("live", "start")
+_SCRIPTS = "base grid place curves graph training panel tasks results episodes live start".split()
 LARGEST = 16 * 2**20  # characters of data in a page; of a larger run they are files beside it
 
 
 def shell(data: str = "") -> str:
     """Return the page with blocks of data; without any, the page requests data from its server."""
     script = "\n".join((_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {  # data last: they may contain what looks like a mark
         "/*CSS*/": (_STATIC / "page.css").read_text(encoding="utf-8"),
-        "SCRIPT-DIGEST": digest,
+        "SCRIPT-DIGEST": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "/*JS*/": script,
         "<!--DATA-->": data,
     }
@@ -100,9 +98,9 @@ def write_page(
         size += len(waiting[-1][1])
         if size > LARGEST:
             folder.mkdir(parents=True, exist_ok=True)
-            for waiting_name, packed in waiting:
-                files[waiting_name] = f"{len(files)}.js"
-                (folder / files[waiting_name]).write_text(f'piece("{files[waiting_name]}", "{packed}");')
+            for part, packed in waiting:
+                files[part] = f"{len(files)}.js"
+                (folder / files[part]).write_text(f'piece("{files[part]}", "{packed}");')
             waiting = []
     if files:
         blocks.append(_block("files", _packed({"folder": folder.name, "of": files}, public)))
