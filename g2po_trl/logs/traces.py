@@ -238,7 +238,7 @@ class _Reader:
         value = data.get("task_id", data.get("task"))
         is_id = isinstance(value, (str, int, Mapping)) and not isinstance(value, bool)
         require(is_id, "task_id", value, "give the episodes of a task, which are compared, the same text or number")
-        task_id = value if isinstance(value, str) else _as_json(value)
+        task_id = value if isinstance(value, str) else to_json(value, sort_keys=True)
         if (name := data.get(named)) is None:
             name = max(number, self.free.get(task_id, 0))
             self.free[task_id] = name + 1
@@ -248,7 +248,7 @@ class _Reader:
         require(is_new or named != "id", "id", name, "an earlier line has it, give each episode its own, or none")
         episode = self.episodes.setdefault((task_id, name), _Episode(task_id, name, number))
         if episode.task is None and "task" in data:
-            episode.task = data["task"] if isinstance(data["task"], str) else _as_json(data["task"])
+            episode.task = data["task"] if isinstance(data["task"], str) else to_json(data["task"], sort_keys=True)
         episode.add_result(data)
         return episode
 
@@ -400,10 +400,6 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value 
     "id": _NAME,
     "episode_id": _NAME,
 }
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def _has_blocks(messages: Any) -> bool:

@@ -57,10 +57,10 @@ def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
     shown = turns.most_common(SHOWN)
     states = _told_apart(texts, [key for (key, _), _ in shown])
     alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
-    never = [(name, played) for name, played in by_task.items() if not any(one.success for one, *_ in played)]
-    never.sort(key=lambda task: -len(task[1]))
+    never = [name for name, played in by_task.items() if not any(one.success for one, *_ in played)]
+    never.sort(key=lambda name: -len(by_task[name]))
     points = [{"state": states[key], "action": action, "episodes": number} for (key, action), number in shown]
-    never_won = [_lost_task(name, played, alike) for name, played in never]
+    never_won = [_lost_task(name, by_task[name], alike) for name in never]
     return {"tasks": len(by_task), "never_won": never_won, "lost": lost, "turning_points": points}
 
 
@@ -101,8 +101,7 @@ def text(found: dict[str, Any], folder: str) -> str:
 
 
 def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: bool) -> dict[str, Any]:
-    # (key, text) of where each ended
-    ended = [
+    ended = [  # pairs of key and text
         (one.steps[-1].key, state_text(one.steps[-1])) if one.steps else (None, f"no step: {one.failure_reason}")
         for one, *_ in played
     ]
