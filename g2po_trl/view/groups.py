@@ -55,10 +55,8 @@ def group_data(
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
     steps = [step for trajectory in group for step in trajectory.steps]
-    trajectories, at = [], 0
-    for trajectory in group:
-        mine = range(at, at + len(trajectory.steps))
-        at += len(trajectory.steps)
+    trajectories = []
+    for number, trajectory in enumerate(group):
         read = [
             {
                 **step_data(steps[i], texts, prompts),
@@ -67,9 +65,9 @@ def group_data(
                 "adv": None if parts is None else [round(float(x), 4) for x in parts[i]],
                 "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
             }
-            for i in mine
+            for i in np.flatnonzero(graph.trajectory == number)
         ]
-        turns = turning_points(trajectory, graph, len(trajectories))
+        turns = turning_points(trajectory, graph, number)
         trajectories.append({**episode_data(trajectory, texts), "turns": turns, "steps": read})
     images = [one.get("img") for played in trajectories for one in played["steps"]]
     nodes: list[dict[str, Any]] = [
@@ -126,11 +124,10 @@ def turning_points(trajectory: Trajectory, graph: StateGraph, number: int) -> li
         return [fall(turn, "limit"), *([fall(earlier)] if known else [])]
     if turn >= 0 or trajectory.success or not trajectory.counted:
         return [fall(turn)] if turn >= 0 else []
-    for step, one in enumerate(trajectory.steps):
-        if not one.valid or one.admissible is False:
-            return [{"step": step, "why": "fault"}]
-    returns = (step for step, node in enumerate(following) if node in nodes[: step + 1])
-    return [{"step": step, "why": "return"} for step in list(returns)[:1]]
+    faults = [n for n, one in enumerate(trajectory.steps) if not one.valid or one.admissible is False]
+    returns = [n for n, node in enumerate(following) if node in nodes[: n + 1]]
+    found = [("fault", n) for n in faults] + [("return", n) for n in returns]
+    return [{"step": step, "why": why} for why, step in found[:1]]
 
 
 def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = None) -> str | None:
@@ -142,8 +139,7 @@ def taught_nothing(group: Sequence[Trajectory], computed: np.ndarray | None = No
         group: the trajectories.
         computed: advantages of all steps, for a run that did not store them.
     """
-    steps = [step for trajectory in group for step in trajectory.steps]
-    stored = [step.advantage for step in steps if step.advantage is not None]
+    stored = [step.advantage for one in group for step in one.steps if step.advantage is not None]
     advantages = stored or computed
     counted = [trajectory for trajectory in group if trajectory.counted]
     if counted and (advantages is None or np.abs(advantages).max(initial=0.0) > _ZERO):
