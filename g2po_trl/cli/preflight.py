@@ -24,9 +24,8 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
     check_engine(values.get("engine"))
     if values.get("use_peft"):
         require(values["lora_r"] >= 1, "lora_r", values["lora_r"], "set it to at least 1")
-        require(
-            values["lora_alpha"] > 0, "lora_alpha", values["lora_alpha"], "the adapter would change nothing; raise it"
-        )
+        alpha = values.get("lora_alpha", 1)
+        require(alpha > 0, "lora_alpha", alpha, "the adapter would change nothing; raise it")
         require(0 <= values["lora_dropout"] < 1, "lora_dropout", values["lora_dropout"], "set it in [0, 1)")
     report_to = values.get("report_to")
     for name in report_to if isinstance(report_to, list) else [report_to]:

@@ -21,7 +21,7 @@ from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
-from g2po_trl.cli.recipe import parse_arguments, run_recipe
+from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe, train
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
 
@@ -56,8 +56,19 @@ def own(tmp_path, monkeypatch):
     return ["--environment", "a:B", "--tasks", "tasks.jsonl", "--output_dir", "out"]
 
 
-def test_evaluation_before_training_can_be_switched_off():
-    assert parse("tiny")[1].eval_on_start and not parse("tiny", "--eval-on-start", "false")[1].eval_on_start
+@pytest.mark.parametrize(("flags", "expected"), [([], True), (["--eval-on-start", "false"], False)])
+def test_evaluation_before_training_can_be_switched_off(monkeypatch, tmp_path, flags, expected):
+    class Made(Exception):
+        pass
+
+    def make(args, **given):
+        raise Made(args.eval_on_start)
+
+    recipe = load_recipe("alfworld")
+    monkeypatch.setattr("sys.argv", ["train", "--output-dir", str(tmp_path / "out"), *flags])
+    task = Task(train=[{"seed": 0}], held_out=[{"seed": 1}], facts={}, trainer={})
+    with pytest.raises(Made, match=str(expected)):
+        train(lambda *_: task, recipe["TYPES"], recipe["DEFAULT_CONFIG"], model=tmp_path, trainer_class=make)
 
 
 def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_flags_that_exist():
