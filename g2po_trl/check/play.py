@@ -197,10 +197,12 @@ def probed(environment_factory: Callable[[], TextEnvironment]) -> Callable[[], T
     return Probed
 
 
-def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> Finding | None:
+def replay_difference(
+    pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step], final: str | None = None
+) -> Finding | None:
     """Replay an episode's steps in a pool without others, and return a finding about the first difference, if any.
 
-    It is an error if the episode begins differently or fails.
+    `final` is the observation after them. It is an error if the episode begins differently or fails.
     """
 
     def found(difference: str, is_error: bool = False) -> Finding:
@@ -219,11 +221,16 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
         for name, *values in zip(("images", "listed actions", "environment's state keys"), now, before):
             if values[0] != values[1]:
                 return found(f"before step {number}, the {name} are different", is_error=number == 1)
-        if number == len(steps):
-            return None
         answer = pool.step({0: sent(step)})[0]
         if isinstance(answer, EnvironmentFailure):
+            if number == len(steps):
+                return found(f"it {describe_failure(answer)}", is_error=True)
             continue
+        if number == len(steps):
+            seen = answer.observation.text
+            same = seen == (seen if final is None else final) and answer.reward == step.reward
+            text = f"after the last step, the observation is {seen[:200]!r} (reward {answer.reward:g}), and was"
+            return None if same else found(f"{text} {str(final)[:200]!r} (reward {step.reward:g})")
         if answer.terminated or answer.truncated:
             reason = answer.info.get("failure_reason") or ""
             text = f"the episode ended after {step.action!r} ({reason or 'by itself'}), and continued before"
