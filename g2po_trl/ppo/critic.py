@@ -18,7 +18,7 @@ from ..update.balance import deal, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
 from ..utils.forward_pass import without_cudnn_attention
 
-_WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.pt"
+_WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
 
 
 class ValueModel(nn.Module):
@@ -131,11 +131,9 @@ class Critic:
         return [rows[start:stop] for start, stop in plan if rows[start:stop]]
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        ids = torch.zeros(len(prompts), self._width(max(map(len, prompts))), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for i, prompt in enumerate(prompts):
-            ids[i, : len(prompt)] = torch.as_tensor(prompt)
-            mask[i, : len(prompt)] = 1
+        width = self._width(max(map(len, prompts)))
+        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
+        mask = torch.tensor([[1] * len(prompt) + [0] * (width - len(prompt)) for prompt in prompts])
         with self.accelerator.autocast():
             return self.model(ids.to(self.accelerator.device), mask.to(self.accelerator.device))
 
@@ -143,14 +141,18 @@ class Critic:
         return -(-tokens // 16) * 16 if self.accelerator.device.type == "cuda" else tokens
 
     def save(self, folder: str | Path) -> None:
-        """Write weights and optimizer into a folder."""
+        """Write weights and optimizer into a folder, as safetensors."""
         save_file(self.model.state_dict(), Path(folder, _WEIGHTS))
-        torch.save(self.optimizer.state_dict()["state"], Path(folder, _OPTIMIZER))
+        state = self.optimizer.state_dict()["state"]
+        save_file({f"{i}.{key}": value for i in state for key, value in state[i].items()}, Path(folder, _OPTIMIZER))
 
     def load(self, folder: str | Path) -> None:
         """Take up what `save` wrote."""
         self.model.load_state_dict(load_file(Path(folder, _WEIGHTS)))
-        state = torch.load(Path(folder, _OPTIMIZER), weights_only=True)
+        state = {i: {} for i in range(len(self.parameters))}
+        for name, value in load_file(Path(folder, _OPTIMIZER)).items():
+            i, key = name.split(".", 1)
+            state[int(i)][key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
 

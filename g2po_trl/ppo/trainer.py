@@ -99,8 +99,7 @@ class PPOTrainer(G2POTrainer):
         if not isinstance(args, PPOConfig):
             raise TypeError(f"args is a {type(args).__name__}; PPOTrainer needs a PPOConfig")
         super().__init__(model, args, *arguments, **kwargs)
-        remedy = "PPO's advantages come from its critic; leave it out"
-        require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, remedy)
+        require(self.credit.estimator is None, "advantage_fn", self.credit.estimator, "PPO has a critic: leave it out")
         remedy = "every process holds the whole critic: launch it with recipes/accelerate/ddp.yaml, or use G2POTrainer"
         is_whole = not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
         require(is_whole, "distributed_type", str(self.accelerator.distributed_type), remedy)
@@ -133,9 +132,8 @@ class PPOTrainer(G2POTrainer):
         rows = gather_object(list(zip(seen, rewards, self.critic.values(seen))))
         prompts = [prompt for prompt, _, _ in rows]
         rewards, values = (np.array([row[index] for row in rows]) for index in (1, 2))
-        used = graph.counted
+        used, counted = graph.counted, np.flatnonzero(graph.counted)
         advantages = gae(rewards, values, graph.lengths, args.gamma, args.gae_lambda)
-        counted = np.flatnonzero(used)
         values, returns = values[counted], (advantages + values)[counted]
         fitted = self.critic.fit(
             [prompts[row] for row in counted],
