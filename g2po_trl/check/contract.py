@@ -12,7 +12,7 @@ from ..environments.contract import Observation, TextEnvironment
 from ..environments.failures import where_raised
 from ..environments.tasks import check_task_columns
 from ..environments.validation import EnvironmentContractError, factory_name, validate_observation, validate_step
-from ..utils.show import show
+from ..utils.show import different_parts, show
 from .findings import Finding, Kind, has_errors
 
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
@@ -87,8 +87,9 @@ class _Probe:
         first, again = self._reset(), self._reset()
         if first is not None and again is not None:
             if first != again:
-                texts = {"first": show(first.text), "then": show(again.text)}
-                self.findings["start"] = Kind.RANDOM_RESET.found(name=self.name, **texts)
+                texts = (first.text, again.text) if first.text != again.text else (repr(first), repr(again))
+                facts = dict(zip(("first", "then"), different_parts(*texts)))
+                self.findings["start"] = Kind.RANDOM_RESET.found(name=self.name, **facts)
             for action in mutated_actions(first.admissible_actions or ()):
                 if self._step(action) is None:
                     self._reset()

@@ -39,7 +39,7 @@ class Kind(Enum):
     RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
     RAISED_IN_STEP = _error("{name} raised {error} on the action {action}{where}", "Return an observation instead.")
     RANDOM_RESET = _error(
-        "{name}.reset is not deterministic: the same task gave {first} and then {then}",
+        "{name}.reset is not deterministic: the same task gave {first!r} and then {then!r}",
         "Episodes of a group must start in the same state: seed randomness from the task.",
     )
     NO_EFFECT = Wording(

@@ -21,6 +21,7 @@ from ..rollout.episode import Episode, sent
 from ..rollout.player import Player
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
+from ..utils.show import different_parts
 from .contract import contract_findings
 from .findings import Finding, Kind
 
@@ -214,8 +215,8 @@ def replay_difference(
             return found(f"it {describe_failure(answer)}", is_error=True)
         seen = answer if isinstance(answer, Observation) else answer.observation
         if seen.text != step.observation:
-            text = f"the observation is {seen.text[:200]!r}, and was {step.observation[:200]!r}"
-            return found(f"before step {number}, {text}", is_error=number == 1)
+            now, was = different_parts(seen.text, step.observation)
+            return found(f"before step {number}, the observation is {now!r}, and was {was!r}", is_error=number == 1)
         now = list(seen.images), seen.admissible_actions or None, seen.state_key
         before = step.images or [], step.admissible_actions or None, step.state_key
         for name, *values in zip(("images", "listed actions", "environment's state keys"), now, before):
@@ -229,8 +230,9 @@ def replay_difference(
         if number == len(steps):
             seen = answer.observation.text
             same = seen == (seen if final is None else final) and answer.reward == step.reward
-            text = f"after the last step, the observation is {seen[:200]!r} (reward {answer.reward:g}), and was"
-            return None if same else found(f"{text} {str(final)[:200]!r} (reward {step.reward:g})")
+            now, was = different_parts(seen, str(final))
+            text = f"after the last step, the observation is {now!r} (reward {answer.reward:g}), and was {was!r}"
+            return None if same else found(f"{text} (reward {step.reward:g})")
         if answer.terminated or answer.truncated:
             reason = answer.info.get("failure_reason") or ""
             text = f"the episode ended after {step.action!r} ({reason or 'by itself'}), and continued before"

@@ -38,9 +38,11 @@ def one_line(text: str, width: int) -> str:
 
 
 def different_parts(first: str, second: str) -> list[str]:
-    """Return the parts of two texts around the place where they begin to differ."""
+    """Return the parts of two texts around the place where they begin to differ, each in a line that keeps spaces."""
     start = max(0, len(os.path.commonprefix([first, second])) - ROOM)
-    return [one_line(f"{'…' * (start > 0)}{text[start:]}", 2 * ROOM + 2) for text in (first, second)]
+    end = start + 2 * ROOM
+    parts = (f"{'…' * (start > 0)}{text[start:end]}{'…' * (len(text) > end)}" for text in (first, second))
+    return [printable(part).translate({9: "⇥", 10: "⏎"}) for part in parts]
 
 
 def wrapped(text: str, indent: int = 0) -> str:

@@ -9,7 +9,7 @@ from scripted_agents import calls, play, says
 
 from g2po_trl.agents.dialects import ROUTES
 from g2po_trl.agents.dialects.request import Completion, RefusedRequestError
-from g2po_trl.prompts.conversation import ChatResponse
+from g2po_trl.prompts.conversation import ChatResponse, message_text
 from g2po_trl.utils.images import as_picture
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -320,6 +320,21 @@ def test_a_thread_keeps_its_messages_and_tools():
     assert talk_of(second) == [*talk_of(first), *answered]
     assert second.tools and second.tools == first.tools
     assert end.reward == 1.0 and "ignored_fields" not in end.info
+
+
+def test_a_schema_is_that_of_its_own_request():
+    def agent(task, client):
+        model, form = client.openai(), {"type": "json_schema", "name": "plan"}
+        first, other = ({"format": form | {"schema": {"title": title}}} for title in ("plan", "report"))
+        one = model.responses.create(model="policy", instructions="Be brief.", input="a", text=first)
+        two = model.responses.create(model="policy", previous_response_id=one.id, input="b", text=other)
+        model.responses.create(model="policy", previous_response_id=two.id, input="c")
+        return 1.0
+
+    seen, _ = play(agent, [says("{}")] * 3)
+    texts = [[message_text(message) for message in one.request.messages] for one in seen]
+    asked = [["plan" in text[0], "report" in text[0], text[0].count("JSON")] for text in texts[:2]]
+    assert asked == [[True, False, 2], [False, True, 2]] and texts[2] == ["a", "{}", "b", "{}", "c"]
 
 
 # By route: where a response has its end and the first call's arguments.

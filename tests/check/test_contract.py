@@ -1,10 +1,13 @@
 from functools import partial
+from itertools import cycle
 
 import pytest
 from letter_environment import LetterEnvironment
 from refusals import refused
 
 from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
+from g2po_trl.check.contract import contract_findings
+from g2po_trl.check.findings import Kind
 
 
 class Good(TextEnvironment):
@@ -67,3 +70,11 @@ COUNTER = iter(range(100))
 def test_broken_environments(environment, field):
     with refused(field):
         check_environment(environment, {"start": 0})
+
+
+@pytest.mark.parametrize(("ends", "shown"), [(["up", "down"], ["up", "down"]), (["", "\n"], ["", "⏎"])])
+def test_long_starts_are_shown_where_they_differ(ends, shown):
+    starts = cycle(["rules " * 50 + end for end in ends])
+    findings = contract_findings(broken(reset=lambda self, start: next(starts)), {"start": 0}, [], 1)
+    (finding,) = (one for one in findings if one.kind is Kind.RANDOM_RESET)
+    assert [finding.facts[name].rpartition("rules ")[2] for name in ("first", "then")] == shown

@@ -54,7 +54,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
             ignored.add("messages.name")
     schema, options = ignored.schema("response_format", {"format": form}), data.get("stream_options")
     fields = {"include_usage": isinstance(options, dict) and bool(options.get("include_usage"))}
-    return AgentRequest.of(data, ignored, chat, schema, fields=fields)
+    return AgentRequest.of(data, ignored, chat, schema=schema, fields=fields)
 
 
 def error(refusal: RefusedRequestError) -> dict[str, Any]:

@@ -49,15 +49,14 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     kind = thread.get("type") if isinstance(thread, dict) else None
     demand(kind in ("create", "continue"), "thread", thread, "give the type create or continue")
     after = thread.get("previous_message_id", "") if kind == "continue" else None
-    schema = ignored.schema("output_config", data.get("output_config", {}))
     chat = {
         "messages": messages,
         "tools": read_tools(data.get("tools", []), ignored),
         "stop": data.get("stop_sequences", []),
         "max_tokens": data.get("max_tokens"),
     }
-    # A thread keeps the system message, which asks for the schema.
-    return AgentRequest.of(data, ignored, chat, schema if after is None else None, after=after, in_thread=True)
+    schema = ignored.schema("output_config", data.get("output_config", {}))
+    return AgentRequest.of(data, ignored, chat, schema=schema, after=after, in_thread=True)
 
 
 def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:

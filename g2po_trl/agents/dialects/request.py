@@ -79,35 +79,45 @@ class AgentRequest:
     """A request of an agent.
 
     Args:
-        chat: what the model is asked.
+        asked: what the model is asked, without the schema.
         ignored: names of fields that the trainer decides otherwise.
         stream: the response is sent as events.
         fields: what its dialect needs for the response.
         after: id of the response that the messages continue; the conversation up to it is not among them.
         instructions: number of messages at the beginning that a request after this one does not continue.
-        in_thread: it keeps the instructions and tools of the request that `after` answered.
+        in_thread: it keeps the instructions, tools and schema of the request that `after` answered.
+        schema: JSON schema of the answer, for this request alone.
     """
 
-    chat: ChatRequest
+    asked: ChatRequest
     ignored: tuple[str, ...] = ()
     stream: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     after: Any = None
     instructions: int = 0
     in_thread: bool = False
+    schema: Any = None
+
+    @property
+    def chat(self) -> ChatRequest:
+        """What the model is asked, with the schema in its system message."""
+        if self.schema is None:
+            return self.asked
+        first, *others = self.asked.messages
+        if first["role"] != "system":
+            first, others = {"role": "system", "content": ""}, self.asked.messages
+        text = _ASK_FOR_SCHEMA.format(schema=json.dumps(self.schema, ensure_ascii=False))
+        return replace(self.asked, messages=[{**first, "content": f"{first['content']}\n\n{text}".strip()}, *others])
 
     @classmethod
-    def of(
-        cls, data: Mapping[str, Any], ignored: LeftOut, chat: dict[str, Any], schema: Any = None, **fields: Any
-    ) -> AgentRequest:
+    def of(cls, data: Mapping[str, Any], ignored: LeftOut, chat: dict[str, Any], **fields: Any) -> AgentRequest:
         """Return the request that a body's fields are. Raises `RefusedRequestError` for an invalid one.
 
         Args:
             data: the fields.
             ignored: what was left out.
             chat: arguments of its `ChatRequest`.
-            schema: JSON schema of the answer, which is written into the system message, or `None`.
-            **fields: further fields of the request; `instructions` is without a message for the schema.
+            **fields: further fields of the request.
         """
         if data.get("tool_choice") in ("none", {"type": "none"}):
             chat["tools"] = None
@@ -117,14 +127,6 @@ class AgentRequest:
             name = (error.field or "").partition("[")[0]
             name = "input" if name == "messages" and "input" in data else name
             raise RefusedRequestError(str(error), name) from error
-        if schema is not None:
-            text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
-            first, *others = asked.messages
-            if first["role"] != "system":
-                first, others = {"role": "system", "content": ""}, asked.messages
-                fields["instructions"] = fields.get("instructions", 0) + 1
-            content = f"{first['content']}\n\n{text}".strip()
-            asked = replace(asked, messages=[{**first, "content": content}, *others])
         return cls(asked, tuple(sorted(ignored)), bool(data.get("stream")), **fields)
 
     def whole(self, answered: Sequence[tuple[AgentRequest, Completion]]) -> AgentRequest:
@@ -133,11 +135,12 @@ class AgentRequest:
             return self
         for earlier, completion in answered:
             if self.after in (f"resp_{completion.number}", f"msg_{completion.number}"):
-                before = earlier.chat.messages[0 if self.in_thread else earlier.instructions :]
-                own, new = self.chat.messages[: self.instructions], self.chat.messages[self.instructions :]
-                tools = earlier.chat.tools if self.in_thread else self.chat.tools
+                before = earlier.asked.messages[0 if self.in_thread else earlier.instructions :]
+                own, new = self.asked.messages[: self.instructions], self.asked.messages[self.instructions :]
+                kept = earlier if self.in_thread else self
                 messages = [*own, *before, completion.message(), *new]
-                return replace(self, chat=replace(self.chat, messages=messages, tools=tools))
+                asked = replace(self.asked, messages=messages, tools=kept.asked.tools)
+                return replace(self, asked=asked, schema=self.schema or kept.schema)
         message = f"{show(self.after)} is not a response of this episode: send the messages"
         raise RefusedRequestError(message, code="not_found")
 

@@ -57,7 +57,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     }
     schema = ignored.schema("text", data.get("text", {}))
     continued = {"after": data.get("previous_response_id"), "instructions": len(instructions)}
-    return AgentRequest.of(data, ignored, chat, schema, fields={"items": items}, **continued)
+    return AgentRequest.of(data, ignored, chat, schema=schema, fields={"items": items}, **continued)
 
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
