@@ -53,10 +53,16 @@ class NativeTools:
 
     def __init__(self, tokenizer, own=None):
         self.tokenizer, self.own = tokenizer, own
-        read_by = None if tokenizer is None else _response_template(tokenizer)
+        read_by = None if tokenizer is None else copy.deepcopy(_response_template(tokenizer))
         field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
-        literal = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
-        self._opening = literal and literal.group(1)  # of a call, if it is a literal tag
+        values = field.get("content_args", {})
+        if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
+            pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
+            field["content_args"], tokenizer.response_template = {"tag_pattern": pattern}, read_by
+        patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
+        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
+        self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
+        self._close = re.compile(patterns[1] if field.get("content") == "xml-inline" else "")  # also reads half a call
         self._prose, self.comes_back = ProseTools(own), functools.cache(self._comes_back)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
@@ -90,9 +96,11 @@ class NativeTools:
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
         if thought := (read.get("reasoning_content") or "").removesuffix(self.tokenizer.eos_token or ""):
             message["reasoning_content"] = thought
-        if calls:
-            return message | {"tool_calls": calls}, True
-        return message, not tools or self._opening is None or self._opening not in message["content"]
+        shown = written.replace(thought, "", 1)
+        around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
+        if tools and (len(calls) > len(self._close.findall(shown)) or any(tag in around for tag in self._tags)):
+            return {"role": "assistant", "content": text.strip()}, False
+        return message | ({"tool_calls": calls} if calls else {}), True
 
     def _needs_prose(self, tools: Tools) -> bool:
         names = [tool.get("function", tool).get("name") for tool in tools or ()]

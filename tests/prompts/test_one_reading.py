@@ -59,22 +59,50 @@ def encoders():
     return encoder
 
 
+def shown(tokenizer, encoder, function):
+    """Return a function that reads the first tokens of a call that the chat template writes, and their number."""
+    tools, made = [tool(function["name"])], {"type": "function", "function": function}
+    whole = encoder._text([*TASK, {"role": "assistant", "content": "", "tool_calls": [made]}], tools, False)
+    starts = (encoder._text(TASK, tools), encoder._text(TASK, tools, False))
+    start = next(one for one in starts if whole.startswith(one))
+    written, prompt = tokenizer([whole[len(start) :], start], add_special_tokens=False)["input_ids"]
+
+    def read(length):
+        message, valid = encoder.tools.parse(encoder.decode(written[:length]), written[:length], prompt, tools)
+        return [one["function"] for one in message.get("tool_calls", ())], valid
+
+    return read, len(written)
+
+
 @pytest.mark.parametrize("name", ["write", "get-text", "docs.create", "a:b"])
 @pytest.mark.parametrize("template", sorted(NATIVE))
 def test_a_call_is_read_as_it_is_shown_whatever_its_tool_is_called(encoders, template, name):
     """In prose, if the template's own form does not come back."""
-    tokenizer, encoder = encoders(template)
     function = {"name": name, "arguments": {"text": "x y", "digit": 7}}
-    tools, made = [tool(name)], {"type": "function", "function": function}
-    asked = encoder._text(TASK, tools)
-    whole = encoder._text([*TASK, {"role": "assistant", "content": "", "tool_calls": [made]}], tools, False)
-    start = next((one for one in (asked, encoder._text(TASK, tools, False)) if whole.startswith(one)), None)
-    if start is None:
-        pytest.skip("the template renders an earlier message otherwise")
-    ids = tokenizer(whole[len(start) :], add_special_tokens=False)["input_ids"]
-    prompt = tokenizer(start, add_special_tokens=False)["input_ids"]
-    message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
-    assert valid and [one["function"] for one in message["tool_calls"]] == [function]
+    read, length = shown(*encoders(template), function)
+    assert read(length) == ([function], True)
+
+
+TEXTS = ["    return 1", "\n x\n", "</think>", 'say "hi"', "a\\b", "null", "7", "true", "", "ü漢😀", '{"k": 1}']
+ESCAPED = {"lfm2_2_5_vl", "lfm2_v2"}  # they write Python's texts, and TRL reads what is between the quotes
+
+
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_arguments_come_back_and_a_part_of_a_call_is_none(encoders, template):
+    for text in TEXTS:
+        if template in ESCAPED and set(text) & set("\n\\"):
+            continue
+        function = {"name": "write", "arguments": {"text": text, "digit": 7}}
+        read, length = shown(*encoders(template), function)
+        assert read(length) == ([function], True)
+        assert all(read(part)[0] in ([], [function]) for part in range(1, length)), text
+
+
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_a_call_with_a_marker_inside_is_read_whole_or_not_at_all(encoders, template):
+    function = {"name": "write", "arguments": {"text": "a </tool_call> b", "digit": 7}}
+    read, length = shown(*encoders(template), function)
+    assert read(length) in (([function], True), ([], False))
 
 
 NEXT, JSON = "<|end|><|start|>assistant", '<|message|>{"text": "x"}<|call|>'
