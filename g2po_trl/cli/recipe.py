@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -216,6 +217,34 @@ class _ReportBefore(TrainerCallback):
             self.trainer.evaluate(self.dataset, metric_key_prefix=REPORT)
 
 
+class _SaveOnInterrupt(TrainerCallback):
+    """Ctrl-C, if steps would be lost, stops after the next optimizer step with a checkpoint; a second one at once."""
+
+    def __init__(self):
+        self.pressed, self.step, self.saved = False, 0, 0
+
+    def _press(self, number, frame):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.step == self.saved:
+            raise KeyboardInterrupt
+        self.pressed = True
+        print("\nStopping with a checkpoint after the next update. Ctrl-C again stops at once.", file=sys.stderr)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.step == 0:
+            self.saved = state.global_step - 1
+            signal.signal(signal.SIGINT, self._press)
+        self.step = state.global_step
+        control.should_save |= self.pressed
+        control.should_training_stop |= self.pressed
+
+    def on_save(self, args, state, control, **kwargs):
+        self.saved = state.global_step
+
+    def on_train_end(self, args, state, control, **kwargs):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_recipe(
     trainer: G2POTrainer,
     checkpoint: str | None,
@@ -254,8 +283,13 @@ def run_recipe(
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     trainer.verdict.waits = True  # print it after the table
+    interrupt = _SaveOnInterrupt()
+    if args.save_strategy != "no" and trainer.accelerator.num_processes == 1:  # torchrun stops others at once
+        trainer.add_callback(interrupt)
     try:
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
+        if interrupt.pressed:
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         trainer.close()
         if main:

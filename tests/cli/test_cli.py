@@ -17,6 +17,7 @@ import programs
 import pytest
 from refusals import refused
 from run_g2po import outcome
+from transformers import TrainerControl, TrainerState
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, HELP, main
@@ -24,6 +25,7 @@ from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.preflight import check_files_and_packages, check_model
+from g2po_trl.cli.recipe import _SaveOnInterrupt
 from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
 from g2po_trl.utils.extras import extra_of, install_command
 
@@ -470,3 +472,24 @@ def test_the_wheel_holds_all_of_it(tmp_path):
     missing = {name for name in wanted - held if not name.endswith("tiny_model/README.md")}
     assert not missing and "g2po = g2po_trl.cli:main" in entry_points
     assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+
+
+def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
+    stop, control, state = _SaveOnInterrupt(), TrainerControl(), TrainerState(global_step=1)
+    try:
+        stop.on_step_end(None, state, control)
+        assert not control.should_save and not control.should_training_stop
+        signal.raise_signal(signal.SIGINT)
+        state.global_step = 2
+        stop.on_step_end(None, state, control)
+        assert control.should_save and control.should_training_stop
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        stop = _SaveOnInterrupt()
+        stop.on_step_end(None, state, TrainerControl())
+        stop.on_save(None, state, control)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not stop.pressed
+    finally:
+        stop.on_train_end(None, state, control)

@@ -76,7 +76,7 @@ ABOVE: dict[str, int] = {
     "evaluation, check": 2584,
     "report, logs": 1409,
     "view": 1469,
-    "cli": 2615,
+    "cli": 2649,
     "utils": 1204,
 }
 READS_BY_NAME = (
