@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from ..update.balance import deal, plan_micro_batches
 from ..update.guard import ADVICE, describe, non_finite
-from ..utils.forward_pass import without_cudnn_attention
+from ..utils.forward_pass import without_cudnn_attention, without_randomness
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
 
@@ -53,8 +53,7 @@ class Critic:
         adamw: dict[str, Any] | None = None,  # more arguments of the optimizer
         model_kwargs: dict[str, Any] | None = None,  # of `from_pretrained`
     ):
-        self.accelerator = accelerator
-        self.max_tokens, self.max_grad_norm = max_tokens, max_grad_norm
+        self.accelerator, self.max_tokens, self.max_grad_norm = accelerator, max_tokens, max_grad_norm
         self.model = ValueModel(name_or_path, **(model_kwargs or {})).to(accelerator.device)
         if gradient_checkpointing:
             self.model.body.gradient_checkpointing_enable({"use_reentrant": False})
@@ -96,6 +95,7 @@ class Critic:
         lengths = np.array(list(map(len, prompts)), dtype=np.int64)
         orders = (rng.permutation(len(lengths)) for _ in range(epochs))
         self.model.train()
+        without_randomness(self.model)
         updates = []
         for part in (part for order in orders for part in np.array_split(order, mini_batches) if len(part)):
             self.optimizer.zero_grad()

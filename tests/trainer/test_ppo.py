@@ -11,6 +11,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import OPTIONS
 from refusals import refused
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2Model
 
 from g2po_trl import Observation, PPOConfig, PPOTrainer, StepResult, TextEnvironment
 from g2po_trl.ppo.critic import Critic, clipped_value_loss
@@ -222,3 +223,13 @@ def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
             prompt_template=LETTER_PROMPT,
             processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
         )
+
+
+def test_a_body_with_dropout_is_fitted_without_it(tmp_path):
+    """Values that are their own returns have no loss."""
+    GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(tmp_path)  # dropout 0.1
+    critic, prompts = Critic(str(tmp_path), Accelerator(cpu=True)), [[3, 5, 7], [2, 9]]
+    torch.nn.init.normal_(critic.model.head.weight)
+    values = critic.values(prompts)
+    fitted = critic.fit(prompts, values, values, 0.5, 1, 1, np.random.default_rng(0))
+    assert fitted["loss"] < 1e-9 and fitted["grad_norm"] < 1e-4
