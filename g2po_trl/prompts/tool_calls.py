@@ -19,20 +19,21 @@ HOW_TO_CALL = (
 
 def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """Return name and arguments of each call in an action. Raises `ValueError` if there is none, or an invalid one."""
-    calls = []
-    for text in CALL.findall(action):
-        try:
-            call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments") or {}
-            if not isinstance(name, str):
-                raise TypeError(name)
-            calls.append((name, {**arguments}))
-        except (RecursionError, TypeError, LookupError, AttributeError) as error:
-            why = "a call has no name, arguments that are no object, or is nested too deeply"
-            raise ValueError(f"{why}: {text.strip():.200}") from error
-    if not calls:
+    if OPEN_CALL in CALL.sub("", action) or not (texts := CALL.findall(action)):
         raise ValueError("no complete <tool_call>…</tool_call>")
-    return calls
+    try:
+        calls = [check_call(json.loads(text, parse_constant=check_call)) for text in texts]
+    except RecursionError as error:
+        raise ValueError("a call is nested too deeply") from error
+    return [(call["name"], call["arguments"]) for call in calls]
+
+
+def check_call(call: Any) -> dict[str, Any]:
+    """Return a call's name and arguments. Raises `ValueError` for others: what is not read would be dropped."""
+    is_call = isinstance(call, dict) and isinstance(call.get("name"), str) and not set(call) - {"name", "arguments"}
+    if not is_call or not isinstance(call.get("arguments"), (dict, type(None))):
+        raise ValueError(f"a call is a name and an object of arguments, and not {str(call):.200}")
+    return {"name": call["name"], "arguments": call.get("arguments") or {}}
 
 
 def split_thought(completion: str, prompt_end: str = "") -> tuple[str, str | None]:
@@ -70,7 +71,7 @@ def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
         return ParsedCompletion(completion, bool(completion))
     calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(completion))
     try:
-        read_calls(calls)
+        read_calls(completion)
     except ValueError:
         return ParsedCompletion(calls or completion, False)
     return ParsedCompletion(calls, True)

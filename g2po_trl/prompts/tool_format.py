@@ -12,7 +12,7 @@ from typing import Any
 
 from .chat_template import get_chat_template, get_tokenizer
 from .conversation import Message, plain
-from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls, split_thought
+from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, check_call, read_calls, split_thought
 
 Tools = list[dict[str, Any]] | None
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -60,9 +60,10 @@ class NativeTools:
             pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
             field["content_args"], tokenizer.response_template = {"tag_pattern": pattern}, read_by
         patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
-        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
+        literals = [re.match(r"(?:\(\?:|\\[)\]])*(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
         self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
-        self._close = re.compile(patterns[1] if field.get("content") == "xml-inline" else "")  # also reads half a call
+        parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
+        self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
         self._prose, self.comes_back = ProseTools(own), functools.cache(self._comes_back)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
@@ -89,6 +90,10 @@ class NativeTools:
             else:
                 read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
             calls = plain(list(read.get("tool_calls") or ()), "a call")
+            if calls and split_thought(written, self.tokenizer.decode(prompt_ids[-8:]))[1] is None:
+                raise ValueError("the thought is not finished")
+            for call in calls:
+                call["function"] = check_call(call["function"])
         except (ValueError, RecursionError):
             return {"role": "assistant", "content": text.strip()}, not tools
         if calls and not tools:  # the agent asked for a text, and reads nothing else
@@ -98,9 +103,20 @@ class NativeTools:
             message["reasoning_content"] = thought
         shown = written.replace(thought, "", 1)
         around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
-        if tools and (len(calls) > len(self._close.findall(shown)) or any(tag in around for tag in self._tags)):
+        if tools and (not self._are_whole(calls, shown) or any(tag in around for tag in self._tags)):
             return {"role": "assistant", "content": text.strip()}, False
         return message | ({"tool_calls": calls} if calls else {}), True
+
+    def _are_whole(self, calls: Sequence, shown: str) -> bool:
+        """Return whether these are all calls and their bodies are arguments; TRL skips what it cannot read of them."""
+        if not self._parts:
+            return True
+        opening, closing, argument = self._parts
+        begun = list(opening.finditer(shown))
+        ended = [closing.search(shown, one.end()) for one in begun]
+        left = [argument.sub("", shown[one.end() : end.start()]) for one, end in zip(begun, ended) if end]
+        are_read = [re.fullmatch(r"[\s,]*(</function>)?\s*", body) for body in left]
+        return all(are_read) and len(calls) == len(begun) == len(left)
 
     def _needs_prose(self, tools: Tools) -> bool:
         names = [tool.get("function", tool).get("name") for tool in tools or ()]

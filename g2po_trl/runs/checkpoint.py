@@ -105,7 +105,8 @@ def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
 
 
 def run_id_of(checkpoint: str | Path) -> str | None:
-    """Return the id of a checkpoint's run; `None` for one of another trainer."""
+    """Return the id of a checkpoint's run; `None` for one of another trainer. Refuses one with files that are cut."""
+    check_whole(checkpoint)
     path = Path(checkpoint, STATE)
     return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
 
@@ -113,7 +114,10 @@ def run_id_of(checkpoint: str | Path) -> str | None:
 def check_whole(folder: str | Path) -> None:
     """Refuse a checkpoint with a file that is missing or cut, before anything is loaded."""
     folder = Path(folder)
-    sizes = json.loads((folder / _SIZES).read_text("utf-8")) if (folder / _SIZES).is_file() else {}
+    try:
+        sizes = json.loads((folder / _SIZES).read_text("utf-8")) if (folder / _SIZES).is_file() else {}
+    except ValueError:
+        sizes = {_SIZES: None}
     cut = [
         name for name, size in sizes.items() if not (folder / name).is_file() or (folder / name).stat().st_size != size
     ]
@@ -339,12 +343,12 @@ class WeightCheck(TrainerCallback):
         found = {}
         for name, parameter in self.model().named_parameters():
             name = plain_name(name)
-            if name not in self._frozen:
+            if parameter.requires_grad or name not in self._frozen:
                 with self.gather([parameter]):
                     bits = whole(parameter.data, self.device).cpu().contiguous().view(-1).view(torch.uint8)
                     found[name] = xxhash.xxh3_64_hexdigest(bits.numpy())
                 self._frozen |= {} if parameter.requires_grad else {name: found[name]}
-        return found | self._frozen
+        return self._frozen | found
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Compare the model with these digests when training begins."""
