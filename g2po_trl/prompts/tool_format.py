@@ -15,7 +15,7 @@ from .conversation import Message, plain
 from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, check_call, read_calls, split_thought
 
 Tools = list[dict[str, Any]] | None
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+_ODD_TEXT = '\n  it\'s "a\\b"\n'  # an argument that some forms do not write as they read it
 
 
 def make_tool_format(processing_class) -> NativeTools | ProseTools:
@@ -35,14 +35,15 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
             add_response_schema(own)
         except ValueError:  # not among TRL's templates
             as_prose = NativeTools(None, own)
-            return as_prose if as_prose.comes_back("probe") else ProseTools(own)
+            return as_prose if as_prose.comes_back("probe", "a") else ProseTools(own)
     return NativeTools(own, own) if is_supported else ProseTools(own)
 
 
 class NativeTools:
     """Tools that the chat template renders (`native`); completions are read by TRL's `parse_response`.
 
-    Tools with a name that is not read as it is written, as `get-weather` in some formats, are described in prose.
+    Tools are described in prose if a call with their names does not come back as it was written, as `get-weather`, or
+    a text with line breaks and quotes, in some formats.
 
     Args:
         tokenizer: has a response template. `None`: calls are read as `<tool_call>{"name": …, …}</tool_call>`.
@@ -60,7 +61,7 @@ class NativeTools:
             pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
             field["content_args"], tokenizer.response_template = {"tag_pattern": pattern}, read_by
         patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
-        literals = [re.match(r"(?:\(\?:|\\[)\]])*(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
+        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
         self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
         parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
         self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
@@ -75,8 +76,10 @@ class NativeTools:
 
         `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
-        reader = self._prose.parse if self._needs_prose(tools) else self._read
-        return reader(text, ids, prompt_ids, tools)
+        if not self._needs_prose(tools):
+            return self._read(text, ids, prompt_ids, tools)
+        message, valid = self._prose.parse(text, ids, prompt_ids, tools)
+        return message, valid and not any(tag in message["content"] for tag in self._tags)  # of a call of its own form
 
     def _read(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         from ..utils.trl_compat import parse_response
@@ -119,23 +122,30 @@ class NativeTools:
         return all(are_read) and len(calls) == len(begun) == len(left)
 
     def _needs_prose(self, tools: Tools) -> bool:
-        names = [tool.get("function", tool).get("name") for tool in tools or ()]
-        odd = [name for name in names if not str(name).isidentifier()]
-        return bool(odd) and not all(map(self.comes_back, odd)) and self.comes_back("probe")
+        return not all(self.comes_back(*_names(tool)) for tool in tools or ())
 
-    def _comes_back(self, name: str) -> bool:
-        """Return whether a call of a tool of this name, written by the chat template, is read as it is."""
-        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": _PARAMETERS}}]
-        call = {"type": "function", "function": {"name": name, "arguments": {"a": "x"}}}
-        asked = [{"role": "user", "content": "x"}]
-        text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
+    def _comes_back(self, name: str, *arguments: str) -> bool:
+        """Return whether a call with these arguments, written by the chat template, is read as it is."""
+        parameters = {"type": "object", "properties": dict.fromkeys(arguments, {"type": "string"})}
+        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}]
+        function = {"name": name, "arguments": dict.fromkeys(arguments, _ODD_TEXT)}
+        call, asked = {"type": "function", "function": function}, [{"role": "user", "content": "x"}]
         with suppress(Exception):  # templates raise errors of any class
+            text = functools.partial(self.own.apply_chat_template, tools=tools, tokenize=False)
             whole = text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
             starts = (text(asked, add_generation_prompt=True), text(asked), "")
             start = next(one for one in starts if whole.startswith(one))
             parts = self.own([whole[len(start) :], start], add_special_tokens=False)["input_ids"]
             return self._read(whole[len(start) :], *parts, tools)[0].get("tool_calls") == [call]
         return False
+
+
+def _names(tool: dict[str, Any]) -> list[str]:
+    """Return the names of a tool and of its arguments."""
+    function = tool.get("function", tool)
+    schema = function.get("parameters")
+    arguments = schema.get("properties") if isinstance(schema, dict) else ()
+    return [str(function.get("name")), *map(str, arguments or ())]
 
 
 def read_harmony(written: str) -> Message:

@@ -59,9 +59,9 @@ def encoders():
     return encoder
 
 
-def shown(tokenizer, encoder, function):
+def shown(tokenizer, encoder, function, tools=None):
     """Return a function that reads the first tokens of a call that the chat template writes, and their number."""
-    tools, made = [tool(function["name"])], {"type": "function", "function": function}
+    tools, made = tools or [tool(function["name"])], {"type": "function", "function": function}
     whole = encoder._text([*TASK, {"role": "assistant", "content": "", "tool_calls": [made]}], tools, False)
     starts = (encoder._text(TASK, tools), encoder._text(TASK, tools, False))
     start = next(one for one in starts if whole.startswith(one))
@@ -84,14 +84,11 @@ def test_a_call_is_read_as_it_is_shown_whatever_its_tool_is_called(encoders, tem
 
 
 TEXTS = ["    return 1", "\n x\n", "</think>", 'say "hi"', "a\\b", "null", "7", "true", "", "ü漢😀", '{"k": 1}']
-ESCAPED = {"lfm2_2_5_vl", "lfm2_v2"}  # they write Python's texts, and TRL reads what is between the quotes
 
 
 @pytest.mark.parametrize("template", sorted(NATIVE))
 def test_arguments_come_back_and_a_part_of_a_call_is_none(encoders, template):
     for text in TEXTS:
-        if template in ESCAPED and set(text) & set("\n\\"):
-            continue
         function = {"name": "write", "arguments": {"text": text, "digit": 7}}
         read, length = shown(*encoders(template), function)
         assert read(length) == ([function], True)
@@ -103,6 +100,56 @@ def test_a_call_with_a_marker_inside_is_read_whole_or_not_at_all(encoders, templ
     function = {"name": "write", "arguments": {"text": "a </tool_call> b", "digit": 7}}
     read, length = shown(*encoders(template), function)
     assert read(length) in (([function], True), ([], False))
+
+
+@pytest.mark.parametrize("name", ["a-b", "a.b", "$a"])
+@pytest.mark.parametrize("template", sorted(NATIVE))
+def test_an_argument_is_read_as_it_is_shown_whatever_it_is_called(encoders, template, name):
+    function = {"name": "write", "arguments": {name: "x"}}
+    schema = tool("write")
+    schema["function"]["parameters"]["properties"] = {name: {"type": "string", "description": "x"}}
+    read, length = shown(*encoders(template), function, [schema])
+    assert read(length) == ([function], True)
+
+
+HALF = "<tool_call>\n<function=write>\n<parameter=text>\n/d\n</parameter>\n"
+IN_XML = ("qwen3_5_nothink", "nemotron_3_nano", "nemotron_3_super", "qwen3_8")
+BROKEN = [
+    *((one, f"{HALF}<parameter=digit>\n7\n</function>\n</tool_call>") for one in IN_XML),
+    *((one, HALF.replace("=text", " text") + "</function>\n</tool_call>") for one in IN_XML),
+    ("glm4moe", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>/d\n</tool_call>"),
+    ("glm4moe", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>a</arg_value> b</arg_value>\n</tool_call>"),
+    *(
+        ("qwen3", f"<tool_call>\n{text}\n</tool_call>")
+        for text in (
+            '{"name": "write", "parameters": {"text": "x"}}',
+            '{"name": "write", "text": "x"}',
+            '{"name": "write", "arguments": []}',
+        )
+    ),
+    ("lfm2_v2", "<|tool_call_start|>[write(text='x')]<|tool_call_end|>"),
+    *((one, f"{call('x')}<tool_call>") for one in ("qwen3", "words")),
+]
+
+
+@pytest.mark.parametrize(("template", "written"), BROKEN)
+def test_a_call_of_which_a_part_would_be_dropped_is_invalid(encoders, template, written):
+    if template == "words":
+        read = ProseTools().parse(written, [], [], [tool("write")])
+    else:
+        tokenizer, encoder = encoders(template)
+        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+        read = encoder.tools.parse(encoder.decode(ids), ids, [], [tool("write")])
+    assert not read[1] and not arguments(read[0])
+
+
+def test_a_call_in_an_unfinished_thought_of_a_native_format_is_none(encoders):
+    tokenizer, encoder = encoders("qwen3_5_think")
+    for thought, calls in (("I could {} but", []), ("Yes.</think>\n\n{}", ["/d"])):
+        text = thought.format(f"{HALF}</function>\n</tool_call>")
+        prompt, ids = tokenizer([encoder._text(TASK, [tool("write")]), text], add_special_tokens=False)["input_ids"]
+        message, _ = encoder.tools.parse(encoder.decode(ids), ids, prompt, [tool("write")])
+        assert arguments(message) == calls
 
 
 NEXT, JSON = "<|end|><|start|>assistant", '<|message|>{"text": "x"}<|call|>'

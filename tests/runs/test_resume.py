@@ -190,9 +190,9 @@ def test_a_file_that_is_cut_is_named_with_the_checkpoint_before(make_trainer, tm
     options = {"save_strategy": "steps", "save_steps": 1}
     make_trainer(max_steps=2, **options).train()
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    for file in sorted(path for path in checkpoint.iterdir() if path.name != "file_sizes.json"):
+    for file in sorted(checkpoint.iterdir()):
         whole = file.read_bytes()
-        file.write_bytes(whole[:-1])
+        file.write_bytes(whole[: len(whole) // 2])
         with refused("resume_from_checkpoint") as error:
             make_trainer(max_steps=3, **options).train(resume_from_checkpoint="auto")
         assert file.name in str(error.value) and "checkpoint-1" in str(error.value)

@@ -83,3 +83,20 @@ def test_another_base_of_an_adapter_is_refused(make_trainer, tiny_model_dir):
         base.model.norm.weight[0] += 1e-3
     with refused("resume_from_checkpoint"):
         make_trainer(model=base, max_steps=2, **adapter, **SAVED).train(resume_from_checkpoint="auto")
+
+
+def test_layers_that_are_trained_later_are_in_the_digest(make_trainer, tmp_path):
+    """As a callback that unfreezes them leaves it: a digest of before would refuse the checkpoint."""
+    from transformers import TrainerCallback
+
+    class Unfreeze(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **_):
+            model.lm_head.requires_grad_(state.global_step > 0)
+
+        def on_step_end(self, args, state, control, model=None, **_):
+            model.lm_head.requires_grad_(True)
+
+    make_trainer(max_steps=2, callbacks=[Unfreeze()], **SAVED).train()
+    trainer = make_trainer(max_steps=3, callbacks=[Unfreeze()], **SAVED)
+    trainer.train(resume_from_checkpoint="auto")
+    assert trainer.state.global_step == 3
