@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 
-from .validation import EnvironmentContractError, UnusableWorkerError
+from .validation import EnvironmentContractError
 
 _OF_CONNECTIONS = {  # module -> classes of a connection that is not made, cut, or too slow
     "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
@@ -29,8 +29,7 @@ class BrokenEnvironmentError(RuntimeError):
     """Raise this in a tool or an agent if the environment failed, not the model: the episode ends as an error."""
 
 
-_OF_ENVIRONMENT = (BrokenEnvironmentError, EnvironmentContractError, UnusableWorkerError)
-_OF_ENVIRONMENT += (ConnectionError, TimeoutError)
+_OF_ENVIRONMENT = (BrokenEnvironmentError, EnvironmentContractError, ConnectionError, TimeoutError)
 
 
 def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:

@@ -25,10 +25,6 @@ class EnvironmentContractError(G2POError):
     """An environment violated its contract."""
 
 
-class UnusableWorkerError(RuntimeError):
-    """Raise this in an environment if its worker process must be replaced. The episode ends as an error."""
-
-
 def is_score(name: str) -> bool:
     """Return whether an entry of `info` is a score, whose mean is logged and reported."""
     return name == "score" or name.startswith("score_")

@@ -15,16 +15,12 @@ MAX_MESSAGE_BYTES = 1 << 28  # of a worker's message
 
 
 class Channel:
-    """The pool's end of a connection. Sending and receiving never block. Child and forked processes do not inherit it.
-
-    `corrupt`: the worker announced a message above `MAX_MESSAGE_BYTES`, so the stream cannot be parsed further.
-    """
+    """The pool's end of a connection. Sending and receiving never block. Neither programs nor forks inherit it."""
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
         self._outgoing, self._incoming = bytearray(), bytearray()
-        self.bytes_sent = 0
-        self.corrupt = False
+        self.corrupt = False  # the other end announced a message above `MAX_MESSAGE_BYTES`
         _OPEN.add(self)
 
     def fileno(self) -> int:
@@ -48,19 +44,14 @@ class Channel:
         """Send as many bytes as the socket accepts now."""
         try:
             while self._outgoing:
-                sent = self._connection.send(self._outgoing, socket.MSG_DONTWAIT)
-                self.bytes_sent += sent
-                del self._outgoing[:sent]
+                del self._outgoing[: self._connection.send(self._outgoing, socket.MSG_DONTWAIT)]
         except BlockingIOError:
             pass
         except OSError:  # the worker ended; `receive` detects it
             self._outgoing.clear()
 
     def receive(self, wait: bool = False) -> list[bytes]:
-        """Return the complete messages received by now; more may be readable. Raises `EOFError` at the end.
-
-        `wait`: for the first bytes, which may be a part of a message.
-        """
+        """Return the complete messages by now (`wait`: after the first bytes). Raises `EOFError` at the end."""
         flags, ended = 0 if wait else socket.MSG_DONTWAIT, False
         try:
             for _ in range(MAX_CHUNKS):
@@ -76,10 +67,9 @@ class Channel:
             ended = True
         messages = []
         while len(self._incoming) >= LENGTH.size:
-            length = LENGTH.unpack_from(self._incoming)[0]
-            end = LENGTH.size + length
+            end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
             if len(self._incoming) < end:
-                self.corrupt = length > MAX_MESSAGE_BYTES
+                self.corrupt = end > LENGTH.size + MAX_MESSAGE_BYTES
                 break
             messages.append(bytes(self._incoming[LENGTH.size : end]))
             del self._incoming[:end]
@@ -88,10 +78,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Dismiss the worker with an empty message and close the connection.
-
-        Without that message the worker would assume that the pool died.
-        """
+        """Dismiss the worker with an empty message, without which the pool has died, and close the connection."""
         if not self._outgoing:
             with contextlib.suppress(OSError):
                 self._connection.send(LENGTH.pack(0), socket.MSG_DONTWAIT)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...utils.images import Picture
-from .limits import PoolLimits
-from .worker_process import Job, WorkerProcess
+
+if TYPE_CHECKING:
+    from .worker_process import WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -25,58 +27,57 @@ class EnvironmentFailure:
     message: str
 
 
-@dataclass
+@dataclass(eq=False)
 class PooledEpisode:
     """A running episode."""
 
     number: int  # unique in the pool, also among ended episodes
     slot: int
     task: Mapping[str, Any]
-    pickled: bytes  # the task as it is sent
     retry_group: Hashable  # per which failed resets of equal tasks are counted
+    arguments: list[Any]  # the pickled task of the reset, then the actions
+    digests: list[str] = field(default_factory=list)  # of the answers; one fewer than arguments if one is pending
     worker: WorkerProcess | None = None  # `None`: it must be replayed in another one
-    action: str | None = None  # `None`: the reset is pending, or nothing
-    actions: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)  # of the answers, starting with the reset's
     pictures: dict[str, Picture] = field(default_factory=dict)  # that it has shown, by their hashes
     seconds: float = 0.0  # of its reset and steps, without replays
-    reassignments: int = 0  # workers lost since the last answer, while running no job
-    timeouts: int = 0  # and by a time limit
+    lost_workers: int = 0  # since the last answer, by a time limit or while running no job
     reassignment_reason: str = ""  # how the last worker was lost
 
-    def replay_jobs(self, limits: PoolLimits) -> list[Job]:
-        """Return the jobs that replay the episode, with the expected digests."""
-        first = self.digests[0] if self.digests else None
-        timeout = limits.environment_reset_timeout
-        reset = Job(self.number, self.slot, "reset", self.pickled, first, timeout, self.pictures)
-        played = zip(self.actions, self.digests[1:])
-        return [reset, *(self.step(action, limits, digest) for action, digest in played)]
-
-    def step(self, action: str, limits: PoolLimits, expected: str | None = None) -> Job:
-        timeout = limits.environment_step_timeout
-        return Job(self.number, self.slot, "step", action, expected, timeout, self.pictures)
+    def jobs(self, first: int) -> list[Job]:
+        """Return its jobs from the `first` one on; those that have been answered expect the same answer."""
+        expected = dict(enumerate(self.digests))
+        numbers = range(first, len(self.arguments))
+        return [Job(self, "step" if n else "reset", self.arguments[n], expected.get(n)) for n in numbers]
 
     def reassign(self, why: str) -> None:
         """Mark the episode for reassignment."""
         self.worker, self.reassignment_reason = None, why
 
-    def record(self, job: Job, digest: str, seconds: float) -> bool:
-        """Record the answer of a job; return whether the episode was replayed for it."""
+    def record(self, digest: str, seconds: float) -> bool:
+        """Record an answer; return whether the episode was replayed for it."""
         replayed = bool(self.reassignment_reason and self.digests)
         self.digests.append(digest)
         self.seconds += seconds
-        if job.command != "reset":
-            self.actions.append(self.action)
-        self.reassignments = self.timeouts = 0
-        self.action, self.reassignment_reason = None, ""
+        self.lost_workers, self.reassignment_reason = 0, ""
         return replayed
 
-    def failure(self, kind: str, message: str) -> EnvironmentFailure:
+    def failure(self, kind: str, message: str, in_replay: bool = False) -> EnvironmentFailure:
+        """Return the failure of this episode. `in_replay`: it happened while the episode was replayed."""
+        if in_replay:
+            kind, message = "lost", f"{self.reassignment_reason}. Played again, {message}"
         text = f"{_shortened(message, 8_000)}\nslot {self.slot}, task {_shortened(repr(self.task), 1_000)}"
         return EnvironmentFailure(kind, text.encode("utf-8", "backslashreplace").decode())
 
-    def replay_failure(self, message: str) -> EnvironmentFailure:
-        return self.failure("lost", f"{self.reassignment_reason}. Played again, {message}")
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One reset or step of an episode."""
+
+    episode: PooledEpisode
+    command: str  # "reset" or "step"
+    argument: Any  # the pickled task of a reset, or the action of a step
+    expected: str | None  # the digest of its answer if it is a replay
+    number: int = field(default_factory=lambda: secrets.randbits(62))  # in the answer; so none can be forged
 
 
 def _shortened(text: str, limit: int) -> str:

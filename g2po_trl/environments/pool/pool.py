@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import re
 import time
 import weakref
@@ -31,15 +32,17 @@ from ..contract import Observation, StepResult, TextEnvironment
 from ..several import environments_of
 from ..validation import factory_name
 from .answers import InvalidAnswerError
-from .episode_log import EnvironmentFailure, PooledEpisode
-from .fault_policy import FailedResets, end_failed_worker, why_give_up
+from .episode_log import EnvironmentFailure, Job, PooledEpisode
 from .limits import PoolLimits
-from .listener import Listener
-from .worker_process import Job, WorkerProcess, end_all, pickled
+from .listener import listen
+from .worker_process import WorkerFailure, WorkerProcess, end_all
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
 Received = Observation | StepResult | EnvironmentFailure
+
+MAX_LOST_WORKERS = 3  # per answer, by other jobs' time limits or before a job; then the episode is given up
+MAX_LOST_RESETS = 2  # of equal tasks in a retry group; then the other episodes of the task are not tried
 
 
 class EnvironmentPool:
@@ -85,12 +88,10 @@ class EnvironmentPool:
         self.replayed = self.recycled = 0
         self._answers: dict[int, Received] = {}  # not collected yet, in order of arrival
         self._workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
-        self._in_service: list[WorkerProcess] = []  # including draining workers
-        self._processes: list[WorkerProcess] = []  # including workers that are being ended
-        self._listener = Listener()
-        self._failed_resets = FailedResets()
+        self._processes: list[WorkerProcess] = []  # also those that are being replaced or ended
+        self._lost_resets: dict[tuple, list[WorkerFailure]] = defaultdict(list)  # by retry group and pickled task
         self._numbers = itertools.count()
-        self._close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
+        self._close = weakref.finalize(self, end_all, self._processes, os.getpid())
 
     @property
     def num_workers(self) -> int:
@@ -100,6 +101,10 @@ class EnvironmentPool:
     def worker_pids(self) -> list[int]:
         """Ids of the running processes."""
         return [worker.process.pid for worker in self._in_service]
+
+    @property
+    def _in_service(self) -> list[WorkerProcess]:
+        return [worker for worker in self._processes if worker.in_service]
 
     def describe(self, episodes: int) -> str:
         """Return a line about the workers. `episodes`: number of concurrent episodes."""
@@ -147,16 +152,20 @@ class EnvironmentPool:
         self._check_open()
         groups = [object() for _ in tasks] if groups is None else list(groups)
         require(len(groups) == len(tasks), "groups", groups, f"give one group for each of {len(tasks)} tasks")
-        sent = [(dict(task), pickled(dict(task))) for task in tasks]
+        try:
+            arguments = [pickle.dumps(dict(task)) for task in tasks]
+        except Exception as error:
+            message = f"tasks cannot be sent to worker processes ({error}): keep plain data in the dataset"
+            raise G2POError(message, "tasks", tasks) from error
         with self._ending_all_on_error():
             if not self.episodes:
-                self._failed_resets.clear()
+                self._lost_resets.clear()
             self._replace_workers()
             free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self._answers)
             new = {}
-            for slot, task, group in zip(free, sent, groups):
+            for slot, task, argument, group in zip(free, tasks, arguments, groups):
                 of_retries = group if retry_group is None else retry_group
-                new[slot] = PooledEpisode(next(self._numbers), slot, *task, of_retries)
+                new[slot] = PooledEpisode(next(self._numbers), slot, dict(task), of_retries, [argument])
             homes = dict(zip(new, place_groups(groups, self._load())))
             self.episodes |= new
             self.pending |= new.keys()
@@ -176,7 +185,7 @@ class EnvironmentPool:
             require(is_ready, f"slot {slot}", "not waiting for an action", remedy)
         with self._ending_all_on_error():
             for slot, action in actions.items():
-                self.episodes[slot].action = action
+                self.episodes[slot].arguments.append(action)
             self.pending |= actions.keys()
             self._submit([self.episodes[slot] for slot in actions])
 
@@ -220,7 +229,6 @@ class EnvironmentPool:
                 workers.add(episode.worker)
         for worker in workers & {*self._in_service}:
             worker.send([])  # the next jobs may come after an update only
-            self._listener.sent(worker)
         self._end_drained_workers()
 
     def close(self) -> None:
@@ -250,21 +258,16 @@ class EnvironmentPool:
                 self._workers[index] = self._start()
         jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
         for episode in episodes:
-            if episode.worker is None:
-                episode.worker = self._workers[homes[episode.slot]]
-                jobs[episode.worker] += episode.replay_jobs(self.limits)
-            if episode.action is not None:
-                jobs[episode.worker].append(episode.step(episode.action, self.limits))
+            first = 0 if episode.worker is None else len(episode.digests)
+            episode.worker = episode.worker or self._workers[homes[episode.slot]]
+            jobs[episode.worker] += episode.jobs(first)
         for worker, of_worker in jobs.items():
             worker.send(of_worker)
-            self._listener.sent(worker)
 
     def _start(self) -> WorkerProcess:
         self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
         worker = WorkerProcess(self._setup, self.withheld, self.limits)
         self._processes.append(worker)
-        self._in_service.append(worker)
-        self._listener.add(worker)
         return worker
 
     def _load(self) -> list[int]:
@@ -284,7 +287,7 @@ class EnvironmentPool:
                     return
 
     def _listen(self, patience: float) -> None:
-        for worker, messages, failure_kind in self._listener.listen(self._in_service, patience):
+        for worker, messages, failure_kind in listen(self._in_service, patience):
             why = "a message above the maximum size"
             try:
                 for message in messages:
@@ -293,8 +296,7 @@ class EnvironmentPool:
                 failure_kind, why = "corrupt", str(error)
             if failure_kind:
                 self._on_worker_failure(worker, failure_kind, why)
-            elif worker.draining:
-                self._end_drained_workers()
+        self._end_drained_workers()
 
     def _on_message(self, worker: WorkerProcess, message: bytes) -> None:
         """Deliver the answer in a message, if there is one. Raises `InvalidAnswerError` for an unexpected message."""
@@ -311,17 +313,17 @@ class EnvironmentPool:
             hidden = [name for name in self.withheld if re.search(rf"\b{re.escape(name)}\b", text)]
             if hidden:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
-            self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
+            self._deliver(episode, episode.failure(kind, text, in_replay=job.expected is not None))
         elif not job.expected and isinstance(result, wanted) and answer.digest is not None:
-            self.replayed += episode.record(job, answer.digest, answer.seconds)
+            self.replayed += episode.record(answer.digest, answer.seconds)
             self._deliver(episode, result)
         elif not job.expected:
             self._deliver(episode, episode.failure("invalid", f"the worker sent no answer to {job.command}"))
 
     def _pending_episode(self, job: Job | None) -> PooledEpisode | None:
         """Return the running episode of a job if its answer is pending."""
-        episode = self.episodes.get(job.slot) if job else None
-        return episode if episode and episode.number == job.episode and job.slot in self.pending else None
+        slot = job.episode.slot if job else None
+        return job.episode if slot in self.pending and self.episodes[slot] is job.episode else None
 
     def _deliver(self, episode: PooledEpisode, answer: Received) -> None:
         self.pending.discard(episode.slot)
@@ -331,42 +333,40 @@ class EnvironmentPool:
             del self.episodes[episode.slot]
             if failed and episode.worker is not None:
                 episode.worker.ended_episodes.append(episode.number)
-        elif episode.worker.over_memory:
-            episode.reassign(episode.worker.over_memory)
 
     def _on_worker_failure(self, worker: WorkerProcess, failure_kind: str, why: str) -> None:
         """End a failed worker, fail the episode of its running job, and reassign its other episodes.
 
         Episodes with a pending answer are replayed now, other episodes at their next action.
         """
-        self._retire(worker)
-        failure = end_failed_worker(worker, failure_kind, self.name, why)
+        failure = worker.fail(failure_kind, self.name, why)
+        self._workers = [None if other is worker else other for other in self._workers]
         blamed = self._pending_episode(failure.job)
-        pending = {episode.slot: episode for job in worker.pending_jobs if (episode := self._pending_episode(job))}
+        waiting = {episode.slot: episode for job in worker.pending_jobs if (episode := self._pending_episode(job))}
         for episode in self.episodes.values():
             if episode.worker is worker:
                 episode.reassign(failure.message)
         if blamed:
-            del pending[blamed.slot]
             in_replay = failure.job.expected is not None
             if failure.job.command == "reset" and not in_replay:
-                self._failed_resets.add(blamed, failure)
-            self._deliver(blamed, failure.of(blamed, in_replay=in_replay))
-        waiting = []
-        for episode in self._without_failing_tasks(pending.values()):
-            why = why_give_up(episode, failure)
-            if why is None:
-                waiting.append(episode)
-            else:
-                self._deliver(episode, failure.of(episode, why, in_replay=not why and bool(episode.digests)))
-        self._submit(waiting)
+                self._lost_resets[blamed.retry_group, blamed.arguments[0]].append(failure)
+            self._deliver(waiting.pop(blamed.slot), blamed.failure(failure.kind, failure.message, in_replay))
+        for episode in waiting.values():
+            episode.lost_workers += failure.kind == "timeout" or failure.job is None
+            is_stuck = failure.kind == "timeout" and failure.job is None  # so would be the next worker
+            if is_stuck or episode.lost_workers >= MAX_LOST_WORKERS:
+                in_replay = failure.job is None and bool(episode.digests)
+                self._deliver(episode, episode.failure(failure.kind, f"given up: {failure.message}", in_replay))
+        self._submit(self._without_failing_tasks(one for one in waiting.values() if one.slot in self.pending))
 
     def _without_failing_tasks(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
         """Return the episodes to try; fail new episodes of tasks whose resets ended too many workers."""
         accepted = []
         for episode in episodes:
-            if failure := self._failed_resets.last_failure(episode):
-                self._deliver(episode, failure.of(episode, "not tried, since resets of this task failed before: "))
+            lost = self._lost_resets.get((episode.retry_group, episode.arguments[0]), ())
+            if len(lost) >= MAX_LOST_RESETS and not episode.digests:
+                message = f"not tried, since resets of this task failed before: {lost[-1].message}"
+                self._deliver(episode, episode.failure(lost[-1].kind, message))
             else:
                 accepted.append(episode)
         return accepted
@@ -378,42 +378,30 @@ class EnvironmentPool:
             yield
         except BaseException:
             self.end()
-            busy = [worker for worker in self._in_service if worker.pending_jobs]
-            for worker in busy:
-                self._retire(worker)
-                worker.end(wait=0.0)
-            for worker in busy:
+            for worker in [worker for worker in self._in_service if worker.pending_jobs]:
+                self._workers = [None if other is worker else other for other in self._workers]
                 worker.end()
             raise
 
     def _replace_workers(self) -> None:
-        """Replace workers over their limits of resets or memory."""
-        live = Counter(episode.worker for episode in self.episodes.values())
-        draining = sum(worker.draining for worker in self._in_service)
-        for worker in filter(None, list(self._workers)):
-            worker.over_memory = worker.too_big(live[worker])
-            if not worker.over_memory and not worker.is_old(live[worker], draining):
-                continue
-            self._workers[self._workers.index(worker)], worker.draining = None, True
-            self.recycled += 1
-            draining += live[worker] > 0
-            for episode in self.episodes.values():
-                if worker.over_memory and episode.worker is worker and episode.slot not in self.pending:
-                    episode.reassign(worker.over_memory)
+        """Replace workers over their limits of resets or memory; they play their episodes on, or these move."""
+        for index, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.over_memory = worker.too_big()
+                if worker.over_memory or worker.is_old():
+                    self._workers[index], worker.draining = None, True
+                    self.recycled += 1
         self._end_drained_workers()
 
     def _end_drained_workers(self) -> None:
-        """End draining workers without running episodes."""
-        live = {episode.worker for episode in self.episodes.values()}
-        for worker in [worker for worker in self._in_service if worker.draining and not worker.pending_jobs]:
-            if worker not in live:
-                self._retire(worker)
+        """Move the episodes of draining workers over their memory limit, and end draining workers without episodes."""
+        for worker in [worker for worker in self._in_service if worker.draining]:
+            episodes = [episode for episode in self.episodes.values() if episode.worker is worker]
+            for episode in episodes:
+                if worker.over_memory and episode.slot not in self.pending:
+                    episode.reassign(worker.over_memory)
+            if not worker.pending_jobs and all(episode.worker is not worker for episode in episodes):
                 worker.end(patience=2.0, wait=0.0)
-
-    def _retire(self, worker: WorkerProcess) -> None:
-        self._listener.remove(worker)
-        self._in_service = [other for other in self._in_service if other is not worker]
-        self._workers = [None if other is worker else other for other in self._workers]
 
 
 def least_busy(load: Sequence[int], number: int) -> list[int]:
@@ -434,9 +422,3 @@ def place_groups(groups: Sequence[Hashable], load: Sequence[int]) -> list[int]:
     order = sorted(range(len(groups)), key=lambda index: first[groups[index]])
     homes = dict(zip(order, sorted(least_busy(load, len(groups)))))
     return [homes[index] for index in range(len(groups))]
-
-
-def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:
-    if os.getpid() == owner:
-        listener.close()
-    end_all(processes, owner)

@@ -4,7 +4,7 @@ It is not a `multiprocessing` child: those import the user's script again, which
 `if __name__ == "__main__"`, and a notebook has no script to import.
 
 The pool sends the environment factory first, then lists of jobs with the numbers of ended episodes. The worker sends
-an empty message when it has loaded the factory and when it starts each list. It answers each job with one message, in
+an empty message when it has loaded the factory and when it starts a job. It answers each job with one message, in
 order (see `answers`): an `Observation` or `StepResult`, `(kind, message)` on failure, and `None` for a replayed job
 with the expected digest or a job whose episode has ended. Between jobs it reads new messages, to skip jobs of ended
 episodes. An empty message dismisses the worker. If the pool dies without one, the worker ends, removes its temporary
@@ -19,7 +19,6 @@ import os
 import pickle
 import select
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -34,7 +33,6 @@ from ..causes import in_words
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import (
     EnvironmentContractError,
-    UnusableWorkerError,
     constructed,
     factory_name,
     validate_observation,
@@ -45,20 +43,14 @@ from .channel import Channel, WorkerChannel
 from .limits import PoolLimits
 from .scratch import clear
 
-CHECK_SECONDS = 0.001  # between reads of new messages while jobs are queued
 _PROCESS = os.getpid()
-
-
-class LoadError(RuntimeError):
-    """The environment factory cannot be loaded in a worker."""
 
 
 class WorkerLoop:
     """The environments of one worker. Instances are reused, since constructing one may be costly."""
 
     def __init__(self, environment_factory, limits: PoolLimits):
-        self.factory, self.name = environment_factory, factory_name(environment_factory)
-        self.limits = limits
+        self.factory, self.name, self.limits = environment_factory, factory_name(environment_factory), limits
         self.idle: list[Any] = []
         self.running: dict[int, Any] = {}
         self.shown: dict[int, set[str]] = {}  # images that an episode's answers have sent to the pool
@@ -130,11 +122,6 @@ def run_job(loop: WorkerLoop, command: str, episode: int, argument: Any, expecte
     call = f"{loop.name}.{command}"
     try:
         answer = (loop.reset if command == "reset" else loop.step)(episode, argument)
-    except UnusableWorkerError as error:
-        print(f"{call}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-    except LoadError as error:
-        return None, ("exception", str(error))
     except Exception as error:
         shown = f"({argument!r})" if command == "step" else ""
         if isinstance(error, EnvironmentContractError):
@@ -154,17 +141,19 @@ def run_job(loop: WorkerLoop, command: str, episode: int, argument: Any, expecte
 
 def _traceback(error: Exception) -> str:
     """Return an exception's traceback; its last line names the exception, of a group those inside."""
-    text, last = "".join(traceback.format_exception(error)), in_words(error)
-    return text if text.rstrip().rpartition("\n")[2].endswith(last) else f"{text}{last}\n"
+    return f"{''.join(traceback.format_exception(error))}{in_words(error)}\n"
 
 
-def encode_answer(number: int, digest: str | None, result: Any, seconds: float, shown: set[str]) -> bytes:
-    """Return the message that answers a job, or an `"invalid"` failure if the result cannot be encoded.
-
-    `shown`: images that the pool has; those of this answer are added.
-    """
+def answer_job(loop: WorkerLoop, is_wanted: bool, number: int, episode: int, *job: Any) -> bytes:
+    """Return the message that answers a job, which is not run if its episode has failed or (`is_wanted`) ended."""
+    result, started = (None, None), time.perf_counter()
+    if is_wanted and (episode in loop.running or job[0] == "reset"):
+        result = run_job(loop, job[0], episode, *job[1:])
+    _exit_if_forked()
+    seconds = time.perf_counter() - started
+    shown = loop.shown.setdefault(episode, set()) if episode in loop.running else set()
     try:
-        return encode(Answer(number, digest, result, seconds), shown)
+        return encode(Answer(number, *result, seconds), shown)
     except (ValueError, RecursionError) as error:
         return encode(Answer(number, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
 
@@ -174,27 +163,24 @@ def load_environments(setup: bytes) -> WorkerLoop:
     try:
         return WorkerLoop(*cloudpickle.loads(setup))
     except Exception as error:  # else the pool would start a worker for each episode
-        message = f"the environment_factory cannot be loaded in a worker\n{_traceback(error)}"
+        failure = error
 
-    def factory():
-        raise LoadError(message)
+    def environment_factory():
+        raise RuntimeError(f"it cannot be loaded in a worker: {in_words(failure)}") from failure
 
-    return WorkerLoop(factory, ())
+    return WorkerLoop(environment_factory, PoolLimits())
 
 
 def serve(pool: Channel) -> bool:
     """Run jobs until the pool dismisses the worker; return `False` if it died instead."""
     queue: deque[tuple] = deque()
     ended: set[int] = set()  # which may have jobs in the queue
-    loop, checked_at = None, 0.0
+    loop = None
     with contextlib.suppress(EOFError, OSError):
         while True:
-            messages = []
             if not queue and loop is not None and loop.is_unusable():  # between jobs: its episodes are replayed
                 os._exit(1)
-            if not queue or time.perf_counter() - checked_at > CHECK_SECONDS:
-                messages, checked_at = pool.receive(wait=not queue), time.perf_counter()
-            for message in messages:
+            for message in pool.receive(wait=not queue):
                 if loop is None:
                     loop = load_environments(message)
                     pool.send(b"")
@@ -203,24 +189,14 @@ def serve(pool: Channel) -> bool:
                     return True
                 else:
                     over, jobs = pickle.loads(message)
-                    if not queue:
-                        ended.clear()
-                    ended.update(over)
+                    ended = ended.union(over) if queue else set()
                     for episode in over:
                         loop.end(episode)
-                    queue.extend((place == 0, *job) for place, job in enumerate(jobs))
-            if not queue:
-                continue
-            first_of_its_list, number, episode, command, argument, expected = queue.popleft()
-            if first_of_its_list:
+                    queue.extend(jobs)
+            if queue:
+                number, episode, *job = queue.popleft()
                 pool.send(b"")
-            playable = episode in loop.running or command == "reset"  # it has not failed
-            made, started = (None, None), time.perf_counter()
-            if playable and episode not in ended:
-                made = run_job(loop, command, episode, argument, expected)
-            _exit_if_forked()
-            shown = loop.shown.setdefault(episode, set()) if episode in loop.running else set()
-            pool.send(encode_answer(number, *made, time.perf_counter() - started, shown))
+                pool.send(answer_job(loop, episode not in ended, number, episode, *job))
     if loop is not None:
         loop.close()
     return False
