@@ -4,74 +4,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..engines.sampling import Sampling
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
-from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.setup import played_as
-from ..environments.several import COLUMN, environments_of, player_of
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.setup import check_start, played_as
+from ..environments.several import COLUMN, player_of
 from ..environments.tasks import check_task_columns
 from ..evaluation.agents import DirectAgent
-from ..prompts.conversation import message_text, pictures_of
+from ..prompts.conversation import message_text
 from ..prompts.template import PromptTemplate
 from ..rollout.actor import PromptActor
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
-from ..utils.errors import G2POError
 from ..utils.options import require
 
 
-@dataclass
 class FirstPrompt:
-    """The first observation of a task, and how a model is asked.
+    """The first observation of a task, and how a model is asked. Raises `G2POError` if the environment fails.
 
     Args:
-        episode: an episode that has begun.
-        agent: the prompts of training, before a model's chat template.
-        settings: settings of the training run for prompts: `history_length`, `max_prompt_length`,
-            `chat_template_kwargs`, each optional.
+        environment_factory: as passed to the trainer.
+        task: a dataset row.
+        turns: the maximum of an episode.
+        prompt_template: as passed to the trainer.
+        settings: `history`, `max_prompt_length` and `chat_template_kwargs` of the training run, each optional.
     """
 
-    episode: Episode
-    agent: DirectAgent
-    settings: Mapping[str, Any]
-
-    def __post_init__(self):
-        request = self.agent.ask(self.episode, ())
-        self.messages, self.tools = request.messages, request.tools
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         environment_factory: Callable,
         task: Mapping[str, Any],
         turns: int,
         prompt_template: PromptTemplate | None = None,
         settings: Mapping[str, Any] | None = None,
-    ) -> FirstPrompt:
-        """Reset the environment in a worker. Raises `G2POError` if that fails.
-
-        `environment_factory` and `prompt_template` are as passed to the trainer, `task` is a dataset row, `turns` the
-        maximum of an episode. For `settings` see the class; `history`: as in `G2POConfig`.
-        """
-        settings = settings or {}
-        if prompt_template is not None and environments_of(environment_factory):
-            prompt_template = prompt_template.of(task.get(COLUMN))
+    ):
+        self.settings, self.episode = settings or {}, Episode("task")
+        template = prompt_template and prompt_template.of(task.get(COLUMN))
         environment_factory, task = player_of(environment_factory, task)
-        limits, history = EpisodeLimits(turns), settings.get("history")
-        factory, template, history = played_as(environment_factory, limits, prompt_template, history)
+        playing = played_as(environment_factory, EpisodeLimits(turns), template, self.settings.get("history"))
+        factory, self.template, self.history = playing
         check_task_columns(factory, task)
         with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
-            (first,) = pool.reset([task])
-        if isinstance(first, EnvironmentFailure):
-            raise G2POError(f"the environment {describe_failure(first)}", "reset", task)
-        episode = Episode("task")
-        episode.open(first)
-        return cls(episode, DirectAgent(template, history=history), settings)
+            self.episode.open(*check_start(pool, [task]))
+        request = DirectAgent(self.template, history=self.history).ask(self.episode, ())
+        self.messages, self.tools = request.messages, request.tools
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:
         """Return the prompt's token ids and text for a model, a folder or a Hub id.
@@ -79,33 +58,22 @@ class FirstPrompt:
         Raises:
             G2POError: for a model without a chat template, or a prompt that is too long.
         """
-        from transformers import AutoProcessor, AutoTokenizer  # slow to import
-
-        from ..engines.base import Engine
+        from ..engines.base import Engine  # with torch, which is slow to import
         from ..engines.stop_tokens import get_stop_token_ids_of_checkpoint
-        from ..prompts.chat_template import get_chat_template, get_tokenizer
-        from ..prompts.images import reads_images
+        from ..prompts.images import load_processing_class, reads_images
         from ..prompts.tokenization import ChatEncoder
 
-        kind = AutoProcessor if pictures_of(self.messages) else AutoTokenizer
-        processing_class = kind.from_pretrained(model, padding_side="left")
-        has_template = get_chat_template(processing_class) is not None
-        require(has_template, "model", model, "its tokenizer has no chat template; pass another")
-        names = {"history_length", "max_prompt_length"} & self.settings.keys()
-        tokenizer = get_tokenizer(processing_class)
+        encode = ChatEncoder(load_processing_class(model), self.settings.get("chat_template_kwargs"))
+        tokenizer, reads = encode.tokenizer, reads_images(encode.processing_class)
         engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, model))
-        engine.reads_text_because = (
-            None if reads_images(processing_class) else f"{model} reads only text: pass another"
-        )
-        encode = ChatEncoder(processing_class, self.settings.get("chat_template_kwargs"))
-        lengths = {name: self.settings[name] for name in names}
-        actor = PromptActor(engine, encode, self.agent.template, history=self.agent.history, **lengths)
-        session = actor.session(Sampling(), None, RolloutStats())
+        engine.reads_text_because = None if reads else f"{model} reads only text: pass another"
+        limits = {"history": self.history, "max_prompt_length": self.settings.get("max_prompt_length")}
+        session = PromptActor(engine, encode, self.template, **limits).session(Sampling(), None, RolloutStats())
         session.ask([self.episode])
-        why = self.episode.failure_reason or self.episode.error
-        require(bool(session.asked), "model", model, f"the first prompt ends the episode: {why}")
-        prompt = session.asked[self.episode.number].prompt
-        return list(prompt.ids), tokenizer.decode(prompt.ids)
+        why = f"the first prompt ends the episode: {self.episode.failure_reason or self.episode.error}"
+        require(bool(session.asked), "model", model, why)
+        ids = list(session.asked[self.episode.number].prompt.ids)
+        return ids, tokenizer.decode(ids)
 
     def text(self, model: str | None = None) -> str:
         """Return the prompt with its length; with a model, as its chat template renders it."""

@@ -6,6 +6,7 @@ A field is a flag (`max_turns`: `--max-turns` or `--max_turns`) and a YAML key. 
 metadata the help; further keys of the metadata:
 
 - `positional`: an argument without a flag,
+- `needs`: the condition under which it has an effect, see `without_effect`,
 - `group`: heading in the help; without one, the library that declares the field,
 - `metavar`, `choices`, `nargs`, `const`: as in argparse.
 
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from ..utils.errors import G2POError
-from ..utils.options import kinds_of, require
+from ..utils.options import kinds_of, require, without_effect
 from ..utils.options import option as option  # for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
@@ -51,7 +52,13 @@ def parse(types: Sequence[type], argv: Sequence[str] | None = None, **options: A
     """
     parser, values, given = read(types, argv, **options)
     try:
-        return (*parser.build(values), given)
+        built = tuple(parser.build(values))
+        needs = {field.name: field.metadata.get("needs", "") for field, *_ in _fields(types)}
+        for sentence in without_effect(
+            sorted(given), {name: one for part in built for name, one in vars(part).items()}, needs
+        ):
+            raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
+        return (*built, given)
     except ValueError as error:
         parser.error(str(error))
 

@@ -15,7 +15,16 @@ from ..utils.errors import G2POError
 from ..utils.options import require
 from .parser import json_object
 
-ENVIRONMENT = "environment.py"
+ENVIRONMENT, AGENT = "environment.py", "agent.py"
+
+
+def environment_or_agent(environment: str | None, agent: str | None) -> tuple[str | None, str | None]:
+    """Return an environment's name or an agent's, by default environment.py, else agent.py, if it is there."""
+    require(None in (environment, agent), "agent", agent, f"{environment} is given, too: leave one of them out")
+    if environment is None and agent is None:
+        environment = ENVIRONMENT if Path(ENVIRONMENT).is_file() else None
+        agent = AGENT if environment is None and Path(AGENT).is_file() else None
+    return environment, agent
 
 
 def environment_and_tasks(
@@ -28,8 +37,6 @@ def environment_and_tasks(
     if Path(name).is_dir():
         file = next(iter(panels_in(name).values())) if file is None and not given else file
         return environment_of(read_run(name), name), tasks_of(name, given, file)
-    remedy = "there is no such file here; name an environment, as file.py or module:Class"
-    require(name != ENVIRONMENT or Path(name).is_file(), "environment", name, remedy)
     return mixed(load(name)), tasks_of(name, given, file)
 
 

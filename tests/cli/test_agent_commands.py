@@ -88,9 +88,9 @@ def test_errors_name_the_remedy(folder, capsys):
         (["train", "--agent"], "--agent: expected one argument"),
         (["check", "agent.py"], "it contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "it contains tidy"),
-        (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),
-        (["check", "a.py", "--response", "yes"], "response is"),
-        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "environment_options is"),
+        (["check", "a.py", "--agent", "agent.py"], "agent is 'agent.py'"),
+        (["check", "a.py", "--response", "yes"], "response has"),
+        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "environment_options has"),
         (["init", ".", "--agent"], "already holds agent.py, tasks.jsonl"),
     ):
         code, _, errors = outcome(capsys, *arguments)
@@ -292,9 +292,7 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert code == 1 and said.startswith("error ") and "['yes']" in said, said
     assert "(3 of 3 failed episodes)" in said
     for arguments, text in (
-        (["--base-url", "http://127.0.0.1:9/v1"], "base_url is"),
-        (["--model", "m", "--response", "yes"], "response is"),
-        (["--max-episode-tokens", "9"], "max_episode_tokens is"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "base_url has"),
         (["--model", str(tmp_path / "nothing")], "model is"),
     ):
         code, _, errors = outcome(capsys, "check", *arguments)

@@ -50,7 +50,7 @@ def test_the_first_prompt_is_the_trainings_to_the_token(tiny_model_dir, kind):
         "agent": (agent_factory(speak, 3), {"number": 7}),
     }.get(kind, (Safe, {"code": "12", "prompt": "Open the safe."}))
     settings = {"history": "conversation" if kind == "conversation" else None, "max_prompt_length": 700}
-    first = FirstPrompt.of(made, task, 3, template, settings)
+    first = FirstPrompt(made, task, 3, template, settings)
     ids, text = first.tokens_for(str(tiny_model_dir))
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     factory, wording, history = played_as(made, EpisodeLimits(3), template, settings["history"])
@@ -69,7 +69,7 @@ def test_the_first_prompt_has_its_images(tmp_path, tiny_model_dir):
     model, processor = vision_models.build("Gemma 3")
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    first = FirstPrompt.of(DrawnLetterEnvironment, {"seed": 1}, 3)
+    first = FirstPrompt(DrawnLetterEnvironment, {"seed": 1}, 3)
     ids, _ = first.tokens_for(str(tmp_path))
     wanted, _ = ChatEncoder(processor)(first.messages)
     assert ids == wanted and processor.image_token_id in ids
