@@ -9,6 +9,7 @@ from typing import Any
 
 from ..engines.registry import ENGINES
 from ..utils.adapters import find_adapter
+from ..utils.errors import G2POError
 from ..utils.extras import extra_of, install_command
 from ..utils.options import require
 
@@ -51,13 +52,23 @@ def check_engine(name: str | None) -> None:
 
 
 def check_model(field: str, name: str) -> None:
-    """Raise `G2POError` unless a name is a folder with a model or can be a Hub id."""
+    """Raise `G2POError` unless a name is a folder with a model, or is on the Hub or in its cache."""
     path = Path(name)
-    first, slash, rest = name.partition("/")
     looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
-    is_hub_id = not (looks_like_a_path or (slash and (not rest or Path(first).is_dir())))
-    require(path.is_dir() or is_hub_id, field, name, "there is no such folder")
+    require(path.is_dir() or not looks_like_a_path, field, name, "there is no such folder")
     if path.is_dir():
         inside = sorted(one.name for one in path.glob("checkpoint-*") if (one / "trainer_state.json").is_file())
         remedy = f"pass one of its {', '.join(inside)}" if inside else "pass a model's folder, with a config.json"
         require((path / "config.json").is_file() or find_adapter(path) is not None, field, name, remedy)
+        return
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    try:
+        files = ("config.json", "adapter_config.json")
+        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+            model_info(name, timeout=10)  # at once, where loading tries five times
+    except Exception as error:  # of a name that is no id, of the Hub, and of the network
+        reason = str(error).strip().partition("\n")[0]
+        raise G2POError(
+            f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})", field
+        ) from error

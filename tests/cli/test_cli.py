@@ -24,7 +24,7 @@ from g2po_trl.cli import COMMANDS, HELP, main
 from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.commands.train import read, resolve
-from g2po_trl.cli.preflight import check_files_and_packages, check_model
+from g2po_trl.cli.preflight import check_files_and_packages
 from g2po_trl.cli.recipe import _SaveOnInterrupt
 from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
 from g2po_trl.utils.extras import extra_of, install_command
@@ -240,7 +240,7 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
     monkeypatch.setattr("g2po_trl.cli.preflight.find_spec", lambda name: None)
     for field, value in (
         ("tasks", "none.jsonl"),
-        *(("model_name_or_path", name) for name in ("no/such/model", "runs/b", "runs/a", "config.yaml")),
+        *(("model_name_or_path", name) for name in ("no/such/model", "runs/b", "runs/a", "config.yaml", "Qwen/none")),
         ("critic_model_name_or_path", "./none"),
         *(("report_to", value) for value in (["none", "wandb"], "wandbb")),
         *(("load_in_4bit", True), ("engine", "vllm"), ("lora_r", 0), ("lora_dropout", 1.5)),
@@ -249,7 +249,6 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
         with refused(field):
             check_files_and_packages({**lora, field: value})
     check_files_and_packages({"model_name_or_path": "model", "tasks": "tasks.jsonl", "report_to": "none"})
-    check_model("model", "Qwen/none")
 
 
 def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
