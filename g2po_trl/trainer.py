@@ -68,15 +68,7 @@ from .runs.callbacks import (
     RolloutBar,
     TaskErrorReport,
 )
-from .runs.checkpoint import (
-    AtomicCheckpoint,
-    RunState,
-    WeightCheck,
-    check_complete,
-    check_whole,
-    clear_staging,
-    load_weights,
-)
+from .runs.checkpoint import AtomicCheckpoint, RunState, WeightCheck, load_weights
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
@@ -624,23 +616,17 @@ class G2POTrainer(GRPOTrainer):
 
     def _train(self, checkpoint: str | None, **kwargs) -> TrainOutput:
         is_main, args = self.is_world_process_zero(), self.args
-        if is_main:
-            clear_staging(args.output_dir)
         finished, step = None, 0
         if checkpoint is not None:
-            check_whole(checkpoint)
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             step = state.global_step
             finished = state if 0 < args.max_steps <= step else None  # transformers would make one more step
-            if finished is None:
-                check_complete(checkpoint)
-            self.iteration.mini_batches = self.resumption.restore(checkpoint, self.run_identity())
-            if finished is None:
-                self.folder.keep_evaluations_of(step)
+            restored = self.resumption.restore(checkpoint, self.run_identity(), trains=finished is None)
+            self.iteration.mini_batches = restored
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
-            self.folder.take(checkpoint)
+            self.folder.take(checkpoint, step)
         if is_main and (finished is None or not self.folder.has_description):
             last_iteration = self.iteration.number - 1 if self.iteration.is_complete else self.iteration.number
             self.folder.leave_behind(step, last_iteration)

@@ -12,32 +12,29 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from accelerate import Accelerator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..engines.adapter_weights import plain_name, whole
 from ..utils.errors import G2POError
 from ..utils.images import read_png
 from ..utils.json import write_json
 from ..utils.options import require
-from .ownership import STAGING, checkpoints_in, note_written, remove
+from .ownership import STAGING, checkpoints_in, note_written, read_description, remove
 
 logger = logging.getLogger(__name__)
 
 STATE = "g2po_state.json"
 _SIZES = "file_sizes.json"
-_IMAGE = "image "  # before the hash of an image, in a file of step samples
-_LATEST = ("true", "latest", "last")
+_WEIGHTS = (".safetensors", ".bin")
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
@@ -49,91 +46,60 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
         output_dir: folder of the run.
 
     Raises:
-        G2POError: if there is no such checkpoint.
+        G2POError: if there is no such checkpoint, or a file in it is missing or cut.
     """
     wanted = str(resume_from_checkpoint).lower()
     if wanted in ("none", "false", ""):
         return None
-    if wanted in (*_LATEST, "auto"):
-        latest = get_last_checkpoint(str(output_dir)) if Path(output_dir).is_dir() else None
+    if wanted in ("true", "latest", "auto"):
+        existing = checkpoints_in(output_dir)
         remedy = f"{str(output_dir)!r} holds no checkpoint; use 'auto' to resume if there is one"
-        require(latest is not None or wanted == "auto", "resume_from_checkpoint", resume_from_checkpoint, remedy)
-        return latest
-    remedy = "it holds no trainer_state.json; pass a checkpoint folder, 'latest' or 'auto'"
-    is_checkpoint = Path(resume_from_checkpoint, "trainer_state.json").is_file()
-    require(is_checkpoint, "resume_from_checkpoint", str(resume_from_checkpoint), remedy)
-    return str(resume_from_checkpoint)
+        require(bool(existing) or wanted == "auto", "resume_from_checkpoint", resume_from_checkpoint, remedy)
+        if not existing:
+            return None
+        folder = existing[-1]
+    else:
+        folder = Path(resume_from_checkpoint)
+        remedy = "it holds no trainer_state.json; pass a checkpoint folder, 'latest' or 'auto'"
+        require((folder / "trainer_state.json").is_file(), "resume_from_checkpoint", str(folder), remedy)
+    _check_whole(folder)
+    return str(folder)
 
 
-def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
-    tensors, numbers, pictures = {}, {}, {}
-    for i, micro_batches in enumerate(mini_batches):
-        for j, micro_batch in enumerate(micro_batches):
-            for name, value in micro_batch.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{i}.{j}.{name}"] = value.detach().cpu().contiguous().clone()
-                else:
-                    numbers[f"{i}.{j}.{name}"] = value
-            pictures |= {one: one.png for row in micro_batch.get("images", ()) for one in row}
-    tensors |= {
-        f"{_IMAGE}{name}": torch.frombuffer(bytearray(png), dtype=torch.uint8) for name, png in pictures.items()
-    }
-    if tensors:
-        save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
-
-
-def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
-    if not path.is_file():
-        return []
-    with safe_open(path, framework="pt") as file:
-        numbers = json.loads(file.metadata()["numbers"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    pictures = {
-        name.removeprefix(_IMAGE): read_png(tensors.pop(name).numpy().tobytes())
-        for name in list(tensors)
-        if name.startswith(_IMAGE)
-    }
-    values = {**tensors, **numbers}
-    mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
-    for name, value in values.items():
-        i, j, key = name.split(".", 2)
-        if key == "images":
-            value = [[pictures[one] for one in row] for row in value]
-        mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
-    return [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
-
-
-def run_id_of(checkpoint: str | Path) -> str | None:
-    """Return the id of a checkpoint's run; `None` for one of another trainer. Refuses one with files that are cut."""
-    check_whole(checkpoint)
-    path = Path(checkpoint, STATE)
-    return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
-
-
-def check_whole(folder: str | Path) -> None:
+def _check_whole(folder: Path) -> None:
     """Refuse a checkpoint with a file that is missing or cut, before anything is loaded."""
-    folder = Path(folder)
     try:
         sizes = json.loads((folder / _SIZES).read_text("utf-8")) if (folder / _SIZES).is_file() else {}
     except ValueError:
         sizes = {_SIZES: None}
-    cut = [
-        name for name, size in sizes.items() if not (folder / name).is_file() or (folder / name).stat().st_size != size
-    ]
-    older = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name]
-    remedy = f"{', '.join(cut[:3])} in it is missing or cut; restore it, or pass {older[-1] if older else 'another'}"
+    found = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*")}
+    cut = [name for name, size in sizes.items() if found.get(name) != size]
+    others = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name]
+    remedy = f"{', '.join(cut[:3])} in it is missing or cut; restore it, or pass {others[-1] if others else 'another'}"
     require(not cut, "resume_from_checkpoint", str(folder), remedy)
 
 
-def check_complete(folder: str | Path) -> None:
-    """Refuse a checkpoint that contains only the model.
+def run_id_of(checkpoint: str | Path) -> str | None:
+    """Return the id of a checkpoint's run; `None` for one of another trainer."""
+    return read_description(checkpoint, STATE).get("run_id")
 
-    transformers would silently resume with a new optimizer and the learning rate of the first step.
-    """
-    _continues(
-        any(Path(folder).glob("rng_state*.pth")), folder, "has no optimizer state. Save with save_only_model=False"
-    )
+
+def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Write tensors, numbers, and images as PNG: data that `torch.load` reads without unpickling other classes."""
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().cpu().clone()  # of a view, the whole storage would be written
+        return [[picture.png for picture in row] for row in value] if name == "images" else value
+
+    torch.save([[{name: plain(name, one[name]) for name in one} for one in part] for part in mini_batches], path)
+
+
+def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
+    mini_batches = torch.load(path, weights_only=True) if path.is_file() else []
+    for micro_batch in (one for part in mini_batches for one in part if "images" in one):
+        micro_batch["images"] = [[read_png(png) for png in row] for row in micro_batch["images"]]
+    return mini_batches
 
 
 def _continues(condition: bool, folder: str | Path, reason: str) -> None:
@@ -170,21 +136,28 @@ class RunState:
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
-        _save_mini_batches(folder / f"step_samples_{self.rank}.safetensors", mini_batches)
+        if mini_batches:
+            _save_mini_batches(folder / f"step_samples_{self.rank}.pt", mini_batches)
         if is_main:
             write_json(folder / STATE, state, indent=1)
             for part in self.kept_in_files:
                 part.save(str(folder))
 
-    def restore(self, folder: str | Path, identity: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    def restore(
+        self, folder: str | Path, identity: Mapping[str, Any], trains: bool = False
+    ) -> list[list[dict[str, Any]]]:
         """Restore a checkpoint of this run, and return the micro-batches that are still to be trained.
+
+        `trains`: it needs the optimizer's state, without which transformers would begin with a new one.
 
         Raises:
             G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
+        has_optimizer = any(folder.glob("rng_state*.pth"))
+        _continues(has_optimizer or not trains, folder, "has no optimizer state. Save with save_only_model=False")
         _continues((folder / STATE).is_file(), folder, f"has no {STATE} of a G2POTrainer: pass another")
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_description(folder, STATE)
         before = {name: value for name, value in state["run"].items() if value != identity.get(name, value)}
         changed = [f"{name} was {value!r} and is {identity[name]!r}" for name, value in before.items()]
         _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
@@ -201,7 +174,7 @@ class RunState:
                 _continues(False, folder, reason)
         for part in self.kept_in_files:
             part.load(str(folder))
-        return _load_mini_batches(folder / f"step_samples_{self.rank}.safetensors")
+        return _load_mini_batches(folder / f"step_samples_{self.rank}.pt")
 
 
 class AtomicCheckpoint:
@@ -239,14 +212,12 @@ class AtomicCheckpoint:
             return
         moved = [path for path in apart.iterdir() if path.name != "README.md" or not (folder / path.name).exists()]
         note_written(folder, *(path.name for path in moved if path.name != "README.md"))
-        for path in sorted(moved, key=_weights_last):
+        for path in sorted(moved, key=lambda path: (path.name.endswith(".index.json"), path.suffix in _WEIGHTS)):
             target = folder / path.name
             if target.is_dir():
                 remove(target)
             os.replace(path, target)
-        shutil.rmtree(apart, ignore_errors=True)
-        with suppress(OSError):
-            apart.parent.rmdir()
+        clear_staging(folder)
 
     @contextmanager
     def checkpoint(
@@ -297,11 +268,6 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
             "output_dir",
             str(folder.parent.parent),
         ) from error
-
-
-def _weights_last(path: Path) -> tuple[bool, bool, str]:
-    is_index = path.name.endswith(".index.json")
-    return is_index or path.suffix in (".safetensors", ".bin"), is_index, path.name
 
 
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
@@ -356,23 +322,19 @@ class WeightCheck(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         wanted, self._wanted = self._wanted, {}
-        self.compare(wanted, args.resume_from_checkpoint or args.output_dir)
+        self._compare(wanted, args.resume_from_checkpoint or args.output_dir)
 
     def check(self, folder: str | Path) -> None:
-        """Compare the model with the digests in a checkpoint. All ranks call it together."""
-        path = Path(folder, STATE)
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        self.compare(state.get("weights", {}), str(folder))
+        """Refuse the model unless it has the digests in a checkpoint. All ranks call it together."""
+        self._compare(read_description(folder, STATE).get("weights", {}), str(folder))
 
-    def compare(self, wanted: Mapping[str, str], folder: str) -> None:
-        """Refuse the model of a checkpoint unless its parameters have the digests `wanted`."""
+    def _compare(self, wanted: Mapping[str, str], folder: str) -> None:
         self._frozen = {}
         found = self.state_dict() if wanted else {}
         differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
         remedy = (
             f"{len(differing)} of {len(wanted)} parameters of the model are not those that were saved there "
-            f"({', '.join(differing[:3])}): its files, the base model or the version of transformers has changed; use "
-            "the earlier ones, or start a new run from the model that you want"
+            f"({', '.join(differing[:3])}). Use the files, base model and version of transformers of then"
         )
         require(not differing, "resume_from_checkpoint", folder, remedy)
 

@@ -6,8 +6,8 @@ import re
 import uuid
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock
@@ -18,7 +18,7 @@ from ..utils.errors import G2POError
 from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import require
-from .checkpoint import find_checkpoint, run_id_of
+from .checkpoint import clear_staging, find_checkpoint, run_id_of
 from .iterations import load_evaluations
 from .ownership import (
     FILE,
@@ -42,12 +42,9 @@ _RESERVED = ("train", "replaced")  # the trajectories of training
 
 def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
     """Refuse a name of an evaluation set that training uses for its trajectories, or that cannot be a file name."""
-    if name in _RESERVED or not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name):
-        remedy = (
-            f"it names files in output_dir: choose another name than {', '.join(_RESERVED)}, without slashes, "
-            "backslashes and control characters, that does not begin with a dot"
-        )
-        require(False, option, name, remedy)
+    is_file_name = re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]*", name)
+    remedy = f"it names files: choose one without slashes and a dot at its beginning, other than {_RESERVED}"
+    require(bool(is_file_name) and name not in _RESERVED, option, name, remedy)
 
 
 class RunFolder:
@@ -64,13 +61,11 @@ class RunFolder:
 
     def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
         self.path, self.save_trajectories = Path(path), save_trajectories
-        self.rank, self.num_ranks = rank, num_ranks
+        self.suffix = f"-rank{rank}" if num_ranks > 1 else ""
         self.evaluations: list[dict[str, Any]] = []
-        self._made_after: list[dict[str, Any]] = []
-        self.settings: Mapping[str, Any] = MappingProxyType({})
+        self.settings: Mapping[str, Any] = {}
         self.run_id = uuid.uuid4().hex
         self._lock: FileLock | None = None
-        self._kept_back: list[tuple[Path, Sequence[Trajectory]]] = []
 
     # -- whose it is -----------------------------------------------------------------------------------------------
 
@@ -137,26 +132,25 @@ class RunFolder:
 
     def _make_room(self, overwrite: bool, description: Mapping[str, Any], resumable: Collection[str]) -> None:
         """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""
-        kept, model = kept_in(self.path), description.get("model")
-        if not kept:
-            delete_run(self.path)  # a start that failed
-            return
-        before, now = (identity_of(run, resumable) for run in (read_run(self.path), description))
-        starts_again = not weights_in(self.path) and before == now
-        remedy = f"it holds a run without a checkpoint ({named(kept)}); pass --overwrite, or another --output-dir"
-        require(overwrite or starts_again, "output_dir", str(self.path), remedy)
-        is_inside = bool(model) and Path(model).exists() and Path(model).resolve().is_relative_to(self.path.resolve())
-        remedy = f"overwrite would delete it with output_dir={str(self.path)!r}; pass another --output-dir"
-        require(not is_inside, "model_name_or_path", model, remedy)
+        if kept := kept_in(self.path):
+            before, now = (identity_of(run, resumable) for run in (read_run(self.path), description))
+            starts_again = not weights_in(self.path) and before == now
+            remedy = f"it holds a run without a checkpoint ({named(kept)}); pass --overwrite, or another --output-dir"
+            require(overwrite or starts_again, "output_dir", str(self.path), remedy)
+            model = Path(description.get("model") or "/").resolve()
+            remedy = f"overwrite would delete it with output_dir={str(self.path)!r}; pass another --output-dir"
+            is_inside = model.exists() and model.is_relative_to(self.path.resolve())
+            require(not is_inside, "model_name_or_path", description.get("model"), remedy)
+            why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"
+            print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)
         delete_run(self.path)
-        why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"
-        print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)
 
-    def take(self, checkpoint: str | None) -> None:
-        """Continue the checkpoint's run; its evaluations replace those made before `train`."""
+    def take(self, checkpoint: str | None, step: int) -> None:
+        """Continue the run of a checkpoint, after `load_state_dict`, from its step; `None`: begin this one."""
+        clear_staging(self.path)
         if checkpoint is not None:
             self.run_id = run_id_of(checkpoint)
-            self._kept_back = []
+            self.evaluations = [entry for entry in self.evaluations if entry["step"] <= step]
 
     def leave_behind(self, step: int, iteration: int) -> None:
         """Set aside files written after `step` and `iteration`, from where the run continues.
@@ -173,14 +167,11 @@ class RunFolder:
         if later:
             names = ", ".join(checkpoint.name for checkpoint in later)
             print(f"The run continues from step {step}. {names}: kept as {SUPERSEDED}checkpoint-…", flush=True)
-        evaluated = {(entry["name"], entry["step"]) for entry in self.evaluations}
+        evaluated = {f"{entry['name']}-{entry['step']:06d}" for entry in self.evaluations}
         for path in self.path.glob("trajectories/*.jsonl"):
             found = re.fullmatch(r"(.+)-(\d{6,})(-rank\d+)?", path.stem)
-            if found and found[1] in _RESERVED:
-                outdated = int(found[2]) > iteration
-            else:
-                outdated = found and int(found[2]) > step and (found[1], int(found[2])) not in evaluated
-            if outdated:
+            last = iteration if found and found[1] in _RESERVED else step
+            if found and int(found[2]) > last and path.stem not in evaluated:
                 path.unlink()
         (self.path / "trainer_state.json").unlink(missing_ok=True)
 
@@ -201,17 +192,16 @@ class RunFolder:
             # As written, also NaN and half a character: `g2po evaluate` plays these rows again.
             lossless = {"ensure_ascii": True, "allow_nan": True}
             write_json_lines(self.path / "panels" / f"{name}.jsonl", rows, **lossless)
-        self._write_kept_back()
+        self._write_evaluations()
 
     def take_for_evaluation(self) -> bool:
         """Return whether an evaluation before `train` may write run.json: no other run uses the folder."""
         if self.is_ours or kept_in(self.path):
             return False
-        try:
+        with suppress(G2POError):
             lock_folder(self.path, "output_dir").release()
-        except G2POError:
-            return False
-        return True
+            return True
+        return False
 
     def add_evaluation(
         self,
@@ -222,23 +212,22 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once."""
-        about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
-        self.evaluations.append({**about, **summary})
-        if self.save_trajectories:
-            self._kept_back.append((self.path / "trajectories" / f"{name}-{step:06d}.jsonl", trajectories))
-        if self.is_ours:
-            self._write_kept_back()
-        else:
-            warnings.warn(
-                f"output_dir is {str(self.path)!r}, which holds another run: this evaluation is not written there",
-                stacklevel=4,
-            )
+        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once.
 
-    def _write_kept_back(self) -> None:
-        for path, trajectories in self._kept_back:
-            write_jsonl(path, trajectories)
-        self._kept_back = []
+        It replaces an earlier one of this name at this step.
+        """
+        about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
+        earlier = [entry for entry in self.evaluations if (entry["name"], entry["step"]) != (name, step)]
+        self.evaluations = [*earlier, {**about, **summary}]
+        if not self.is_ours:
+            what = f"{str(self.path)!r}, which holds another run: this evaluation is not written there"
+            warnings.warn(f"output_dir is {what}", stacklevel=4)
+            return
+        if self.save_trajectories:
+            write_jsonl(self.path / "trajectories" / f"{name}-{step:06d}.jsonl", trajectories)
+        self._write_evaluations()
+
+    def _write_evaluations(self) -> None:
         path = self.path / "evaluations.jsonl"
         if self.evaluations or path.is_file():
             write_json_lines(path, self.evaluations)
@@ -248,25 +237,14 @@ class RunFolder:
         return self.evaluations
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Restore what `state_dict` returned; `write_run` writes these evaluations, and no later ones."""
+        """Restore what `state_dict` returned, and what this run has evaluated since."""
         made = load_evaluations(self.path)
-        self._made_after = made[len(state) :] if made[: len(state)] == state else []
-        self.evaluations = state
-
-    def keep_evaluations_of(self, step: int) -> None:
-        """Keep, after `load_state_dict`, evaluations of the checkpoint's step that were made after it was saved.
-
-        These are the last evaluations of a finished run that continues to more steps.
-        """
-        self.evaluations = [*self.evaluations, *(entry for entry in self._made_after if entry["step"] == step)]
+        self.evaluations = made if made[: len(state)] == state else state
 
     def add_rollout(
         self, iteration: int, trajectories: Sequence[Trajectory], replaced: Sequence[Trajectory] = ()
     ) -> None:
         """Write this rank's trajectories of an iteration, and the `replaced` ones to a separate file."""
-        if not self.save_trajectories:
-            return
-        suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""
         for kind, played in (("train", trajectories), ("replaced", replaced)):
-            if played or kind == "train":
-                write_jsonl(self.path / "trajectories" / f"{kind}-{iteration:06d}{suffix}.jsonl", played)
+            if self.save_trajectories and (played or kind == "train"):
+                write_jsonl(self.path / "trajectories" / f"{kind}-{iteration:06d}{self.suffix}.jsonl", played)
