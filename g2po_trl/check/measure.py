@@ -67,7 +67,7 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     most_turns = sum(max(len(trajectory.steps) for trajectory in group) for group in groups)
     is_known = played.answers_are_known or is_agent  # random actions without a list lead nowhere
     if (graph.num_nodes > most_turns or not is_known) and (counted := count_in_keys(played.episodes)):
-        return [Kind.COUNTER.found(counter=str(counted), **counted._asdict())]
+        return [Kind.COUNTER.found(counter=counted)]
     found = Kind.RARE_STATES if alone > 0.5 else Kind.RECURRENCE
     return [found.found(kind=kind, visits=statistics["mean_group_size"], alone=alone)] if is_known else []
 

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from operator import attrgetter
 
 from ..credit.state_keys import NUMBER
 from ..trajectory import Step, Trajectory
 from ..utils.show import different_parts
 
+_own_key = attrgetter("key")
 _HARDLY, _OFTEN = 0.02, 0.1  # of steps that return to a state of their episode
 
 
-class NumberInKeys(NamedTuple):
-    """A number that makes each state of an episode new: shares of steps that return with and without numbers."""
-
-    returned: float
-    without: float
-    examples: list[str]
-
-    def __str__(self) -> str:
-        return (
-            f"{100 * self.returned:.0f} % of steps return to a state of their episode, and {100 * self.without:.0f} % "
-            f"would if keys had no numbers, as {' and '.join(map(repr, self.examples))}"
-        )
-
-
-def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = lambda step: step.key) -> float:
-    """Return the share of steps whose state, by `key`, another episode of the group visited too; 0 without steps.
-
-    Episodes without a result are left out.
-    """
-    steps = shared = 0
+def shared_steps(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = _own_key) -> list[bool]:
+    """Return, for each step of an episode with a result, whether another episode of the group visited its state."""
+    shared: list[bool] = []
     for group in groups:
-        episodes = [[key(step) for step in trajectory.steps] for trajectory in group if trajectory.counted]
+        episodes = [list(map(key, trajectory.steps)) for trajectory in group if trajectory.counted]
         visits = Counter(name for episode in episodes for name in set(episode))
-        steps += sum(map(len, episodes))
-        shared += sum(visits[name] > 1 for episode in episodes for name in episode)
-    return shared / steps if steps else 0.0
+        shared += [visits[name] > 1 for episode in episodes for name in episode]
+    return shared
 
 
-def returned_share(
-    trajectories: Iterable[Trajectory], key: Callable[[Step], str] = lambda step: step.key
-) -> float | None:
-    """Return the share of steps, except first ones, whose state, by `key`, the same episode had visited before.
+def shared_share(groups: Sequence[Sequence[Trajectory]], key: Callable[[Step], str] = _own_key) -> float:
+    """Return the share of `shared_steps`; 0 without steps."""
+    shared = shared_steps(groups, key)
+    return sum(shared) / len(shared) if shared else 0.0
+
+
+def returned_share(trajectories: Iterable[Trajectory], key: Callable[[Step], str] = _own_key) -> float | None:
+    """Return the share of steps, except first ones, whose state the same episode had visited before.
 
     `None` if no episode has a second step.
     """
@@ -56,8 +43,8 @@ def returned_share(
     return returned / steps if steps else None
 
 
-def count_in_keys(trajectories: Sequence[Trajectory]) -> NumberInKeys | None:
-    """Return the number in the keys that makes each state of an episode new, such as a step counter, or `None`.
+def count_in_keys(trajectories: Sequence[Trajectory]) -> str | None:
+    """Return a sentence on the number in the keys that makes each state of an episode new, such as a step counter.
 
     A state that a task's episodes reach at different turns has no counter: its number may be a sum or a place.
     """
@@ -73,13 +60,15 @@ def count_in_keys(trajectories: Sequence[Trajectory]) -> NumberInKeys | None:
         first = {step.key: turn for turn, step in reversed([*enumerate(trajectory.steps)])}
         for key, turn in first.items():
             turns[trajectory.task_id, key].append(turn)
-    shared = [len(set(reached)) > 1 for reached in turns.values() if len(reached) > 1]
-    if sum(shared) > _HARDLY * len(shared):
+    differ = [len(set(reached)) > 1 for reached in turns.values() if len(reached) > 1]
+    if sum(differ) > _HARDLY * len(differ):
         return None
     for trajectory in trajectories:
         seen: dict[str, str] = {}
         for step in trajectory.steps:
             before = seen.setdefault(without(step), step.key)
             if before != step.key:
-                return NumberInKeys(by_key, by_text, different_parts(before, step.key))
+                parts = " and ".join(map(repr, different_parts(before, step.key)))
+                shares = f"{by_key:.0%} of steps return to a state of their episode, and {by_text:.0%}"
+                return f"{shares} would if keys had no numbers, as {parts}"
     return None

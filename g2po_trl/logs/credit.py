@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..check.statistics import shared_share
+from ..check.statistics import shared_share, shared_steps
 from ..credit.graph import StateGraph
 from ..trajectory import Step
 from ..utils.options import require
@@ -25,12 +25,10 @@ ROWS = 5  # calls with the largest and with the smallest advantages
 RARE = 0.1  # share of later calls in a state of another episode below which keys are said to be too fine
 ONE_CALL = "No episode has a second call: there are no paths to compare, and the credit equals GRPO's."
 TOO_FINE = """\
-States hardly ever recur after the first call, so calls are not compared with others in the same state; a state of one
-episode only: {example}
-Pass --state-key FILE.py:FUNCTION, where FUNCTION(messages) returns a text that is equal for equal situations: what the
-agent has achieved so far (files changed, tests passed, page shown), or the last result without numbers, times and ids.
---state-key similar:0.9 merges keys that share 90 % of their word pairs. If no key fits, use GRPO's credit (--estimator
-grpo), one number for all calls of an episode."""
+States hardly ever recur after the first call, so calls are compared with few others; a state of one episode only:
+{example}
+Pass --state-key FILE.py:FUNCTION (messages -> a text that is equal for equal situations) or --state-key similar:0.9,
+or use GRPO's credit (--estimator grpo), one number for all calls of an episode."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +71,6 @@ def results_by_group(graph: StateGraph) -> np.ndarray:
     return np.bincount(graph.trajectory_group[graph.trajectory_counted], minlength=graph.num_groups)
 
 
-def is_shared(graph: StateGraph) -> np.ndarray:
-    """Return (S,) bool, whether another episode of the group visited the state of a step; `False` if not counted."""
-    used, num_trajectories = graph.counted, len(graph.rewards)
-    pairs = np.unique(graph.node[used] * num_trajectories + graph.trajectory[used])
-    episodes = np.bincount(pairs // num_trajectories, minlength=graph.num_nodes)
-    shared = np.zeros(graph.num_steps, dtype=bool)
-    shared[used] = episodes[graph.node[used]] > 1
-    return shared
-
-
 def rows(credit: TraceCredit) -> Iterator[dict[str, Any]]:
     """Yield the lines of credit.jsonl, one for each call.
 
@@ -105,20 +93,20 @@ def rows(credit: TraceCredit) -> Iterator[dict[str, Any]]:
 def counts(credit: TraceCredit) -> str:
     """Return counts of the episodes and calls that were read or left out, as lines."""
     traces, graph = credit.traces, credit.graph
-    results, episodes = results_by_group(graph), len(graph.rewards)
-    sizes = sorted(len(group) for group in traces.groups)
-    alone = (graph.counted & (results[graph.group] == 1)).sum()
+    results, sizes = results_by_group(graph), sorted(len(group) for group in traces.groups)
     each = f"{sizes[0]} to {sizes[-1]} per task"
-    lines = {
-        f"{episodes:,} episodes of {len(sizes):,} tasks ({each}), {graph.num_steps:,} calls": 1,
-        f"{int((results == 1).sum()):,} tasks with one result, no advantage for {int(alone):,} calls": alone,
-        f"{int((~graph.trajectory_counted).sum()):,} episodes without a result (reward null), no advantage for "
-        f"{int((~graph.counted).sum()):,} calls": (~graph.trajectory_counted).sum(),
-        f"{traces.without_calls:,} episodes without a call, left out": traces.without_calls,
-    }
+    lines = [f"{len(graph.rewards):,} episodes of {len(sizes):,} tasks ({each}), {graph.num_steps:,} calls"]
+    if alone := int((graph.counted & (results[graph.group] == 1)).sum()):
+        lines.append(f"{int((results == 1).sum()):,} tasks with one result, no advantage for {alone:,} calls")
+    if missing := int((~graph.trajectory_counted).sum()):
+        calls = int((~graph.counted).sum())
+        lines.append(f"{missing:,} episodes without a result (reward null), no advantage for {calls:,} calls")
+    if traces.without_calls:
+        lines.append(f"{traces.without_calls:,} episodes without a call, left out")
     for what, parts in (("fields that are not read", traces.unread), ("skipped", traces.skipped)):
-        lines[f"{what}: {', '.join(f'{name} ({number:,})' for name, number in parts.most_common())}"] = len(parts)
-    return "\n  ".join(line for line, is_shown in lines.items() if is_shown)
+        if parts:
+            lines.append(f"{what}: {', '.join(f'{name} ({number:,})' for name, number in parts.most_common())}")
+    return "\n  ".join(lines)
 
 
 def extremes(credit: TraceCredit) -> str:
@@ -155,24 +143,23 @@ def _table(credit: TraceCredit, order: Sequence[int]) -> list[str]:
 
 def states(credit: TraceCredit, compares_states: bool = True) -> str:
     """Return whether states recur, and what to do if they do not and the estimator `compares_states`."""
-    graph, results = credit.graph, results_by_group(credit.graph)
-    used = graph.counted & (results[graph.group] > 1)
-    if not used.any():
+    groups = [[t for t in group if t.counted] for group in credit.traces.groups]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
         return "No task has two episodes with a result: nothing is compared. Log more episodes of each task."
-    later, shared = used & (graph.position > 0), is_shared(graph)
-    share, later_share = (float(shared[of].mean()) if of.any() else 0.0 for of in (used, later))
-    groups = [group for group, number in zip(credit.traces.groups, results) if number > 1]
-    equal = sum(len({t.reward for t in group if t.counted}) == 1 for group in groups)
+    shared = iter(shared_steps(groups))
+    later = [(step, is_shared) for group in groups for t in group for step, is_shared in [*zip(t.steps, shared)][1:]]
+    later_share = sum(is_shared for _, is_shared in later) / len(later) if later else 0.0
     lines = [
-        f"states: {share:.1%} of calls are in a state that another episode of the task visited; after an episode's "
-        f"first call {later_share:.1%}",
+        f"states: {shared_share(groups):.1%} of calls are in a state that another episode of the task visited; after "
+        f"an episode's first call {later_share:.1%}",
         "; ".join(f"by {name} {shared_share(groups, key):.1%}" for name, key in NEWS_KEYS.items()),
     ]
-    if equal:
+    if equal := sum(len({t.reward for t in group}) == 1 for group in groups):
         lines.append(
             f"rewards: equal in all episodes of {equal:,} of {len(groups):,} tasks, which teach lengths alone"
         )
     if compares_states and later_share < RARE:
-        example = next((credit.steps[i].key for i in np.flatnonzero(later & ~shared)), "")
-        lines.append(TOO_FINE.format(example=one_line(example, 60)) if later.any() else ONE_CALL)
+        example = next((step.key for step, is_shared in later if not is_shared), "")
+        lines.append(TOO_FINE.format(example=one_line(example, 60)) if later else ONE_CALL)
     return "\n".join(lines)

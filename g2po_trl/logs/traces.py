@@ -1,21 +1,7 @@
 """Logged runs of an agent as trajectories: each call of its model is a step.
 
-A line of a log is a JSON object in one of these formats, distinguished by their fields:
-
-| Format | Fields |
-| --- | --- |
-| an episode | `task_id`, `reward`, `messages`: each message of the assistant is a call, all before it the request |
-| an episode of an agent that rewrites its history | `task_id`, `reward`, `calls`: a list of requests and responses |
-| a call | `task_id`, `episode_id`, its request and response |
-| a result | `task_id`, `episode_id`, `reward`, of an episode whose calls are on other lines |
-
-`success`, `tools` (of an episode or of a call) and the `id` of an episode are optional; `task` may stand for
-`task_id`. A reward of `null` is no result. `reward` is on at least one line of an episode.
-
-A request is `messages` as in OpenAI's chat completions or (with `system`) in Anthropic's Messages, or `input` (and
-`instructions`) as in OpenAI's Responses; or `request`, its body. A `response` (or `output`) is a text, the assistant's
-message, or the body. `agents.dialects` reads them as it reads live requests; but a log cannot be changed any more, so
-parts of unknown kinds are skipped and counted.
+A line is a JSON object: an episode, a call, or a result (docs/logged_runs.md has the fields). `agents.dialects` reads
+requests and responses as live ones, but parts of unknown kinds are skipped and counted.
 """
 
 from __future__ import annotations
@@ -53,12 +39,10 @@ from ..utils.options import is_of_kind, require
 from ..utils.show import show
 
 StateKey = Callable[[list[Message]], Any]
-_BLOCKS = ("tool_use", "tool_result", *anthropic.LEFT_OUT)  # kinds of content that only Anthropic's protocol has
 _ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
-_OF_REQUEST = {"messages", "system", "input", "instructions", "previous_response_id", "tools"}
-_OF_CALL = {*_OF_REQUEST, "request", "response", "output", "id"}
-_OF_LINE = {*_OF_CALL, "calls", "episode_id", "task_id", "task", "reward", "success"}
 _ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
+_OF_EPISODE = {"task_id", "task", "id", "episode_id", "reward", "success", "calls", "tools"}
+_READ = {*_ASKED, *_ANSWERED, *_OF_EPISODE, "system", "instructions", "previous_response_id"}
 
 
 class Skipped(LeftOut):
@@ -68,20 +52,30 @@ class Skipped(LeftOut):
         """Skip a part of an unknown kind."""
         self.add(f"{where.partition('[')[0]}.{kind}"[:60])
 
-    def readable(self, content: list[Any], field: str, role: Any) -> list[Any]:
-        """Return a content's parts of known kinds, with text marks in place of images that cannot be read."""
-        parts = []
-        for part in content:
-            with suppress(G2POError):
-                if not read_parts([part], field)[1] or role in SHOW_IMAGES:
-                    parts.append(part)
-                    continue
-            block = {**part, "cache_control": None} if isinstance(part, Mapping) else {}  # marks of caches move
-            self.unknown(field, block.get("type"), "")
-            if block.get("type") in IMAGE_PARTS:  # states that show different ones are not equal
-                mark = hashlib.blake2b(to_json(block, sort_keys=True).encode(), digest_size=8).hexdigest()
-                parts.append({"type": "text", "text": f"[image {mark}]"})
-        return parts
+    def without(self, messages: Iterable[Message], field: str) -> list[Message]:
+        """Return messages without unknown roles and kinds of content; a text marks an image that cannot be read."""
+        known = []
+        for message in messages:
+            role, content = message.get("role"), message.get("content")
+            if isinstance(role, str) and role not in ROLES:
+                self.add(f"messages of role {role}")
+            elif isinstance(content, list):
+                content = [known for part in content for known in self._readable(part, field, role)]
+                known.append({**message, "content": content})
+            else:
+                known.append(message)
+        return known
+
+    def _readable(self, part: Any, field: str, role: Any) -> list[Any]:
+        with suppress(G2POError):
+            if not read_parts([part], field)[1] or role in SHOW_IMAGES:
+                return [part]
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        self.unknown(field, kind, "")
+        if kind not in IMAGE_PARTS:
+            return []
+        shown = to_json({**part, "cache_control": None}, sort_keys=True)  # whose marks move
+        return [{"type": "text", "text": f"[image {hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()}]"}]
 
 
 @dataclass
@@ -90,9 +84,9 @@ class Traces:
 
     Args:
         groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
-            number of its line (for several on one line, the next numbers), and `line`: its first line.
+            number of its line, and `line`: its first line.
         without_calls: number of episodes without a call, which are left out.
-        unread: field that was not read -> number of times.
+        unread: field of lines that was not read -> number of times.
         skipped: kind of a part of the log that was skipped -> number of times.
     """
 
@@ -157,8 +151,7 @@ def _parse(line: Any) -> dict[str, Any]:
         data = json.loads(line) if isinstance(line, (str, bytes)) else line
     except (ValueError, RecursionError) as error:
         raise G2POError(f"not valid JSON ({error}); write one object per line", "line") from error
-    remedy = "write a JSON object per line, with task_id, reward and messages"
-    require(isinstance(data, Mapping), "line", data, remedy)
+    require(isinstance(data, Mapping), "line", data, "write a JSON object with task_id, reward and messages")
     return _present(data)
 
 
@@ -183,8 +176,6 @@ class _Episode:
 
     def add_result(self, data: Mapping[str, Any]) -> None:
         """Take reward and success of a line, which an earlier line of the episode may not contradict."""
-        is_given = "reward" in data or "episode_id" in data
-        require(is_given, "reward", None, "give the episode's total reward, or null if it has no result")
         for name in {"reward", "success"} & data.keys():
             value, before = data[name], self.result.get(name)
             is_same = before is None or value in (None, before)
@@ -195,151 +186,115 @@ class _Episode:
         """Return the episode as a trajectory, without a result if its reward is null."""
         remedy = f"give a line of episode {show(self.name)} its total reward, or null if it has no result"
         require("reward" in self.result, "reward", "missing", remedy)
-        info = {"episode": self.name, "line": self.line}
-        facts: dict[str, Any] = {"final_observation": self.final, "info": info, "task": self.task}
-        reward = self.result["reward"]
+        info, reward = {"episode": self.name, "line": self.line}, self.result["reward"]
         if reward is None:
-            return Trajectory(self.task_id, self.steps, 0.0, "error", error="its reward is null", **facts)
+            error = "its reward is null"
+            return Trajectory(self.task_id, self.steps, 0.0, "error", self.final, error, info, task=self.task)
         outcome = "success" if self.result.get("success", reward > 0) else "failure"
-        return Trajectory(self.task_id, self.steps, float(reward), outcome, **facts)
+        return Trajectory(self.task_id, self.steps, float(reward), outcome, self.final, None, info, task=self.task)
 
 
 class _Reader:
+    """Episodes of the lines that were read, by task and name."""
+
     def __init__(self, state_key: StateKey | None):
         self.state_key = state_key
         self.episodes: dict[tuple[str, str | int], _Episode] = {}
-        self.free: dict[str, int] = {}  # of each task, the next number for an episode without a name
         self.traces = Traces()
         self.skipped = self.traces.skipped
 
     def read(self, number: int, data: dict[str, Any]) -> None:
-        _check(data)
-        self.traces.unread.update(data.keys() - _OF_LINE)
+        self.traces.unread.update(data.keys() - _READ)
         given = data.keys() & (_ASKED | _ANSWERED)
         if "calls" in data:
-            require(not given | data.keys() & {"episode_id"}, "calls", show(data["calls"]), f"leave out {given}")
+            are_objects = isinstance(data["calls"], list) and all(isinstance(call, Mapping) for call in data["calls"])
+            require(are_objects, "calls", data["calls"], "give a list of objects with messages and response")
+            alone = not given and "episode_id" not in data
+            require(alone, "calls", show(data["calls"]), "leave out other messages, and episode_id")
             episode = self._episode(number, data, "id")
             for index, call in enumerate(data["calls"]):
                 with _at(f"calls[{index}]: "):
-                    self.traces.unread.update(f"calls.{name}" for name in _present(call).keys() - _OF_CALL)
                     self._add_call(episode, {"tools": data.get("tools"), **_present(call)})
-        elif given & (_ANSWERED | {"request"}) or (given and "episode_id" in data):
-            require("episode_id" in data, "episode_id", None, "a call has one, an episode on one line has messages")
-            self._add_call(self._episode(number, data, "episode_id"), data)
-        elif given:
-            self._add_conversation(self._episode(number, data, "id"), data)
+        elif "episode_id" in data:
+            episode = self._episode(number, data, "episode_id")
+            if given:
+                self._add_call(episode, data)
         else:
-            remedy = "give the conversation as messages, or the requests and responses as calls"
-            require("episode_id" in data, "messages", None, remedy)
-            self._episode(number, data, "episode_id")
+            require(bool(given), "messages", None, "give the conversation as messages, or requests as calls")
+            is_whole = not given & (_ANSWERED | {"request"})
+            require(is_whole, "episode_id", None, "a call has one, an episode on one line has messages")
+            self._add_conversation(self._episode(number, data, "id"), data)
 
     def _episode(self, number: int, data: Mapping[str, Any], named: str) -> _Episode:
         """Return the episode of a line, with the line's result. `named`: the field with its name."""
         value = data.get("task_id", data.get("task"))
         is_id = isinstance(value, (str, int, Mapping)) and not isinstance(value, bool)
         require(is_id, "task_id", value, "give the episodes of a task, which are compared, the same text or number")
+        reward, success = data.get("reward"), data.get("success", True)
+        require(reward is None or is_of_kind(reward, float), "reward", reward, "give a finite number, or null")
+        require(isinstance(success, bool), "success", success, "give true or false, or leave it out")
         task_id = value if isinstance(value, str) else to_json(value, sort_keys=True)
-        if (name := data.get(named)) is None:
-            name = max(number, self.free.get(task_id, 0))
-            self.free[task_id] = name + 1
-        else:
-            name = str(name)  # a text is never equal to a number
+        name = str(data[named]) if named in data else number  # a text is never equal to a number
         is_new = (task_id, name) not in self.episodes
         require(is_new or named != "id", "id", name, "an earlier line has it, give each episode its own, or none")
         episode = self.episodes.setdefault((task_id, name), _Episode(task_id, name, number))
-        if episode.task is None and "task" in data:
-            episode.task = data["task"] if isinstance(data["task"], str) else to_json(data["task"], sort_keys=True)
+        if isinstance(data.get("task"), str):
+            episode.task = data["task"]
         episode.add_result(data)
         return episode
 
     def _add_conversation(self, episode: _Episode, data: Mapping[str, Any]) -> None:
-        messages, tools, _ = self._request(data)
+        instructions, messages = self._request(data)
+        messages = normalize_messages([*instructions, *messages])
         end = 0
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 end = index + 1
                 if index > 0:  # one at the beginning answers no request
-                    self._add_step(episode, messages[:index], tools, message)
+                    self._add_step(episode, messages[:index], data.get("tools"), message)
         episode.final = as_text(messages[end:]) or None
 
-    def _add_call(self, episode: _Episode, call: Mapping[str, Any]) -> None:
-        body = _present(call.get("request"))
-        self.traces.unread.update(f"request.{name}" for name in body.keys() - _OF_REQUEST)
-        data = _present({**body, **call})
-        for name, names in (("messages", _ASKED), ("response", _ANSWERED)):
-            require(bool(names & data.keys()), name, None, "a call has messages and response")
-        _check(data)
-        messages, tools, instructions = self._request(data)
-        given = data["response"] if "response" in data else {"output": data["output"], "id": data.get("id")}
-        message, is_cut, name = self._response(given)
-        if (after := data.get("previous_response_id")) is not None:
-            if str(after) not in episode.responses:
+    def _add_call(self, episode: _Episode, call: dict[str, Any]) -> None:
+        call = {**_present(call.get("request")), **call}
+        for name, names in (("messages", {"messages", "input"}), ("response", _ANSWERED)):
+            require(bool(names & call.keys()), name, None, "a call has messages and response")
+        response = call.get("response", call.get("output"))
+        if isinstance(response, list):  # of OpenAI's Responses, with its id beside it
+            response = {"output": response, "id": call.get("id")}
+        message, is_cut = self._answer(response)
+        instructions, messages = self._request(call)
+        if (after := call.get("previous_response_id")) is not None:
+            if after not in episode.responses:
                 self.skipped.add("an earlier response, which is not in the log")
-            messages[instructions:instructions] = episode.responses.get(str(after), ())
-        if name is not None:
-            episode.responses[name] = [*messages[instructions:], message]
-        self._add_step(episode, messages, tools, message, is_cut)
+            messages = [*episode.responses.get(after, ()), *messages]
+        if isinstance(response, Mapping) and "output" in response:
+            episode.responses[response.get("id")] = [*messages, message]
+        self._add_step(episode, normalize_messages([*instructions, *messages]), call.get("tools"), message, is_cut)
 
-    def _request(self, data: Mapping[str, Any]) -> tuple[list[Message], Any, int]:
-        """Return normalized messages, tools, and how many of the messages belong to this request only."""
-        instructions = openai_responses.read_instructions(data) if "input" in data else []
-        if "input" in data:
-            messages = [*instructions, *openai_responses.read_items(data["input"], self.skipped)]
-        elif "system" in data or _has_blocks(data.get("messages")):
-            messages = anthropic.read_messages(data, self.skipped)
+    def _request(self, data: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+        """Return a request's instructions, which later requests do not continue, and its messages."""
+        if "input" not in data:
+            return [], self.skipped.without(anthropic.read_messages(data, self.skipped), "messages")
+        items = openai_responses.read_items(data["input"], self.skipped)
+        return openai_responses.read_instructions(data), self.skipped.without(items, "input")
+
+    def _answer(self, response: Any) -> tuple[Message, bool]:
+        """Return the assistant's message in a response, and whether it was cut."""
+        body = response if isinstance(response, Mapping) else {"content": response}
+        if "output" in body:
+            field, is_cut = "input", body.get("status") == "incomplete"
+            read = openai_responses.read_items(body["output"], self.skipped)
+            messages = [{"role": "assistant", "content": ""}, *(one for one in read if one["role"] == "assistant")]
         else:
-            messages = data.get("messages")
-        if isinstance(messages, list):
-            messages = [self._known(one, "input" if "input" in data else "messages") for one in messages]
-            roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
-            unknown = [role for role in roles if isinstance(role, str) and role not in ROLES]
-            self.skipped.update(f"messages of role {role}" for role in unknown)
-            messages = [one for one, role in zip(messages, roles) if role not in unknown]
-        return normalize_messages(messages), self._tools(data.get("tools")), len(instructions)
-
-    def _tools(self, tools: Any) -> Any:
-        """Return tools as chat templates take them, by their own form, which may differ from that of the messages."""
-        if any("input_schema" in tool for tool in tools or ()):
-            return anthropic.read_tools(tools, self.skipped)
-        if any("type" in tool and not {"function", "custom"} & tool.keys() for tool in tools or ()):
-            return openai_responses.read_tools(tools, self.skipped)[0]
-        return tools
-
-    def _response(self, response: Any) -> tuple[Message, bool, str | None]:
-        """Return the assistant's message, whether it was cut, and the id by which a later request may continue it."""
-        body = {"content": response} if isinstance(response, str) else response
-        body = body if isinstance(body, Mapping) else {}
-        message, is_cut, name = None, False, None
-        if isinstance(body.get("choices"), list) and len(body["choices"]) == 1 and _present(body["choices"][0]):
-            (choice,) = body["choices"]
-            message, is_cut = choice.get("message"), choice.get("finish_reason") == "length"
-        elif "output" in body:
-            output, name = body["output"], str(body["id"]) if body.get("id") else None
-            if isinstance(output, str) or (isinstance(output, Mapping) and "output" not in output):
-                message, is_cut, _ = self._response(output)
-            else:
-                items = openai_responses.read_items(output, self.skipped)
-                answers = [item for item in items if item["role"] == "assistant"]
-                message = answers[-1] if answers else {"content": ""}
-            is_cut = is_cut or body.get("status") == "incomplete"
-        elif {"content", "tool_calls"} & body.keys():
-            message, is_cut = {**body, "role": body.get("role", "assistant")}, body.get("stop_reason") == "max_tokens"
-            if _has_blocks([body]) or body.get("type") == "message":
-                (message,) = anthropic.read_messages({"messages": [message]}, self.skipped)[-1:]
-        message = self._known(message, "input" if "output" in body else "messages")
-        is_answer = isinstance(message, Mapping) and message.get("role", "assistant") == "assistant"
-        require(is_answer, "response", show(response), "give the assistant's message, or the whole response")
-        return normalize_messages([{**message, "role": "assistant"}])[0], is_cut, name
-
-    def _known(self, message: Any, field: str) -> Any:
-        """Return a message of a request's field without parts of unknown kinds."""
-        if not isinstance(message, Mapping):
-            return message
-        if message.get("function_call") is not None:
-            self.skipped.add("messages.function_call")
-        content, role = message.get("content"), message.get("role")
-        content = self.skipped.readable(content, field, role) if isinstance(content, list) else content
-        return {**message, "content": content, "function_call": None}
+            choices = body.get("choices")
+            choice = _present(choices[0]) if isinstance(choices, list) and len(choices) == 1 else body
+            field, message = "messages", choice.get("message", choice)
+            is_cut = choice.get("finish_reason") == "length" or body.get("stop_reason") == "max_tokens"
+            is_message = isinstance(message, Mapping) and message.keys() & {"role", "content", "tool_calls"}
+            is_answer = is_message and message.get("role", "assistant") == "assistant"
+            require(is_answer, "response", show(response), "give the assistant's message, or the whole response")
+            messages = anthropic.read_messages({"messages": [{**message, "role": "assistant"}]}, self.skipped)
+        return normalize_messages(self.skipped.without(messages[-1:], field))[0], is_cut
 
     def _add_step(
         self, episode: _Episode, request: list[Message], tools: Any, message: Message, is_cut: bool = False
@@ -360,50 +315,19 @@ class _Reader:
 
     def _own_key(self, request: list[Message]) -> str:
         try:
-            key = self.state_key(request)
+            return state_key_text(self.state_key(request))
         except Exception as error:
             raise G2POError(f"state_key raised {type(error).__name__}: {error}", "state_key") from error
-        return state_key_text(key)
 
     def finish(self) -> Traces:
         groups: dict[str, list[Trajectory]] = {}
         for episode in self.episodes.values():
             with _at(f"line {episode.line}: "):
                 trajectory = episode.trajectory()
+            self.traces.without_calls += not episode.steps
             if episode.steps:
-                groups.setdefault(episode.task_id, []).append(trajectory)
-        self.traces.without_calls = sum(not episode.steps for episode in self.episodes.values())
+                group = groups.setdefault(episode.task_id, [])
+                trajectory.group = group[0].group if group else len(groups) - 1
+                group.append(trajectory)
         self.traces.groups = list(groups.values())
-        for number, group in enumerate(self.traces.groups):
-            for trajectory in group:
-                trajectory.group = number
         return self.traces
-
-
-def _check(data: Mapping[str, Any]) -> None:
-    """Refuse a value that its field does not take."""
-    for name, (fits, remedy) in _FIELDS.items():
-        require(name not in data or fits(data[name]), name, data.get(name), remedy)
-
-
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, Mapping) for part in value)
-
-
-_NAME = (lambda value: is_of_kind(value, int) or isinstance(value, str)), "give a text or a whole number"
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # -> whether a value is one, and what to give instead
-    "reward": (lambda value: value is None or is_of_kind(value, float), "give a finite number, or null"),
-    "success": (lambda value: isinstance(value, bool), "give true or false, or leave it out"),
-    "tools": (_are_objects, "give a list of JSON schemas, or leave it out"),
-    "calls": (_are_objects, "give a list of objects with messages and response"),
-    "request": (lambda value: isinstance(value, Mapping), "give the body of the request"),
-    "id": _NAME,
-    "episode_id": _NAME,
-}
-
-
-def _has_blocks(messages: Any) -> bool:
-    """Return whether contents have blocks of Anthropic's protocol."""
-    contents = [one.get("content") for one in messages or () if isinstance(one, Mapping)]
-    blocks = [block for content in contents if isinstance(content, list) for block in content]
-    return any(isinstance(block, Mapping) and (block.get("type") in _BLOCKS or "source" in block) for block in blocks)

@@ -158,8 +158,8 @@ def test_nothing_is_wrong_with_a_good_environment():
         (walk(task=None), Kind.NO_TASK, {}),
         (LetterEnvironment, Kind.NO_ACTIONS, {}),
         (walk(step=lambda self, action: StepResult("end", 10.0, True)), Kind.ALL_WON, {"successes": 8, "episodes": 8}),
-        (walk(form="[{0.turn}] place {0.at}"), Kind.COUNTER, {"returned": 0.0}),
-        (walk(form="[{0.turn}] place {0.at}", actions=None), Kind.COUNTER, {"returned": 0.0}),
+        (walk(form="[{0.turn}] place {0.at}"), Kind.COUNTER, {}),
+        (walk(form="[{0.turn}] place {0.at}", actions=None), Kind.COUNTER, {}),
     ],
 )
 def test_doubts(environment, kind, facts):

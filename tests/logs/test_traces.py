@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -127,7 +126,7 @@ def test_each_form_by_hand(form):
     _, news, asked = json.loads(second.state_key)
     assert news == {"content": "kitchen", "role": "tool"} and asked.keys() == {"asked"}
     assert traces.skipped == skipped and not traces.without_calls
-    assert set(traces.unread) <= {"request.model", "request.max_tokens"}
+    assert not traces.unread
     chat = [step.key for t in trajectories_of_traces(conversations()).trajectories for step in t.steps]
     assert [step.key for step in credit.steps] == chat, "the states are those of chat completions"
 
@@ -138,14 +137,14 @@ def test_a_response_may_be_a_message_a_completion_or_a_text():
         {"id": "x", "choices": [{"message": {"role": "assistant", "content": "left"}, "finish_reason": "length"}]},
         "left",
     ]
-    calls = [{"messages": [TASK], "response": response, "seconds": 2.0} for response in responses]
+    calls = [{"messages": [TASK], "response": response} for response in responses]
     traces = trajectories_of_traces([{"task": {"n": 1}, "reward": 1, "calls": calls, "model": "m"}])
     (trajectory,) = traces.trajectories
     assert [action_text(step) for step in trajectory.steps] == ["left"] * 3
     assert [step.completion for step in trajectory.steps] == ["because\n\nleft", "left", "left"]
     assert [step.completion_truncated for step in trajectory.steps] == [False, True, False]
     assert (trajectory.task_id, trajectory.info) == ('{"n": 1}', {"episode": 1, "line": 1})
-    assert traces.unread == Counter({"calls.seconds": 3, "model": 1})
+    assert traces.unread == {"model": 1}
 
 
 def test_what_is_no_call_and_has_no_result_is_counted():
@@ -216,7 +215,6 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ([{"task_id": "t", "messages": [TASK]}], 1, "reward"),
         *(([{**LINE, "reward": value}], 1, "reward") for value in ("1", float("nan"), 10**400)),
         ([{**LINE, "success": 1}], 1, "success"),
-        ([{**LINE, "tools": "look"}], 1, "tools"),
         ([{**LINE, "messages": []}], 1, "messages"),
         ([{**LINE, "messages": [TASK, {"role": 3}]}], 1, "messages"),
         ([{**LINE, "id": "e"}, LINE, {**LINE, "id": "e"}], 3, "id"),
@@ -226,7 +224,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ([CALL], 1, "reward"),
         ([{**CALL, "reward": 0}, {**CALL, "reward": 1}], 2, "reward"),
         *(([{**CALL, "response": value}], 1, "response") for value in (TASK, {"choices": []})),
-        *(([{**CALL, "episode_id": value}], 1, "episode_id") for value in (None, [])),
+        ([{**CALL, "episode_id": None}], 1, "episode_id"),
     ],
 )
 def test_errors_name_line_and_field(lines, line, field):
@@ -344,7 +342,7 @@ def test_fields_that_are_null_are_missing():
     lines = [{**nulls, **LINE}, {**nulls, "task_id": "t", "reward": None, "calls": calls}, {**nulls, **CALL}]
     traces = trajectories_of_traces([*lines, {**nulls, "task_id": "t", "episode_id": "e", "reward": 0}])
     assert [(t.outcome, len(t.steps)) for t in traces.trajectories] == [("success", 1), ("error", 2), ("failure", 1)]
-    assert set(traces.unread) <= {f"request.{name}" for name in nulls}
+    assert not traces.unread
 
 
 def test_what_a_log_contains_does_not_reach_the_terminal(tmp_path, capsys):
