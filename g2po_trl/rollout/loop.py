@@ -97,8 +97,7 @@ class Loop:
     def begin(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[Any]) -> None:
         """Reset an environment for each episode."""
         clock = time.perf_counter()
-        # One retry group for all: a task whose reset killed two workers is not tried again.
-        slots = self.pool.begin(tasks, groups, retry_group=object())
+        slots = self.pool.begin(tasks, groups)
         self.running = dict(zip(slots, episodes))
         self._slots = {episode.number: slot for slot, episode in self.running.items()}
         self.stats.environment_time += time.perf_counter() - clock

@@ -20,7 +20,6 @@ class Channel:
     def __init__(self, connection: socket.socket):
         self._connection = connection
         self._outgoing, self._incoming = bytearray(), bytearray()
-        self.corrupt = False  # the other end announced a message above `MAX_MESSAGE_BYTES`
         _OPEN.add(self)
 
     def fileno(self) -> int:
@@ -68,8 +67,9 @@ class Channel:
         messages = []
         while len(self._incoming) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
+            if end > LENGTH.size + MAX_MESSAGE_BYTES:
+                return [*messages, b"a message above the maximum size"]  # which is no answer
             if len(self._incoming) < end:
-                self.corrupt = end > LENGTH.size + MAX_MESSAGE_BYTES
                 break
             messages.append(bytes(self._incoming[LENGTH.size : end]))
             del self._incoming[:end]

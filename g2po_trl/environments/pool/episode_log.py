@@ -33,8 +33,8 @@ class PooledEpisode:
 
     number: int  # unique in the pool, also among ended episodes
     slot: int
+    group: Hashable  # whose episodes share a worker
     task: Mapping[str, Any]
-    retry_group: Hashable  # per which failed resets of equal tasks are counted
     arguments: list[Any]  # the pickled task of the reset, then the actions
     digests: list[str] = field(default_factory=list)  # of the answers; one fewer than arguments if one is pending
     worker: WorkerProcess | None = None  # `None`: it must be replayed in another one

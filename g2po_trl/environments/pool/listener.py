@@ -20,7 +20,7 @@ def listen(
     """Wait at most `patience` seconds for a message.
 
     Yields:
-        A worker, its messages, and `"timeout"`, `"crash"` or `"corrupt"` if it failed, else `None`.
+        A worker, its messages, and `"timeout"` or `"crash"` if it failed, else `None`.
     """
     poll = select.poll()
     for worker in workers:
@@ -38,7 +38,7 @@ def listen(
 def _read(worker: WorkerProcess, event: int) -> tuple[list[bytes], str | None]:
     if event & select.POLLOUT:
         worker.channel.flush()
-    dead = not event and worker.is_dead()  # its forks can keep the channel open
+    dead = not event and worker.process.poll() is not None  # its forks can keep the channel open
     if not (event & ~select.POLLOUT or dead or worker.is_late()):
         return [], None
     try:
@@ -47,8 +47,5 @@ def _read(worker: WorkerProcess, event: int) -> tuple[list[bytes], str | None]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(EXIT_SECONDS)
         return [], "crash"
-    if worker.channel.corrupt:
-        return messages, "corrupt"
-    if messages:
-        return messages, None
-    return [], "crash" if dead else "timeout" if worker.is_late() else None
+    failure_kind = "crash" if dead else "timeout" if worker.is_late() else None
+    return messages, None if messages else failure_kind

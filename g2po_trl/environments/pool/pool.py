@@ -37,12 +37,10 @@ from .limits import PoolLimits
 from .listener import listen
 from .worker_process import WorkerFailure, WorkerProcess, end_all
 
-__all__ = ["EnvironmentFailure", "EnvironmentPool"]
-
 Received = Observation | StepResult | EnvironmentFailure
 
 MAX_LOST_WORKERS = 3  # per answer, by other jobs' time limits or before a job; then the episode is given up
-MAX_LOST_RESETS = 2  # of equal tasks in a retry group; then the other episodes of the task are not tried
+MAX_LOST_RESETS = 2  # of equal tasks; then other episodes of the task are not tried until the pool is empty
 
 
 class EnvironmentPool:
@@ -89,7 +87,7 @@ class EnvironmentPool:
         self._answers: dict[int, Received] = {}  # not collected yet, in order of arrival
         self._workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
         self._processes: list[WorkerProcess] = []  # also those that are being replaced or ended
-        self._lost_resets: dict[tuple, list[WorkerFailure]] = defaultdict(list)  # by retry group and pickled task
+        self._lost_resets: dict[bytes, list[WorkerFailure]] = defaultdict(list)  # by pickled task
         self._numbers = itertools.count()
         self._close = weakref.finalize(self, end_all, self._processes, os.getpid())
 
@@ -122,35 +120,28 @@ class EnvironmentPool:
         Raises as `begin`.
         """
         self.end()
-        return list(self.collect(self.begin(tasks, groups, retry_group="all")).values())
+        return list(self.collect(self.begin(tasks, groups)).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
         """Play one action in each of the given slots, in parallel, and return all results. Raises as `send`."""
         self.send(actions)
         return self.collect(list(actions))
 
-    def begin(
-        self,
-        tasks: Sequence[Mapping[str, Any]],
-        groups: Sequence[Hashable] | None = None,
-        retry_group: Hashable | None = None,
-    ) -> list[int]:
+    def begin(self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None) -> list[int]:
         """Open an episode per task in addition to running ones, without waiting; return their slots, the lowest free.
 
         `receive` returns their first observations. A slot is free once its episode's last answer was received.
 
         Args:
-            tasks: keyword arguments of `reset`, one mapping per episode.
-            groups: group of each episode. Members share a worker if all workers are busy then. Use a new name if a
-                group is played again. `None`: one group per episode.
-            retry_group: after two resets of a task in a retry group ended their workers, other episodes of that task
-                and retry group fail. `None`: each group is a retry group.
+            tasks: keyword arguments of `reset`, one mapping per episode. After two resets of a task ended their
+                workers, its other episodes fail until no episode runs.
+            groups: group of each episode. Members share a worker if all workers are busy then.
 
         Raises:
             G2POError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         self._check_open()
-        groups = [object() for _ in tasks] if groups is None else list(groups)
+        groups = [None] * len(tasks) if groups is None else list(groups)
         require(len(groups) == len(tasks), "groups", groups, f"give one group for each of {len(tasks)} tasks")
         try:
             arguments = [pickle.dumps(dict(task)) for task in tasks]
@@ -162,15 +153,15 @@ class EnvironmentPool:
                 self._lost_resets.clear()
             self._replace_workers()
             free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self._answers)
-            new = {}
-            for slot, task, argument, group in zip(free, tasks, arguments, groups):
-                of_retries = group if retry_group is None else retry_group
-                new[slot] = PooledEpisode(next(self._numbers), slot, dict(task), of_retries, [argument])
-            homes = dict(zip(new, place_groups(groups, self._load())))
-            self.episodes |= new
-            self.pending |= new.keys()
-            self._submit(self._without_failing_tasks(new.values()), homes)
-        return list(new)
+            new = [
+                PooledEpisode(next(self._numbers), slot, group, dict(task), [argument])
+                for slot, group, task, argument in zip(free, groups, tasks, arguments)
+            ]
+            slots = [episode.slot for episode in new]
+            self.episodes |= zip(slots, new)
+            self.pending |= {*slots}
+            self._submit(new)
+        return slots
 
     def send(self, actions: Mapping[int, str]) -> None:
         """Send actions, by slot, to running episodes, without waiting. `receive` returns the results.
@@ -195,7 +186,6 @@ class EnvironmentPool:
         It waits `timeout` seconds for the first one (`None`: while one is pending). Time limits run continuously, but
         are enforced only here: call it about every second. An exception such as Ctrl-C in the call ends all episodes.
         """
-        self._check_open()
         self._wait(timeout)
         answers, self._answers = self._answers, {}
         return answers
@@ -206,7 +196,6 @@ class EnvironmentPool:
         Raises:
             G2POError: if a slot has no pending answer.
         """
-        self._check_open()
         for slot in slots:
             require(self._awaits(slot), f"slot {slot}", "no pending answer", "send an action first")
         self._wait(None, slots)
@@ -218,7 +207,6 @@ class EnvironmentPool:
 
     def end(self, slots: Iterable[int] | None = None) -> None:
         """End episodes early, free their slots and drop their answers. `slots=None`: all episodes."""
-        self._check_open()
         workers = set()
         for slot in [*self.episodes, *self._answers] if slots is None else slots:
             self._answers.pop(slot, None)
@@ -247,35 +235,34 @@ class EnvironmentPool:
     def _awaits(self, slot: int) -> bool:
         return slot in self.pending or slot in self._answers
 
-    def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:
-        """Send pending jobs of episodes. One without a worker gets `homes[slot]`, by default the least busy worker."""
+    def _submit(self, episodes: Iterable[PooledEpisode]) -> None:
+        """Send pending jobs of episodes, all of them to a worker for those without one, unless their task fails."""
+        for episode in episodes:
+            lost = self._lost_resets.get(episode.arguments[0], ())
+            if len(lost) >= MAX_LOST_RESETS and not episode.digests:
+                message = f"not tried, since resets of this task failed before: {lost[-1].message}"
+                self._deliver(episode, episode.failure(lost[-1].kind, message))
+        episodes = [episode for episode in episodes if episode.slot in self.pending]
         unassigned = [episode for episode in episodes if episode.worker is None]
-        if unassigned and homes is None:
-            slots = [episode.slot for episode in unassigned]
-            homes = dict(zip(slots, least_busy(self._load(), len(slots))))
-        for index in sorted({homes[episode.slot] for episode in unassigned}):
+        live = Counter(episode.worker for episode in self.episodes.values())
+        load = [live[worker] if worker else 0 for worker in self._workers]
+        homes = place_groups([episode.group for episode in unassigned], load)
+        for index in sorted({*homes}):
             if self._workers[index] is None:  # all start before the first job is sent, in parallel
-                self._workers[index] = self._start()
+                self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
+                self._workers[index] = WorkerProcess(self._setup, self.withheld, self.limits)
+                self._processes.append(self._workers[index])
         jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
         for episode in episodes:
             first = 0 if episode.worker is None else len(episode.digests)
-            episode.worker = episode.worker or self._workers[homes[episode.slot]]
+            episode.worker = episode.worker or self._workers[homes.pop(0)]
             jobs[episode.worker] += episode.jobs(first)
         for worker, of_worker in jobs.items():
             worker.send(of_worker)
 
-    def _start(self) -> WorkerProcess:
-        self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
-        worker = WorkerProcess(self._setup, self.withheld, self.limits)
-        self._processes.append(worker)
-        return worker
-
-    def _load(self) -> list[int]:
-        load = Counter(episode.worker for episode in self.episodes.values())
-        return [load[worker] if worker is not None else 0 for worker in self._workers]
-
     def _wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> None:
         """Wait up to `timeout` seconds while answers are pending, until any, or all of `slots`, are there."""
+        self._check_open()
         until = float("inf") if timeout is None else time.monotonic() + timeout
         with self._ending_all_on_error():
             patience = 0.0
@@ -288,12 +275,12 @@ class EnvironmentPool:
 
     def _listen(self, patience: float) -> None:
         for worker, messages, failure_kind in listen(self._in_service, patience):
-            why = "a message above the maximum size"
+            why = ""
             try:
                 for message in messages:
                     self._on_message(worker, message)
             except InvalidAnswerError as error:
-                failure_kind, why = "corrupt", str(error)
+                failure_kind, why = "crash", f"sent an invalid message ({error})"
             if failure_kind:
                 self._on_worker_failure(worker, failure_kind, why)
         self._end_drained_workers()
@@ -349,7 +336,7 @@ class EnvironmentPool:
         if blamed:
             in_replay = failure.job.expected is not None
             if failure.job.command == "reset" and not in_replay:
-                self._lost_resets[blamed.retry_group, blamed.arguments[0]].append(failure)
+                self._lost_resets[blamed.arguments[0]].append(failure)
             self._deliver(waiting.pop(blamed.slot), blamed.failure(failure.kind, failure.message, in_replay))
         for episode in waiting.values():
             episode.lost_workers += failure.kind == "timeout" or failure.job is None
@@ -357,19 +344,7 @@ class EnvironmentPool:
             if is_stuck or episode.lost_workers >= MAX_LOST_WORKERS:
                 in_replay = failure.job is None and bool(episode.digests)
                 self._deliver(episode, episode.failure(failure.kind, f"given up: {failure.message}", in_replay))
-        self._submit(self._without_failing_tasks(one for one in waiting.values() if one.slot in self.pending))
-
-    def _without_failing_tasks(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
-        """Return the episodes to try; fail new episodes of tasks whose resets ended too many workers."""
-        accepted = []
-        for episode in episodes:
-            lost = self._lost_resets.get((episode.retry_group, episode.arguments[0]), ())
-            if len(lost) >= MAX_LOST_RESETS and not episode.digests:
-                message = f"not tried, since resets of this task failed before: {lost[-1].message}"
-                self._deliver(episode, episode.failure(lost[-1].kind, message))
-            else:
-                accepted.append(episode)
-        return accepted
+        self._submit([episode for episode in waiting.values() if episode.slot in self.pending])
 
     @contextmanager
     def _ending_all_on_error(self) -> Iterator[None]:

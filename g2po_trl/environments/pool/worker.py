@@ -79,13 +79,12 @@ class WorkerLoop:
         """Close an environment that raises: its state is unknown, so it is not reused."""
         try:
             yield
-        except Exception:
+        except BaseException:
             _exit_if_forked()
             with contextlib.suppress(Exception):
                 environment.close()
             raise
-        finally:
-            _exit_if_forked()
+        _exit_if_forked()
         self.running[episode] = environment
 
     def is_unusable(self) -> bool:
@@ -126,7 +125,8 @@ def run_job(loop: WorkerLoop, command: str, episode: int, argument: Any, expecte
         shown = f"({argument!r})" if command == "step" else ""
         if isinstance(error, EnvironmentContractError):
             return None, ("invalid", f"{error} {shown}".rstrip())
-        return None, ("exception", f"{call}{shown} raised\n{_traceback(error)}")
+        trace = "".join(traceback.format_exception(error))  # of a group, its last line says nothing
+        return None, ("exception", f"{call}{shown} raised\n{trace}{in_words(error)}\n")
     if isinstance(answer, StepResult) and (answer.terminated or answer.truncated):
         loop.end(episode)
     if expected is None:
@@ -137,11 +137,6 @@ def run_job(loop: WorkerLoop, command: str, episode: int, argument: Any, expecte
     loop.end(episode)
     text = (answer.observation if isinstance(answer, StepResult) else answer).text
     return None, ("lost", f"{call} returned something else than before: {text[:200]!r}")
-
-
-def _traceback(error: Exception) -> str:
-    """Return an exception's traceback; its last line names the exception, of a group those inside."""
-    return f"{''.join(traceback.format_exception(error))}{in_words(error)}\n"
 
 
 def answer_job(loop: WorkerLoop, is_wanted: bool, number: int, episode: int, *job: Any) -> bytes:

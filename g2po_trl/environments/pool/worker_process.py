@@ -73,7 +73,7 @@ class WorkerProcess:
         self.resets = self.resets_at_memory_check = 0
         self._ending: threading.Thread | None = None
         self.limits = limits
-        self._set_deadline(limits.load_timeout)
+        self._restart_deadline()
         self.channel.send(setup)
 
     def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
@@ -96,7 +96,7 @@ class WorkerProcess:
         idle = not self.pending_jobs
         self.pending_jobs += jobs
         self.resets += sum(job.command == "reset" for job in jobs)
-        if idle:
+        if idle and self.loaded:
             self._restart_deadline()
         self.channel.send(message)
 
@@ -128,20 +128,15 @@ class WorkerProcess:
         return delivered
 
     def _restart_deadline(self) -> None:
-        """Start the time limit of the next job."""
-        if self.loaded and self.pending_jobs:
-            command = self.pending_jobs[0].command
-            self._set_deadline(getattr(self.limits, f"environment_{command}_timeout"))
-
-    def _set_deadline(self, seconds: float) -> None:
-        self.limit, self.deadline = seconds, time.monotonic() + seconds
+        """Start the time limit of loading or of the next job."""
+        command = self.pending_jobs[0].command if self.pending_jobs else "reset"
+        limits = self.limits
+        self.limit = getattr(limits, f"environment_{command}_timeout") if self.loaded else limits.load_timeout
+        self.deadline = time.monotonic() + self.limit
 
     def is_late(self) -> bool:
         """Return whether a job has exceeded its time limit."""
         return bool(self.pending_jobs) and time.monotonic() > self.deadline
-
-    def is_dead(self) -> bool:
-        return self.process.poll() is not None
 
     def is_old(self) -> bool:
         """Return whether it has had its resets."""
@@ -166,7 +161,7 @@ class WorkerProcess:
             return 0
 
     def fail(self, kind: str, name: str, why: str) -> WorkerFailure:
-        """End it after a `"timeout"`, a `"crash"` or a `"corrupt"` message (`why`). `name`: of the environment."""
+        """End it after a `"timeout"` or a `"crash"` (`why`, if not by itself). `name`: of the environment."""
         job = self.pending_jobs[0] if self.job_started else None
         status = self.end()
         when = f"during {job.command} of slot {job.episode.slot}" if job else "before it started a job"
@@ -176,8 +171,7 @@ class WorkerProcess:
             message = f"{when}, {name} took more than {self.limit:g} s; its worker was killed{hint}"
             return WorkerFailure("timeout", message, job)
         how = "it closed its connection" if status is None else describe_exit(status)
-        how = f"sent an invalid message ({why})" if kind == "corrupt" else f"died ({how})"
-        return WorkerFailure("crash", f"the worker process of {name} {how} {when}", job)
+        return WorkerFailure("crash", f"the worker process of {name} {why or f'died ({how})'} {when}", job)
 
     def end(self, patience: float = 0.0, wait: float = 0.1) -> int | None:
         """Close the channel and end the process, its children and its files; return its exit status if it has ended.
