@@ -89,7 +89,13 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     )
     require(has_template, "chat_template", None, remedy)
     remedy = "no parameter trains: load adapters with is_trainable=True, or call model.requires_grad_(True)"
-    require(any(one.requires_grad for one in model.parameters()), "requires_grad", False, remedy)
+    trained = {id(one) for one in model.parameters() if one.requires_grad}
+    require(bool(trained), "requires_grad", False, remedy)
+    optimized = trainer.optimizer.param_groups if trainer.optimizer else [{"params": model.parameters()}]
+    moves = any(id(one) in trained for group in optimized for one in group["params"])
+    require(
+        moves, "optimizers", trainer.optimizer, "none of its parameters is one that trains: make it of the model's"
+    )
     remedy = "the auxiliary loss of mixture-of-experts models would depend on micro-batches; set it to 0"
     require(not trainer.aux_loss_enabled, "router_aux_loss_coef", trainer.router_aux_loss_coef, remedy)
     remedy = "FSDP would not average the gradient of the LM head over ranks; leave it out, or train with DDP"

@@ -10,7 +10,6 @@ from letter_trainer import make_letter_trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from refusals import refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.optimization import Adafactor
 
 from g2po_trl import Trajectory
 from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
@@ -96,7 +95,7 @@ def test_a_reference_has_no_dropout(kind, make, tiny_model_dir):
 def test_a_reference_that_is_not_the_start_is_refused_before_the_first_rollout(make):
     trainer = make(beta=0.1)
     changed(trainer.ref_model)
-    with pytest.raises(ValueError, match=r"beta is 0.1 and the reference is not the model that begins"):
+    with refused("beta"):
         trainer.train()
     assert trainer.iteration.step == 0 and not trainer.state.log_history
 
@@ -120,51 +119,11 @@ def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
         make(base().requires_grad_(False), beta=0.0)
 
 
-@pytest.mark.parametrize("fault", ["another model's parameters", "rounded away"])
-def test_an_optimizer_that_moves_nothing_is_found_at_its_first_step(fault, make, tiny_model_dir):
+def test_an_optimizer_of_another_model_is_refused(make, tiny_model_dir):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    if fault == "rounded away":
-        with torch.no_grad():
-            for parameter in model.bfloat16().parameters():
-                parameter.copy_(parameter.sign() + (parameter == 0))
-        trainer = make(model, learning_rate=1e-6, max_steps=3, beta=0.0, weight_decay=0.0)
-    else:
-        other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=1e-2)
-        for group in other.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.ones_like(parameter)
-        trainer = make(model, max_steps=3, beta=0.0, optimizers=(other, None))
-    with pytest.raises(ValueError, match="the optimizer's step changed no weight"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
-def test_embeddings_alone_may_train(make, tiny_model_dir):
-    """Most of their rows have no gradient, above all those of the first tokens."""
-    config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
-    config.hidden_size, config.tie_word_embeddings = 256, False
-    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
-    model.get_input_embeddings().requires_grad_(True)
-    trainer = make(model, beta=0.0)
-    trainer.train()
-    assert trainer.start_check._has_stepped
-
-
-def test_a_warm_up_from_zero_moves_nothing_at_first(make):
-    trainer = make(max_steps=3, beta=0.0, warmup_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 3 and trainer.start_check._has_stepped
-
-
-def test_an_optimizer_may_choose_its_rates(make):
-    trainer = make(beta=0.0)
-    first, *others = trainer.model.parameters()
-    given = {"params": others, "lr": 1e-3, "relative_step": False}
-    check, adafactor = trainer.start_check, Adafactor([{"params": [first]}, given], lr=None)
-    first.grad = torch.ones_like(first)
-    check.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control, model=trainer.model)
-    with pytest.raises(ValueError, match="changed no weight"):  # it made no step
-        check.on_optimizer_step(trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=adafactor)
+    with refused("optimizers"):
+        make(model, beta=0.0, optimizers=(torch.optim.AdamW(copy.deepcopy(model).parameters()), None))
+    make(model, beta=0.0, optimizers=(torch.optim.AdamW(model.parameters()), None))
 
 
 @pytest.mark.parametrize("by", [1.0, 0.02])
@@ -172,7 +131,7 @@ def test_an_engine_with_other_weights_is_refused(by, make, tiny_model_dir):
     trainer = make(max_steps=2, beta=0.0)
     other = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir), by)
     trainer.player.actor.engine.generation_model = model_for_generation(other)
-    with pytest.raises(ValueError, match="the engine does not play the policy that is trained.*nats on average"):
+    with refused("engine"):
         trainer.train()
     assert trainer.state.global_step == 0
 

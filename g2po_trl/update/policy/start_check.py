@@ -18,7 +18,6 @@ import torch
 from transformers import TrainerCallback
 
 from ...trajectory import Trajectory
-from ...utils.errors import G2POError
 from ...utils.forward_pass import evaluation_mode, without_cudnn_attention, without_randomness
 from ...utils.images import Picture
 from ...utils.options import require
@@ -29,14 +28,12 @@ logger = logging.getLogger(__name__)
 # Prompt, completion, log-probabilities of the latter, images of the former.
 Sample = tuple[Sequence[int], Sequence[int], Sequence[float], Sequence[Picture]]
 
-# Mean difference in nats that two computations of the same log-probabilities may have: the dtype's rounding of each
-# token's largest logit, and so much besides. TRL's fused LM head sums the exponentials of 262,144 logits in tiles, in
-# float32, and is off by 7e-5 there.
+# Mean difference in nats of two computations: the dtype's rounding of each token's largest logit, and so much besides.
+# TRL's fused LM head sums the exponentials of 262,144 logits in tiles of float32, and is off by 7e-5 there.
 _NATS = 5e-4
 _CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
 _SAMPLE_TOKENS = 64  # of the conversation that is scored before training
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 def sample_conversation(encode: Any, messages: Sequence[dict[str, Any]], images: Sequence[Picture] = ()) -> StepBatch:
@@ -84,16 +81,14 @@ class StartCheck(TrainerCallback):
         self.comparable = comparable
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
-        self._has_stepped = self._has_seen_engine = False
-        self._watched_samples: list[Sample] | None = None
-        self._before: list[int] | None = None
-
-    # -- before training -----------------------------------------------------------------------------------------
+        self._has_begun = self._has_seen_engine = False
+        self._engine, self._watched_samples = "", None
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Compare trainer, model and, unless the run is resumed, the reference."""
-        begins = state.global_step == 0 and not self._has_stepped
+        begins = state.global_step == 0 and not self._has_begun
         self.compare(model, with_reference=begins and self.update.log_probs.beta != 0.0)
+        self._has_begun = True
 
     @torch.no_grad()
     def compare(self, model: torch.nn.Module, with_reference: bool = True) -> None:
@@ -103,83 +98,61 @@ class StartCheck(TrainerCallback):
             G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference,
                 or the model in training mode, differs.
         """
+        unwrapped, log_probs = self.accelerator.unwrap_model(model), self.update.log_probs
         with evaluation_mode(model):
             scored = self._choose_path(model)
+            most = self._tolerance(model)
             if with_reference:
-                self._compare_reference(model, scored)
+                with log_probs.as_reference(model, self.reference, unwrapped) as reference:
+                    off = self._difference(scored, self._score(reference, self.sample))
+                remedy = (
+                    f"the reference is not the model that begins: before the first step they differ by {off:.2g} nats "
+                    "on average. Change the model before the trainer is made, or save it and pass its folder"
+                )
+                require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
-            without_randomness(self.accelerator.unwrap_model(model))
+            without_randomness(unwrapped)
             off = self._difference(self._score(model, self.sample), scored)
         remedy = (
             f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
             "in its configuration, or gradient_checkpointing=False"
         )
-        require(off <= self._tolerance(model), "model", type(self.layout.language_model(model)).__name__, remedy)
+        require(off <= most, "model", self._name(model), remedy)
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
-        try:
-            wanted = self._forward(model)
-        except RuntimeError as error:
-            raise G2POError(
-                f"the model's own forward pass fails ({error}): with an adapter on quantized weights, use LoRA, and "
-                "load a model whose lm_head is in modules_to_save with the dtype that it computes in"
-            ) from error
-        layout, tried = self.layout, []
+        wanted, most, layout, tried = self._forward(model), self._tolerance(model), self.layout, []
         configured = layout.kind
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
             layout.kind, layout.fused = kind, fused
-            error = None
             try:
                 scored = self._score(model, self.sample)
                 off = self._difference(scored, wanted)
-            except Exception as raised:  # models that have no such head raise errors of any class
-                error, off = raised, float("inf")
-            if off <= self._tolerance(model):
-                if tried:
-                    self._warn_of_path(configured, tried[0])
+                difference = f"{off:.2g} nats on average"
+            except Exception as error:  # models that have no such head raise errors of any class
+                off, difference = float("inf"), f"{type(error).__name__}: {error}"
+            if off <= most:
+                if tried and self.accelerator.is_main_process:
+                    head = "TRL's fused LM head" if fused else "the model's own LM head (memory for all logits)"
+                    logger.warning(
+                        f"log-probabilities differ from those of the model's own forward pass ({tried[0]}): training "
+                        f"uses {head} and token_layout {kind!r}"
+                    )
                 return scored
-            tried.append(f"{off:.2g} nats on average" if error is None else f"{type(error).__name__}: {error}")
+            tried.append(difference)
         layout.kind, layout.fused = configured, True
-        raise G2POError(
-            f"the model is a {type(layout.language_model(model)).__name__}, and no log-probabilities of training "
-            f"agree with its own forward pass: they differ by {'; '.join(tried)}, where rounding explains "
-            f"{self._tolerance(model):.2g}. The gradient would be that of another model: train one of another family"
+        remedy = (
+            f"no log-probabilities of training agree with its own forward pass ({'; '.join(tried)}, and rounding "
+            f"explains {most:.2g}): train a model of another family"
         )
-
-    def _warn_of_path(self, configured: str, difference: str) -> None:
-        if self.accelerator.is_main_process:
-            instead = [] if self.layout.kind == configured else [f"token_layout {self.layout.kind!r}"]
-            instead += [] if self.layout.fused else ["the model's own LM head, which needs memory for all logits"]
-            logger.warning(
-                f"log-probabilities by token_layout {configured!r} and TRL's fused LM head differ from those of the "
-                f"model's own forward pass ({difference}): training uses {' and '.join(instead)}"
-            )
-
-    def _compare_reference(self, model: torch.nn.Module, scored: torch.Tensor) -> None:
-        unwrapped, log_probs = self.accelerator.unwrap_model(model), self.update.log_probs
-        with log_probs.as_reference(model, self.reference, unwrapped) as reference:
-            wanted = self._score(reference, self.sample)
-        off, tolerance = self._difference(scored, wanted), self._tolerance(model)
-        if off <= tolerance:
-            return
-        whose = "the adapter as it was when the trainer was made"
-        if self.reference is not None:
-            origin = self.accelerator.unwrap_model(self.reference).config.name_or_path
-            whose = f"{origin!r} as it was when the trainer was made"
-        raise G2POError(
-            f"beta is {log_probs.beta} and the reference is not the model that begins: their log-probabilities differ "
-            f"by {off:.2g} nats on average before the first step, where rounding explains {tolerance:.2g}. The "
-            f"reference is {whose}: change the model before, or save it with save_pretrained and pass the folder; or "
-            "set beta=0"
-        )
+        require(False, "model", self._name(model), remedy)
 
     # -- the first rollout ---------------------------------------------------------------------------------------
 
     @contextmanager
     def watching(self, engine: Any) -> Iterator[None]:
         """Let an engine that computes with the model record its samples of the first rollout inside."""
-        self._watched_samples = None
+        self._watched_samples, self._engine = None, type(engine).__name__
         if self._has_seen_engine or not getattr(engine, "is_the_model", False):
             yield
             return
@@ -190,11 +163,7 @@ class StartCheck(TrainerCallback):
             engine.watched = None
 
     def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory]) -> None:
-        """Compare the engine's log-probabilities of the first rollout with the trainer's.
-
-        Args:
-            model: the model.
-            trajectories: trajectories of this rank.
+        """Compare the engine's log-probabilities of the first rollout, this rank's trajectories, with the trainer's.
 
         Raises:
             G2POError: if they differ by more than rounding.
@@ -216,47 +185,43 @@ class StartCheck(TrainerCallback):
         sampled = torch.full_like(scored, torch.nan)
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)
-        known = ~sampled.isnan()
-        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, dtype)
-        if off <= tolerance:
+        off, most = self._difference(scored, sampled, ~sampled.isnan()), self._tolerance(model, dtype)
+        if off <= most:
             return
-        differs = (
-            "the engine does not play the policy that is trained: its log-probabilities of the first rollout differ "
-            f"from the trainer's by {off:.2g} nats on average, where rounding explains {tolerance:.2g}. Compare its "
-            "weights, dtype, quantization and context length with the model's, or generate without it"
+        remedy = (
+            f"it does not play the policy that is trained: log-probabilities of the first rollout differ by {off:.2g} "
+            f"nats on average, where rounding explains {most:.2g}. Compare its weights, dtype, quantization and "
+            "context length with the model's"
         )
-        if self.update.log_probs.correction is None or not off <= _CORRECTED_NATS:
-            raise G2POError(differs)
+        require(
+            self.update.log_probs.correction is not None and off <= _CORRECTED_NATS, "engine", self._engine, remedy
+        )
         if self.accelerator.is_main_process:
-            logger.warning(f"{differs}. Importance weights correct for it, at the cost of noise")
+            logger.warning(f"{self._engine}: {remedy}. Importance weights correct for it, at the cost of noise")
 
-    # -- the first optimizer step --------------------------------------------------------------------------------
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if not self._has_stepped:
-            self._before = _checksums(model)
-
-    def on_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
-        """Refuse to continue if a step with a gradient changes no weight."""
-        if self._before is None or self._has_stepped:
-            return
-        moved, self._before = self._before != _checksums(model), None
-        had_gradient = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
-        # Adafactor with lr=None chooses its own.
-        rate = max((1.0 if group["lr"] is None else group["lr"] for group in optimizer.param_groups), default=0.0)
-        flags = torch.tensor([moved, had_gradient], device=self.accelerator.device).float()
-        moved, had_gradient = (self.accelerator.reduce(flags, reduction="sum") > 0).tolist()
-        if moved:
-            self._has_stepped = True
-        elif had_gradient and rate > 0 and not getattr(optimizer, "step_was_skipped", False):
-            dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-            raise G2POError(
-                f"learning_rate is {rate:.2g}, the gradient is not zero, and the optimizer's step changed no weight "
-                f"({', '.join(sorted(dtypes))}): raise the rate, load the weights in float32 (model_init_kwargs="
-                "{'dtype': 'float32'}), or pass an optimizer of the model's own parameters"
-            )
+    def _some_samples(self, samples: Sequence[Sample]) -> StepBatch:
+        """Return the longest sample and others spread over the rollout, as step samples of one forward pass."""
+        lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
+        longest, scales = int(np.argmax(lengths)), self.layout.scale_of(lengths)
+        fitting = [place for place, scale in enumerate(scales) if scale == scales[longest]]
+        spread = np.linspace(0, len(fitting) - 1, _ROWS - 1).round().astype(int).tolist()
+        places = list(dict.fromkeys([longest, *(fitting[place] for place in spread)]))
+        chosen = [samples[place] for place in places[: max(1, self.update.config.max_tokens // lengths[longest])]]
+        prompts, completions, logprobs, images = zip(*chosen)
+        ones = np.ones(len(chosen), np.float32)
+        return StepBatch(
+            [np.array(ids, np.int32) for ids in prompts],
+            [np.array(ids, np.int32) for ids in completions],
+            ones,
+            ones.astype(bool),
+            [np.array(of, np.float32) for of in logprobs],
+            list(images) if any(images) else None,
+        )
 
     # -- log-probabilities ---------------------------------------------------------------------------------------
+
+    def _name(self, model: torch.nn.Module) -> str:
+        return type(self.layout.language_model(model)).__name__
 
     def _score(self, model: torch.nn.Module, batch: StepBatch) -> torch.Tensor:
         return self.update.score(model, self.update.micro_batch(batch))
@@ -273,18 +238,10 @@ class StartCheck(TrainerCallback):
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
         self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
         logits = logits.log_softmax(-1)
-        self._check_causal(model, logits[:, 0])
+        off = self._difference(logits[:1, 0], logits[1:, 0])  # outputs after the same prompt
+        remedy = f"its tokens see later ones (by {off:.2g} nats on average): train a causal language model"
+        require(off <= self._tolerance(model), "model", self._name(model), remedy)
         return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
-
-    def _check_causal(self, model: torch.nn.Module, first: torch.Tensor) -> None:
-        """Refuse a model if tokens after a prompt change `first`, (rows, vocabulary) outputs after the same prompt."""
-        off = self._difference(first[:1], first[1:])
-        if off > self._tolerance(model):
-            raise G2POError(
-                f"the model is a {type(self.layout.language_model(model)).__name__}, whose tokens see later ones: "
-                f"what follows a prompt changes the log-probabilities of its next token by {off:.2g} nats on average. "
-                "Train a causal language model"
-            )
 
     def _difference(self, found: torch.Tensor, wanted: torch.Tensor, known: torch.Tensor | None = None) -> float:
         """Return the mean absolute difference over all ranks, where `wanted` is known; infinity for NaN."""
@@ -297,29 +254,3 @@ class StartCheck(TrainerCallback):
     def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
         eps = max(torch.finfo(dtype).eps for dtype in (self.layout.precision(model), least))
         return _NATS + eps * self._largest_logit
-
-    def _some_samples(self, samples: Sequence[Sample]) -> StepBatch:
-        """Return the longest sample and others spread over the rollout, as step samples of one forward pass."""
-        lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
-        longest = int(np.argmax(lengths))
-        scales = self.layout.scale_of(lengths)
-        fitting = [place for place, scale in enumerate(scales) if scale == scales[longest]]
-        spread = np.linspace(0, len(fitting) - 1, _ROWS - 1).round().astype(int).tolist()
-        places = list(dict.fromkeys([longest, *(fitting[place] for place in spread)]))
-        chosen = [samples[place] for place in places[: max(1, self.update.config.max_tokens // lengths[longest])]]
-        prompts, completions = ([np.array(sample[part], dtype=np.int32) for sample in chosen] for part in (0, 1))
-        logprobs = [np.array(sample[2], dtype=np.float32) for sample in chosen]
-        ones = np.ones(len(chosen))
-        images = [sample[3] for sample in chosen] if any(sample[3] for sample in chosen) else None
-        return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs, images)
-
-
-def _checksums(model: torch.nn.Module) -> list[int]:
-    """Return a number of the bits of each parameter that trains, of this rank's shard."""
-    sums = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # under ZeRO-3 the parameter itself is empty
-            weight = getattr(parameter, "ds_tensor", parameter).detach()
-            weight = weight.to_local() if hasattr(weight, "to_local") else weight
-            sums.append(int(weight.contiguous().view(_INTEGERS[weight.element_size()]).sum()))
-    return sums
