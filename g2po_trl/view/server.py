@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import time
+import sys
 from typing import Any
 
 from ..agents.loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
@@ -23,11 +23,11 @@ POLL_SECONDS = 3  # between two questions of a page, see live.js
 
 
 class Server(LoopbackServer):
-    """The viewer's server. `asked`: time of a page's last request for the version, by the monotonic clock."""
+    """The viewer's server."""
 
     def __init__(self, sources: Sources, port: int = 0):
         super().__init__(self._respond, port)
-        self.asked, self.token = float("-inf"), secrets.token_urlsafe(16)
+        self.token = secrets.token_urlsafe(16)
         self._page, self._folders = shell().encode(), [source.folder for source in sources.sources]
         self._indexes = {source.folder: source.index for source in sources.sources if isinstance(source, Run)}
 
@@ -55,7 +55,6 @@ class Server(LoopbackServer):
             return 200, "text/html; charset=utf-8", self._page
         version = version_of(self._folders)  # read first: what changes meanwhile is asked for again
         if path == "version":
-            self.asked = time.monotonic()
             return 200, "application/json", to_json(version).encode()
         sources = self._sources_now()
         overview = {"overview": lambda: {"version": version, **sources.overview()}}
@@ -69,3 +68,15 @@ class Server(LoopbackServer):
             if isinstance(source, Run):  # its index is read once
                 source.index = self._indexes.setdefault(source.folder, source.index)
         return sources
+
+
+def main() -> None:
+    """Serve the run of the first argument until stdin ends."""
+    server = Server(Sources(open_folder(sys.argv[1], live=True)))
+    server.start()
+    print(f"Watch the run at {server.address} (on this machine)", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import runpy
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     assert trainer.args.run_name == Path(trainer.args.output_dir).name, "Trackio continues its run with the last one"
 
 
-def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch):
+def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
     """A page is answered before the first iteration and during the run, and not after it."""
     monkeypatch.setenv(VIEW, "1")
     trainer, answers = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3))), []
@@ -202,7 +203,11 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch):
             return json.load(opener.open(self.address + path, timeout=10))
 
         def on_train_begin(self, *args, **kwargs):
-            (self.address,) = re.findall(r"(http://127\.0\.0\.1:\d+/\S+/)", capsys.readouterr().out)
+            printed = ""
+            while not (found := re.findall(r"(http://127\.0\.0\.1:\d+/\S+/)", printed)):
+                printed += capfd.readouterr().out
+                time.sleep(0.1)
+            (self.address,) = found
             answers.append(self.get("overview")["sources"][0]["iterations"])
 
         def on_step_end(self, *args, **kwargs):
