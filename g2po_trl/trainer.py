@@ -66,7 +66,6 @@ from .runs.callbacks import (
     LogFile,
     OwnSchedule,
     RolloutBar,
-    TaskErrorReport,
 )
 from .runs.checkpoint import AtomicCheckpoint, RunState, WeightCheck, load_weights
 from .runs.metrics import Summary, advantage_metrics, flat
@@ -219,7 +218,7 @@ class G2POTrainer(GRPOTrainer):
         self.update = self.make_update()
         self.task_errors = TaskErrors(args.task_error_patience)
         self.tally = Tally()
-        self.verdict = ClosingVerdict(self.tally, self.estimator_name)
+        self.verdict = ClosingVerdict(self.tally, self.estimator_name, self.task_errors)
         template, accelerator = setup.prompt_template, self.accelerator
         longest = {"history": setup.history, "context_length": context_length(self.model.config)}
         actor = PromptActor.of(args, self.make_engine(), self.processing_class, template, **longest)
@@ -323,13 +322,12 @@ class G2POTrainer(GRPOTrainer):
             self.remove_callback(theirs)
         self.add_callback(self.weight_check)
         self.add_callback(self.start_check)
-        self.add_callback(TaskErrorReport(self.task_errors))
         self.add_callback(self.verdict)
         if not args.disable_tqdm:
             self.add_callback(IterationProgressCallback(args.optimizer_steps_per_iteration))
         self.add_callback(CollapseStoppingCallback(args.min_valid_action_ratio))
         self.add_callback(self.sample_table)
-        self.add_callback(LogFile(self.folder.path / "log.jsonl"))
+        self.add_callback(LogFile(self.folder))
         self.add_callback(OwnSchedule())
 
     def describe(self) -> dict[str, Any]:
@@ -605,7 +603,7 @@ class G2POTrainer(GRPOTrainer):
             require(getattr(self.args, name) == value, name, getattr(self.args, name), remedy)
         self.iteration.reset()
         self.update.guard.reset()
-        self.tally.restart()
+        self.tally.load_state_dict({})
         resumable = self.args.fields_with("resumable")
         begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, self.describe(), resumable)
         checkpoint = on_main(self.accelerator, begin)

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..runs.verdict import Fault
+from ..runs.verdict import Cause
 
 LEVELS = ("error", "warning", "ok")
 _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end within {turns} turns"
@@ -95,10 +95,10 @@ class Kind(Enum):
         is_final=True,
     )
     # The environment's faults of the diagnosis that the end of training and reports read
-    DIFFERENT_STARTS = Wording(*Fault.DIFFERENT_STARTS.wording)
-    CONTEXT_OVERFLOW = Wording(*Fault.CONTEXT_OVERFLOW.wording, is_final=True)
-    SINGLE_STATE = Wording(*Fault.SINGLE_STATE.wording)
-    NO_REWARD = Wording(*Fault.NO_REWARD.wording)
+    DIFFERENT_STARTS = Wording(*Cause.DIFFERENT_STARTS.wording)
+    CONTEXT_OVERFLOW = Wording(*Cause.CONTEXT_OVERFLOW.wording, is_final=True)
+    SINGLE_STATE = Wording(*Cause.SINGLE_STATE.wording)
+    NO_REWARD = Wording(*Cause.NO_REWARD.wording)
     # Agents
     FAILED_AGENT = _error("{who} {failure} ({count} of {failures} failed episodes)")
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")

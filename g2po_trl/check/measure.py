@@ -16,7 +16,7 @@ from ..environments.failures import describe_failure, where_raised
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
 from ..runs.metrics import Summary
-from ..runs.verdict import Tally
+from ..runs.verdict import FAULTS, Tally
 from ..trajectory import Step
 from ..view.words import NEWS_KEYS, failure_kind
 from .findings import Finding, Kind
@@ -37,7 +37,7 @@ def faults(played: Played) -> list[Finding]:
     """Return the environment's faults of the diagnosis that the end of training and reports read."""
     tally = Tally()
     tally.add([list(map(record, group)) for group in played.groups], Summary.of(played.episodes))
-    return [Kind[fault.name].found(**vars(tally), counted=tally.counted) for fault in tally.faults()]
+    return [Kind[cause.name].found(**vars(tally), counted=tally.counted) for cause in FAULTS if cause.holds(tally)]
 
 
 def environment_findings(played: Played, what: str) -> Iterator[Finding]:

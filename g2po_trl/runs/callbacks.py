@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,6 +16,7 @@ from ..rollout.failing_tasks import TaskErrors
 from ..utils.json import to_json, write_json_lines
 from ..utils.show import WIDTH, printable
 from .metrics import METRICS
+from .output_dir import RunFolder
 from .verdict import Cause, Tally, verdict
 
 EARLY_VERDICT = 5  # iterations
@@ -39,10 +39,10 @@ class IterationProgressCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and "episode/success_rate" in (logs or ()):
-            self._print({**logs, "step": state.global_step}, state)
+            self._print(logs, state)
 
     def _print(self, entry: Mapping[str, Any], state: TrainerState) -> None:
-        iteration, total = (-(-step // self.steps_per_iteration) for step in (entry["step"], state.max_steps))
+        iteration, total = (-(-step // self.steps_per_iteration) for step in (state.global_step, state.max_steps))
         logps, update = (entry.get(f"time/{name}") for name in ("logps", "update"))
         seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
         parts = [
@@ -50,17 +50,13 @@ class IterationProgressCallback(TrainerCallback):
             *_episodes(entry, "episode/"),
             *([f"kl {entry['kl']:.4f}"] if entry.get("kl") is not None else []),
             ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
-            f"elapsed {duration(self.clock() - self.started)}{self._left(state)}",
+            f"elapsed {duration(self.clock() - self.started)}",
         ]
+        if self._first is not None and self._first[1] < state.global_step < state.max_steps:
+            began, step = self._first
+            mean = (self.clock() - began) / (state.global_step - step)  # of a step, evaluations included
+            parts[-1] += f", {duration((state.max_steps - state.global_step) * mean)} left"
         print_line(joined(parts))
-
-    def _left(self, state: TrainerState) -> str:
-        """Return the time left, estimated by the mean time of an optimizer step, evaluations included."""
-        if self._first is None or not self._first[1] < state.global_step < state.max_steps:
-            return ""
-        began, step = self._first
-        mean = (self.clock() - began) / (state.global_step - step)
-        return f", {duration((state.max_steps - state.global_step) * mean)} left"
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -72,14 +68,14 @@ class IterationProgressCallback(TrainerCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes each log entry to a file at once, since trainer_state.json is written with checkpoints only.
+    """Writes each log entry to log.jsonl at once, since trainer_state.json is written with checkpoints only.
 
-    Args:
-        path: the file; a resumed run replaces the entries logged after its checkpoint.
+    A resumed run replaces the entries logged after its checkpoint.
     """
 
-    def __init__(self, path: str | Path):
-        self.path, self._writes, self._last = Path(path), False, None
+    def __init__(self, folder: RunFolder):
+        self.folder, self._writes = folder, False
+        self.path = folder.path / "log.jsonl"
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._writes = state.is_world_process_zero
@@ -87,15 +83,9 @@ class LogFile(TrainerCallback):
             write_json_lines(self.path, state.log_history)
 
     def on_log(self, args, state, control, **kwargs):
-        line = to_json(state.log_history[-1])
-        is_last = self._last is not None and self.path.is_file()  # the folder may be another run's by now
-        if self._writes or (is_last and self.path.read_bytes().endswith(f"{self._last}\n".encode())):
+        if self._writes and self.folder.is_ours:  # after training it may be another run's
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-            self._last = line
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self._writes = False  # from here on only what follows this run's own lines, as the evaluation at its end
+                file.write(to_json(state.log_history[-1]) + "\n")
 
 
 class OwnSchedule(TrainerCallback):
@@ -111,20 +101,6 @@ class OwnSchedule(TrainerCallback):
             lr_scheduler._last_lr = [rate * factor(step) for rate, factor in schedules]
             for group, rate in zip(lr_scheduler.optimizer.param_groups, lr_scheduler._last_lr, strict=True):
                 group["lr"] = rate
-
-
-class TaskErrorReport(TrainerCallback):
-    """Prints the excluded tasks when training has ended."""
-
-    def __init__(self, errors: TaskErrors):
-        self.errors = errors
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if (names := self.errors.excluded) and state.is_world_process_zero:
-            print_line(
-                f"{len(names)} task(s) were excluded after {self.errors.patience} rollouts with only environment "
-                f"errors: {', '.join(names)}. Their trajectories have the reasons (`error`)."
-            )
 
 
 class CollapseStoppingCallback(TrainerCallback):
@@ -157,14 +133,16 @@ class ClosingVerdict(TrainerCallback):
     """Prints the verdict, if there is one, when training ends and once before, since a run may take days.
 
     Args:
-        tally: tally of the run. estimator_name: see `verdict`.
+        tally: tally of the run.
+        estimator_name: see `verdict`.
+        task_errors: the excluded tasks, which are printed at the end.
 
     `waits`: the caller of `train` prints `text` later.
     """
 
-    def __init__(self, tally: Tally, estimator_name: str):
-        self.tally, self.estimator_name, self.waits = tally, estimator_name, False
-        self._warned_early = self._warned_of_cut = False
+    def __init__(self, tally: Tally, estimator_name: str, task_errors: TaskErrors):
+        self.tally, self.estimator_name, self.task_errors = tally, estimator_name, task_errors
+        self.waits = self._warned = False
 
     @property
     def text(self) -> str | None:
@@ -174,18 +152,22 @@ class ClosingVerdict(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration
-        if self._warned_of_cut or state.global_step >= state.max_steps:
+        is_early = played < EARLY_VERDICT and not Cause.CUT_OFF.holds(self.tally)
+        if self._warned or is_early or state.global_step >= state.max_steps:
             return
-        text = None
-        if Cause.CUT_OFF.holds(self.tally):
-            self._warned_of_cut, text = True, str(Cause.CUT_OFF.finding(self.tally))
-        elif played >= EARLY_VERDICT and not self._warned_early:
-            self._warned_early, text = True, self.text and f"After {played} iterations: {self.text}"
-        if text and state.is_world_process_zero:
-            print_line(text)
+        self._warned = True
+        if state.is_world_process_zero and (text := self.text):
+            print_line(f"After {played} iterations: {text}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        if state.is_world_process_zero and not self.waits and (text := self.text):
+        if not state.is_world_process_zero:
+            return
+        if names := self.task_errors.excluded:
+            print_line(
+                f"{len(names)} task(s) were excluded after {self.task_errors.patience} rollouts with only environment "
+                f"errors: {', '.join(names)}. Their trajectories have the reasons (`error`)."
+            )
+        if not self.waits and (text := self.text):
             print_line(text)
 
 

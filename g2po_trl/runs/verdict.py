@@ -21,42 +21,27 @@ OVERFLOW = "context overflow"  # failure reason of a prompt that exceeds the mod
 
 @dataclass
 class Tally:
-    """Counts over the rollouts of a run, of all processes.
-
-    Args:
-        episodes, errors, successes: number of episodes, those that ended in an error or were lost, successful ones.
-        overflows, ended, rewarded: number of episodes that ended because the prompt exceeded the model's context, that
-            the environment itself ended, and that succeeded or had a positive reward.
-        groups, unequal_groups: number of trained groups with a result, and of those with unequal rewards.
-        different_starts, single_states: number of groups whose episodes began in different states, and of groups with
-            one state, although an episode has several steps.
-        completions, valid, cut: number of completions, of those with the required format, and of those that reached
-            `max_completion_length`, if it is not that of short actions.
-        listed, admissible: number of steps for which actions were listed, and of those with an action among them.
-        offered, called: number of completions whose prompt offered tools, and of those that called one.
-        later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
-            visited more than once in its group.
-    """
+    """Counts over the rollouts of a run, of all processes."""
 
     episodes: int = 0
-    errors: int = 0
+    errors: int = 0  # ended in an error, or were lost
     successes: int = 0
-    overflows: int = 0
-    ended: int = 0
-    rewarded: int = 0
-    groups: int = 0
-    unequal_groups: int = 0
-    different_starts: int = 0
-    single_states: int = 0
+    overflows: int = 0  # ended because the prompt exceeded the model's context
+    ended: int = 0  # by the environment itself
+    rewarded: int = 0  # succeeded, or had a positive reward
+    groups: int = 0  # trained ones with a result
+    unequal_groups: int = 0  # of these, with unequal rewards
+    different_starts: int = 0  # groups whose episodes began in different states
+    single_states: int = 0  # groups with one state, although an episode has several steps
     completions: int = 0
     valid: int = 0
-    cut: int = 0
-    listed: int = 0
-    admissible: int = 0
-    offered: int = 0
-    called: int = 0
-    later_steps: int = 0
-    shared_steps: int = 0
+    cut: int = 0  # reached `max_completion_length`, if it is not that of short actions
+    listed: int = 0  # steps for which actions were listed
+    admissible: int = 0  # of these, with a listed action
+    offered: int = 0  # completions whose prompt offered tools
+    called: int = 0  # of these, with a call
+    later_steps: int = 0  # after the first of an episode
+    shared_steps: int = 0  # of these, in a state that was visited more than once in its group
 
     def add(
         self,
@@ -101,20 +86,12 @@ class Tally:
         """Number of episodes with a result."""
         return self.episodes - self.errors
 
-    def faults(self) -> list[Fault]:
-        """Return the environment's faults, the first to correct first."""
-        return [fault for fault in Fault if fault.holds(self)]
-
-    def restart(self) -> None:
-        """Reset all counts: training starts again."""
-        self.__init__()
-
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the counts that `state_dict` returned."""
+        """Restore the counts that `state_dict` returned; without any, begin again."""
         self.__init__(**state)
 
 
@@ -129,50 +106,29 @@ class Finding:
         return f"{self.seen}. {self.remedy}"
 
 
-class _Reason(Enum):
-    """What a tally shows: the condition, a sentence with its counts, and what to do."""
-
-    def __init__(self, holds: Callable[[Tally], bool], text: str, remedy: str):
-        self.holds, self.wording = holds, (text, remedy)
-
-    def finding(self, tally: Tally) -> Finding:
-        """Return its wording with the counts."""
-        text, remedy = self.wording
-        return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
-
-
-class Fault(_Reason):
-    """A fault of an environment, in the order in which they are named."""
+class Cause(Enum):
+    """Why a run learns nothing: a condition on its tally, a sentence with the counts, and what to do."""
 
     DIFFERENT_STARTS = (
         lambda t: t.different_starts > MOST * t.groups,
         "{different_starts:,} of {groups:,} groups began in different states, so their episodes cannot be compared",
-        "Make reset deterministic in the task's columns, and leave times and random names out of the first "
-        "observation or its state_key.",
+        "Make reset deterministic in the task's columns, and leave times and random names out of the first state_key.",
     )
     CONTEXT_OVERFLOW = (
         lambda t: t.overflows > MOST * t.counted,
         "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
-        "Lower max_prompt_length so that prompt and completion fit, shorten observations, or use a model with a "
-        "longer context.",
+        "Lower max_prompt_length so that prompt and completion fit, or shorten observations.",
     )
     SINGLE_STATE = (
         lambda t: t.single_states > MOST * t.groups,
-        "{single_states:,} of {groups:,} groups have one state only, so no action is told from another by where it "
-        "leads",
+        "{single_states:,} of {groups:,} groups have one state only, so actions do not differ in where they lead",
         "Show in the observation or the state_key what an action changes.",
     )
     NO_REWARD = (
         lambda t: not t.rewarded and t.ended > MOST * t.counted,
         "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
-        "Check that the environment pays for success: let an expert play (`g2po check`), or play yourself "
-        "(`g2po play`).",
+        "Check that it pays for success: let an expert play (`g2po check`), or play yourself (`g2po play`).",
     )
-
-
-class Cause(_Reason):
-    """Why a run learns nothing, beside its environment's faults."""
-
     ERRORS = (
         lambda t: t.errors == t.episodes,
         "Nothing was learned: all {episodes:,} episodes ended in an environment error",
@@ -180,27 +136,23 @@ class Cause(_Reason):
     )
     CUT_OFF = (
         lambda t: t.cut > NEARLY_ALL * t.completions,
-        "Completions do not end: {cut:,} of {completions:,} reached max_completion_length, so what follows an answer "
-        "is trained like the answer",
+        "Completions do not end: {cut:,} of {completions:,} reached max_completion_length, and all of it is trained",
         "Raise max_completion_length, or let completions end earlier (stop_sequences, the tokenizer's eos_token).",
     )
     NEVER_COMPARED = (
         lambda t: t.later_steps and not t.shared_steps,
-        "No action was compared with another in the same state: after an episode's first step, all {later_steps:,} "
-        "steps were in a state that was visited once in its group",
+        "No action was compared with another: all {later_steps:,} later steps were in a state that was visited once",
         "Use coarser state keys (state_key, state_key_ignores); `g2po view` shows how states differ.",
     )
     NO_FORMAT = (
         lambda t: t.valid < ALMOST_NONE * t.completions,
         "{valid:,} of {completions:,} completions had the required format",
-        "Read some `completion` in trajectories/, change the prompt template, or fine-tune the model on "
-        "demonstrations (`g2po teach`).",
+        "Read some in trajectories/, change the prompt template, or teach the model (`g2po teach`).",
     )
     NO_CALL = (
         lambda t: t.called < ALMOST_NONE * t.offered,
         "{called:,} of {offered:,} completions called a tool",
-        "Compare the prompt that `g2po check --show --model MODEL` prints, use a model that was trained to call "
-        "tools, or fine-tune it on demonstrations (`g2po teach`).",
+        "Use a model that was trained to call tools, or fine-tune it on demonstrations (`g2po teach`).",
     )
     NOT_LISTED = (
         lambda t: t.admissible < ALMOST_NONE * t.listed,
@@ -219,29 +171,39 @@ class Cause(_Reason):
     )
     EQUAL_REWARDS = (
         lambda t: not t.unequal_groups,
-        "Nothing to compare: in all {groups:,} groups rewards were equal ({successes:,} of {episodes:,} episodes "
-        "succeeded)",
+        "Nothing to compare: {successes:,} of {episodes:,} episodes succeeded, with equal rewards in each group",
         "Use tasks that the model solves sometimes, or larger groups (num_generations).",
     )
 
+    def __init__(self, holds: Callable[[Tally], bool], text: str, remedy: str):
+        self.holds, self.wording = holds, (text, remedy)
 
-def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | Fault | None:
+    def finding(self, tally: Tally) -> Finding:
+        """Return its wording with the counts."""
+        text, remedy = self.wording
+        return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
+
+
+# Of an environment, the first to correct first.
+FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Cause.NO_REWARD)
+
+
+def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
     """Return why a run had nothing to learn from, or `None`."""
     if not tally.episodes:
         return None
     row = row_of(estimator)
     compares = row.compares if row else None  # `None`: an own estimator, or a critic, may learn from equal rewards
-    reasons = [Cause.ERRORS, Cause.CUT_OFF, Fault.DIFFERENT_STARTS, Fault.CONTEXT_OVERFLOW, Fault.SINGLE_STATE]
-    if tally.unequal_groups:
-        is_compared = compares == "steps" and not estimator.startswith(_EPISODES_ALONE)
-        reasons += [Cause.NEVER_COMPARED] if is_compared else []
-    else:
-        model = [] if tally.successes else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Fault.NO_REWARD]
-        reasons += [*model, Cause.ALL_FAILED, Cause.ALL_SUCCEEDED, *([Cause.EQUAL_REWARDS] if compares else [])]
-    return next((reason for reason in reasons if reason.holds(tally)), None)
+    causes = [Cause.ERRORS, Cause.CUT_OFF, *FAULTS[:3]]
+    if not tally.unequal_groups:
+        causes += [] if tally.successes else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Cause.NO_REWARD]
+        causes += [Cause.ALL_FAILED, Cause.ALL_SUCCEEDED, *([Cause.EQUAL_REWARDS] if compares else [])]
+    elif compares == "steps" and not estimator.startswith(_EPISODES_ALONE):
+        causes.append(Cause.NEVER_COMPARED)
+    return next((cause for cause in causes if cause.holds(tally)), None)
 
 
 def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     """Return why a run had nothing to learn from and what to do next, or `None`."""
-    reason = reason_of(tally, estimator)
-    return reason and reason.finding(tally)
+    cause = reason_of(tally, estimator)
+    return cause and cause.finding(tally)

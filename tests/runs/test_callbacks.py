@@ -47,37 +47,22 @@ def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_pa
     assert logging_steps == 1 or out.count("update ") == len(printed), "of lines that are logged with their update"
 
 
-def test_the_log_file_of_a_resumed_run_has_no_entry_after_its_checkpoint(tmp_path):
+def test_the_log_file_goes_on_at_the_checkpoint_and_until_the_folder_is_another_runs(tmp_path):
+    path, folder = tmp_path / "log.jsonl", SimpleNamespace(path=tmp_path, is_ours=True)
     state = SimpleNamespace(log_history=[{"step": 1}], is_world_process_zero=True)
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    log = LogFile(tmp_path / "log.jsonl")
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    log = LogFile(folder)
     log.on_log(None, state, None)  # before training: the folder may be another run's
-    assert (tmp_path / "log.jsonl").read_text().endswith('{"ste')
+    assert path.read_text().endswith('{"ste')
     log.on_train_begin(None, state, None)
-    state.log_history.append({"step": 2, "kl": float("nan")})
-    log.on_log(None, state, None)
-    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 2, "kl": null}\n'
-
-
-def test_the_log_file_has_what_is_evaluated_after_training_unless_another_run_writes_it(tmp_path):
-    path, state = tmp_path / "log.jsonl", SimpleNamespace(log_history=[], is_world_process_zero=True)
-    log = LogFile(path)
-
-    def add(**entry):
+    for entry in ({"step": 2, "kl": float("nan")}, {"step": 2, "eval_success_rate": 0.5}):
         state.log_history.append(entry)
         log.on_log(None, state, None)
-
-    log.on_train_begin(None, state, None)
-    add(step=1)
-    log.on_train_end(None, state, None)
-    add(step=1, eval_t1_success_rate=0.5)
-    add(step=1, eval_success_rate=0.25)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == state.log_history
-    path.write_text('{"step": 7}\n')
-    add(step=1, eval_success_rate=0.75)
-    path.unlink()
-    add(step=1, eval_success_rate=1.0)
-    assert not path.exists()
+    written = '{"step": 1}\n{"step": 2, "kl": null}\n{"step": 2, "eval_success_rate": 0.5}\n'
+    assert path.read_text() == written
+    folder.is_ours = False
+    log.on_log(None, state, None)
+    assert path.read_text() == written
 
 
 def test_the_time_that_is_left(capsys):

@@ -8,9 +8,10 @@ from letter_environment import LetterEnvironment
 
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.credit.graph import record
+from g2po_trl.rollout.failing_tasks import TaskErrors
 from g2po_trl.runs.callbacks import ClosingVerdict
 from g2po_trl.runs.metrics import Summary
-from g2po_trl.runs.verdict import Cause, Fault, Tally, reason_of, verdict
+from g2po_trl.runs.verdict import FAULTS, Cause, Tally, reason_of, verdict
 
 
 def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **facts):
@@ -36,12 +37,12 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ([LOST] * 3, Fault.NO_REWARD),
+        ([LOST] * 3, Cause.NO_REWARD),
         ([[episode(outcome="truncated")] * 2], Cause.ALL_FAILED),
         ([WON, WON], Cause.ALL_SUCCEEDED),
         ([WON, LOST], Cause.EQUAL_REWARDS),
         ([ERRORS, ERRORS], Cause.ERRORS),
-        ([ERRORS, LOST], Fault.NO_REWARD),
+        ([ERRORS, LOST], Cause.NO_REWARD),
         ([MUTE], Cause.NO_FORMAT),
         ([WRONG, MUTE], Cause.NOT_LISTED),
         ([[episode(call="none", admissible_actions=None)] * 2], Cause.NO_CALL),
@@ -71,7 +72,7 @@ def test_what_is_said(groups, reason):
         ([ALONE], "my_advantages", None),
         ([WON, LOST], "rloo", Cause.EQUAL_REWARDS),
         ([WON, LOST], "ppo", None),
-        ([LOST, LOST], "ppo", Fault.NO_REWARD),
+        ([LOST, LOST], "ppo", Cause.NO_REWARD),
     ],
 )
 def test_estimators_learn_from_different_things(groups, estimator, reason):
@@ -79,7 +80,7 @@ def test_estimators_learn_from_different_things(groups, estimator, reason):
 
 
 def test_groups_that_were_replaced_are_not_forgotten():
-    assert reason_of(tally_of(LOST, LOST, replaced=LOST)) is Fault.NO_REWARD
+    assert reason_of(tally_of(LOST, LOST, replaced=LOST)) is Cause.NO_REWARD
     assert reason_of(tally_of(LOST, LOST, replaced=WON)) is Cause.EQUAL_REWARDS
     assert reason_of(tally_of(WON, WON, replaced=LOST)) is Cause.EQUAL_REWARDS
 
@@ -87,7 +88,10 @@ def test_groups_that_were_replaced_are_not_forgotten():
 @pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
 def test_it_is_said_early_too(group, times, capsys):
     """A run may take days: once after five iterations, if more follow."""
-    closing, args = ClosingVerdict(tally_of(group), "g2po"), SimpleNamespace(optimizer_steps_per_iteration=2)
+    closing, args = (
+        ClosingVerdict(tally_of(group), "g2po", TaskErrors(3)),
+        SimpleNamespace(optimizer_steps_per_iteration=2),
+    )
     for last, expected in ((10, 0), (30, times)):
         for step in range(1, last + 1):
             closing.on_log(args, SimpleNamespace(global_step=step, max_steps=last, is_world_process_zero=True), None)
@@ -144,16 +148,16 @@ GOOD = records("ab", "ac", reward=10.0, outcome="success")
         ([GOOD], []),
         ([records("ab", "ac"), GOOD], []),
         ([records("ab", "ac", outcome="truncated")], []),
-        ([records("ab", "ac")], [Fault.NO_REWARD]),
-        ([records("ab", "bc", reward=1.0)], [Fault.DIFFERENT_STARTS]),
-        ([records("aa", "aaa", reward=1.0)], [Fault.SINGLE_STATE]),
+        ([records("ab", "ac")], [Cause.NO_REWARD]),
+        ([records("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
+        ([records("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
         ([records("a", "a", reward=1.0)], []),
-        ([records("ab", "ab", reason="context overflow: 9 tokens")], [Fault.CONTEXT_OVERFLOW]),
-        ([records("ab", "bc"), records("aa", "bb", outcome="error")], [Fault.DIFFERENT_STARTS, Fault.NO_REWARD]),
+        ([records("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
+        ([records("ab", "bc"), records("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
         ([], []),
     ],
 )
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
     tally = Tally()
     tally.add(groups, Summary())
-    assert tally.faults() == faults
+    assert [cause for cause in FAULTS if cause.holds(tally)] == faults
