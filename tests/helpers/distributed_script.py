@@ -12,6 +12,7 @@ import vision_models
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
+from peft import LoraConfig
 
 from g2po_trl import G2POConfig, G2POTrainer, Observation, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.agents.agent import AgentEnvironment
@@ -75,6 +76,7 @@ SCENARIOS = {
     "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "images": (DrawnRoomsEnvironment, [3, 1, 2, 1], 8, 16),
+    "an adapter": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
 }
 
@@ -133,7 +135,8 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     if ppo:
         return PPOTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT)
     estimate = of_every_other_group if scenario == "groups without variance" else advantages
-    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, estimate)
+    lora = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]) if scenario == "an adapter" else None
+    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, estimate, peft_config=lora)
 
 
 def watch_generation() -> list[list[int]]:

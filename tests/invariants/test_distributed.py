@@ -138,10 +138,17 @@ def weights_of(folder):
     return torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()])
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model_dir, sharding):
+@pytest.mark.parametrize(
+    ("scenario", "sharding"),
+    [
+        ("groups over both ranks", "none"),
+        ("groups over both ranks", "fsdp2"),
+        pytest.param("an adapter", "fsdp2", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model_dir, scenario, sharding):
     """From the checkpoint after the third of four steps, two to an iteration: half its step samples are in it."""
-    arguments = (tiny_model_dir, "groups over both ranks", "dapo", 2, sharding)
+    arguments = (tiny_model_dir, scenario, "dapo", 2, sharding)
     (whole, _), _, _ = train(tmp_path / "run", *arguments, resume="auto")
     (again, other), _, _ = train(tmp_path / "run", *arguments, resume=str(tmp_path / "run" / "checkpoint-3"))
     assert torch.equal(again, whole) and torch.equal(other, whole)
