@@ -7,7 +7,7 @@ metadata the help; further keys of the metadata:
 
 - `positional`: an argument without a flag,
 - `needs`: the condition under which it has an effect, see `without_effect`,
-- `group`: heading in the help; without one, the library that declares the field,
+- `group`: heading in the help,
 - `metavar`, `choices`, `nargs`, `const`: as in argparse.
 
 A class may replace the help of fields that it inherits: `inherited_help`, name -> text.
@@ -28,10 +28,10 @@ from functools import partial
 from inspect import isclass
 from os import environ
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin
 
 from ..utils.errors import G2POError
-from ..utils.options import kinds_of, require, without_effect
+from ..utils.options import hints_of, kinds_of, require, without_effect
 from ..utils.options import option as option  # for options of commands
 
 COMMAND: str | None = None  # of this process, where it runs a recipe; for messages
@@ -48,15 +48,14 @@ def parse(types: Sequence[type], argv: Sequence[str] | None = None, **options: A
     `options` are those of `read`.
 
     Raises:
-        SystemExit: as `read` does, and with 2 for a value that a dataclass refuses, or one that is missing.
+        SystemExit: as `read` does, and with 2 for a value that is refused, is missing, or has no effect.
     """
     parser, values, given = read(types, argv, **options)
     try:
         built = tuple(parser.build(values))
-        needs = {field.name: field.metadata.get("needs", "") for field, *_ in _fields(types)}
-        for sentence in without_effect(
-            sorted(given), {name: one for part in built for name, one in vars(part).items()}, needs
-        ):
+        values = {name: value for part in built for name, value in vars(part).items()}
+        needs = {name: field.metadata.get("needs", "") for name, (field, _) in parser.fields.items()}
+        for sentence in without_effect(sorted(given), values, needs):
             raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
         return (*built, given)
     except ValueError as error:
@@ -69,10 +68,9 @@ def read(
     *,
     command: str | None = None,
     description: str | None = None,
-    short_help: str | None = None,
     find_config: Callable[[str], Path] | None = None,
     default_config: Path | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-    defaults: Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    defaults: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda given: {},
 ) -> tuple[Parser, dict[str, Any], set[str]]:
     """Return the parser, the values of fields, and the names of those that flags or the YAML file set.
 
@@ -83,10 +81,9 @@ def read(
         argv: the words of the command line. Default: this process's.
         command: the command's name in messages. Default: `COMMAND`, else the script's name.
         description: for the help.
-        short_help: what `--help` prints. `None`: the help of `--help-all`, with every flag and its default.
         find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
         default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
-        defaults: field -> value, or a function that returns it from the values that flags and YAML file set.
+        defaults: returns field -> value from the values that flags and YAML file set.
 
     Raises:
         SystemExit: 0 after a help, 2 for an unknown flag or key, and for a value of another type.
@@ -94,25 +91,25 @@ def read(
     parser = Parser(types, prog=command or COMMAND, description=description)
     if find_config is not None:
         parser.add_argument("--config", metavar="FILE", help="YAML file with these options; flags override it")
-    shown = argparse.SUPPRESS if short_help is None else "print every flag with its default"
-    parser.add_argument("--help-all", action="store_true", help=shown)
+    parser.add_argument("-h", "--help", "--help-all", action="store_true", help="print this help")
     try:
         flags, unknown = parser.split(sys.argv[1:] if argv is None else argv)
-        help_ = {"help", "help_all"} & flags.keys()
-        if unknown and not help_:
-            raise G2POError(unknown_name(unknown[0], [*parser.flags(), *COMMAND_FLAGS], "a flag"), unknown[0])
+        asks_help = flags.pop("help", False)
+        if unknown and not asks_help:
+            raise G2POError(
+                unknown_name(unknown[0], [*parser._option_string_actions, *COMMAND_FLAGS], "a flag"), unknown[0]
+            )
         if "config" in flags and find_config is not None:
             keys = read_config(find_config(flags.pop("config")))
         else:
             keys = default_config(flags) if callable(default_config) else read_config(default_config)
         given = {**parser.read_keys(keys), **flags}
-        others = defaults if callable(defaults) else lambda given: defaults or {}
-        if help_:
+        if asks_help:
             with contextlib.suppress(ValueError):  # without a model, say, there are no defaults of its run
-                given = {**others(given), **given}
-            print(parser.help_with(given) if short_help is None or "help_all" in help_ else short_help, end="")
+                given = {**defaults(given), **given}
+            print(parser.help_with(given), end="")
             raise SystemExit(0)
-        return parser, {**others(given), **given}, set(given)
+        return parser, {**defaults(given), **given}, set(given)
     except ValueError as error:
         parser.error(str(error))
 
@@ -120,26 +117,19 @@ def read(
 class Parser(argparse.ArgumentParser):
     """The flags of dataclasses. Use `parse` instead of this class."""
 
-    def __init__(self, types: Sequence[type], takes_help: bool = True, **options: Any):
+    def __init__(self, types: Sequence[type], **options: Any):
         shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
         options |= {"formatter_class": shape, "add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
-        if takes_help:
-            self.add_argument("-h", "--help", action="store_true", help="print this help")
-        self.types, self.kinds, self.arguments = types, {}, {}
-        fields = list(_fields(types))
-        titles = dict.fromkeys(title for *_, title in fields if title)  # in the fields' order
-        titles = sorted(titles, key=lambda title: title.startswith("of "))
-        groups = {title: self.add_argument_group(title) for title in titles}
+        self.types, self.fields, self.kinds, self.arguments = types, _fields(types), {}, {}
+        groups: dict[str | None, Any] = {None: self}
         help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
-        for field, hint, title in fields:
-            self.kinds[field.name] = kinds = kinds_of(hint)
-            described = _described(field, kinds, help_of.get(field.name, field.metadata.get("help", "")))
-            names = [flag(field.name), *([ALIASES[field.name]] if field.name in ALIASES else [])]
-            if field.metadata.get("positional"):
-                names, described["nargs"] = [field.name], "*" if described.pop("action", None) else "?"
-                described |= {"metavar": field.metadata.get("metavar", field.name.upper()), "default": None}
-            self.arguments[field.name] = groups.get(title, self).add_argument(*names, **described)
+        for name, (field, hint) in self.fields.items():
+            self.kinds[name] = kinds_of(hint)
+            if (title := field.metadata.get("group")) not in groups:
+                groups[title] = self.add_argument_group(title)
+            names, described = _described(field, self.kinds[name], help_of.get(name, field.metadata.get("help", "")))
+            self.arguments[name] = groups[title].add_argument(*names, **described)
         places = [str(action.metavar) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])
 
@@ -148,9 +138,6 @@ class Parser(argparse.ArgumentParser):
             self.exit(2)
         message = re.sub(r"^argument (-*[\w-]+)\S*: ", r"\1: ", message)
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def flags(self) -> list[str]:
-        return [name for name in self._option_string_actions if name.startswith("--")]
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Return the values of the flags in `argv` by field, and all words that belong to no flag."""
@@ -191,89 +178,72 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse.BooleanOptionalAction):
             return _boolean(name, str(value))
         is_list = get_origin(kinds[0]) is list
-        if action.type is None and not action.choices:  # texts, which own options check themselves
-            return [value] if is_list and isinstance(value, str) else value
         parts = value if is_list and isinstance(value, list) else [value]
+        if action.type is None and not action.choices:  # texts, which own options check themselves
+            return parts if is_list else value
         try:
-            parts = [part if isinstance(part, Mapping) else self._get_value(action, str(part)) for part in parts]
-            for part in parts:
-                self._check_value(action, part)
+            return self._get_values(action, [json.dumps(x) if isinstance(x, (dict, list)) else str(x) for x in parts])
         except argparse.ArgumentError as error:
             raise G2POError(f"{name} is {value!r}: {error.message}", name, value) from error
-        return parts if is_list else parts[0]
 
     def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
         """Yield an object of each dataclass."""
+        missing = self.fields.keys() - values.keys() - field_defaults(self.types).keys()
+        for name in sorted(missing):
+            action = self.arguments[name]
+            raise G2POError(f"{(action.option_strings or [action.metavar])[0]} is missing: {action.help}", name)
         for one in self.types:
-            fields = [field for field in dataclasses.fields(one) if field.init]
-            for field in fields:
-                if field.name not in values and _default(field) is dataclasses.MISSING:
-                    action = self.arguments[field.name]
-                    name = (action.option_strings or [action.metavar])[0]
-                    raise G2POError(f"{name} is missing: {field.metadata.get('help', '')}", field.name)
-            yield one(**{field.name: values[field.name] for field in fields if field.name in values})
+            names = [field.name for field in dataclasses.fields(one) if field.init]
+            yield one(**{name: values[name] for name in names if name in values})
 
     def help_with(self, values: Mapping[str, Any]) -> str:
         """Return the help, with the values as defaults."""
-        for name, default in field_defaults(self.types).items():
-            action, value = self.arguments[name], values.get(name, default)
-            if value not in (None, "", [], {}, False):
-                action.help += f" (default: {getattr(value, 'value', value)})".replace("%", "%%")
-            elif isinstance(action, argparse.BooleanOptionalAction):
-                action.option_strings = action.option_strings[:1]
+        for name, value in {**field_defaults(self.types), **values}.items():
+            if name in self.arguments and value not in (None, "", [], {}, False):
+                self.arguments[name].help += f" (default: {getattr(value, 'value', value)})".replace("%", "%%")
         return self.format_help()
 
 
 def field_defaults(types: Iterable[type]) -> dict[str, Any]:
-    """Return the defaults of the dataclasses' fields, `None` for those without."""
-    defaults = {field.name: _default(field) for field, *_ in _fields(types)}
-    return {name: None if value is dataclasses.MISSING else value for name, value in defaults.items()}
+    """Return the defaults of the dataclasses' fields that have one."""
+    fields = [field for field, _ in _fields(types).values()]
+    found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    made = {field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING}
+    return found | {name: make() for name, make in made.items()}
 
 
-def _fields(types: Iterable[type]) -> Iterator[tuple[dataclasses.Field, Any, str | None]]:
-    """Yield the fields of dataclasses, with their types and the title of their group in the help."""
-    names = set()
+def _fields(types: Iterable[type]) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """Return the fields of dataclasses by name, with their types."""
+    found: dict[str, tuple[dataclasses.Field, Any]] = {}
     for one in types:
-        hints = get_type_hints(one)
         for field in dataclasses.fields(one):
-            if field.init and field.name not in names:
-                names.add(field.name)
-                yield field, hints[field.name], field.metadata.get("group") or _library(one, field.name)
+            if field.init:
+                found.setdefault(field.name, (field, hints_of(one)[field.name]))
+    return found
 
 
-def _library(owner: type, name: str) -> str | None:
-    """Return a title for a field that another library's class declares first."""
-    owner = next(base for base in reversed(owner.__mro__) if name in vars(base).get("__annotations__", {}))
-    package = owner.__module__.partition(".")[0]
-    return f"of {package}'s {owner.__name__.lstrip('_')}" if package in ("trl", "transformers") else None
-
-
-def _described(field: dataclasses.Field, kinds: list[Any], help_: str) -> dict[str, Any]:
+def _described(field: dataclasses.Field, kinds: list[Any], help_: str) -> tuple[list[str], dict[str, Any]]:
     """Return a field's arguments of `add_argument`."""
-    metadata = field.metadata
+    metadata, names = field.metadata, [flag(field.name), *filter(None, [ALIASES.get(field.name)])]
     options = {name: metadata[name] for name in ("choices", "nargs", "const", "metavar") if name in metadata}
     options["help"] = help_.replace("%", "%%")
-    kind = next((kind for kind in kinds if (get_origin(kind) or kind) in (list, bool)), kinds[0])
-    if kind is bool and str not in kinds:
-        return {"action": argparse.BooleanOptionalAction, "help": options["help"]}
+    kind = next((kind for kind in kinds if get_origin(kind) is list), str if len(kinds) > 1 else kinds[0])
+    if kind is bool:
+        return names, {"action": argparse.BooleanOptionalAction, "help": options["help"]}
     if get_origin(kind) is list:
         options = {"action": "extend", "nargs": "+", **options}
-        kind = get_args(kind)[0]
-    elif len(kinds) > 1:
-        kind = str
-    enums = [kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)]
-    if enums:
-        options["choices"] = [member.value for member in enums[0]]
+        (kind,) = get_args(kind)
     kind = get_origin(kind) or kind
+    for enum in (kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)):
+        options["choices"] = [member.value for member in enum]
     if not options.get("choices"):
         options.setdefault("metavar", _METAVARS.get(kind, "TEXT"))
-    if kind in (int, float, Path, dict):
+    if kind in _METAVARS:
         options["type"] = json_object if kind is dict else kind
-    return options
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if metadata.get("positional"):
+        nargs, shown = "*" if options.pop("action", None) else "?", metadata.get("metavar", field.name.upper())
+        return [field.name], {**options, "nargs": nargs, "metavar": shown, "default": None}
+    return names, options
 
 
 def _boolean(name: str, text: str) -> bool:
@@ -297,13 +267,10 @@ def flag(name: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object in a text. Raises `ArgumentTypeError` for any other text."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
-    return value
+    with contextlib.suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
 
 
 def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any]:
@@ -315,7 +282,7 @@ def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}", field, path) from error
     has_fields = isinstance(keys, dict) and all(isinstance(name, str) for name in keys)
     require(has_fields, field, str(path), "it has no fields, write one per line, like max_steps: 100")

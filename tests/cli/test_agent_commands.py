@@ -84,7 +84,7 @@ def test_errors_name_the_remedy(folder, capsys):
     (folder / "empty.py").write_text("x = 1\n")
     for arguments, text in (
         (["train", "--agent", "empty.py"], "it contains no public function (task, client)"),
-        (["train", "alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one"),
+        (["train", "alfworld", "--agent", "agent.py"], "agent is 'agent.py'"),
         (["train", "--agent"], "--agent: expected one argument"),
         (["check", "agent.py"], "it contains no TextEnvironment"),
         (["check", "--agent", "agent.py:run"], "it contains tidy"),

@@ -101,7 +101,6 @@ def test_errors_are_one_line(capsys, folder):
         ("train alfwrld", 1, "did you mean alfworld?"),
         ("train --num_processes many", 2, "num-processes"),
         ("train --num_processes 0", 2, "num_processes is 0"),
-        ("train --seed 1 alfworld", 1, "write alfworld before the flags"),
         ("train --accelerate_config fsdp", 1, "accelerate_config"),
         ("teach --num-processes 2", 1, "num_processes"),
         ("teach --view", 1, "view"),
@@ -118,7 +117,7 @@ def test_errors_are_one_line(capsys, folder):
             (folder / "other.py").rename(folder / "environment.py")
     (folder / "environment.py").unlink()
     for command in ("train", "teach", "check"):
-        assert "environment" in outcome(capsys, command)[2]
+        assert outcome(capsys, command)[0] == 1
 
 
 def test_only_bugs_show_their_traceback(capsys, monkeypatch):

@@ -9,8 +9,7 @@ from refusals import refused
 
 from g2po_trl import G2POConfig, read_jsonl
 from g2po_trl.cli.commands.init import write_folder
-from g2po_trl.cli.commands.teach import resolve
-from g2po_trl.cli.commands.train import read
+from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.commands.view import main as view_main
 from g2po_trl.cli.recipe_files import recipes_folder
 
@@ -48,7 +47,7 @@ def game(tmp_path, monkeypatch):
 
 
 def teach(monkeypatch, *words):
-    words = resolve(read(["letters_to_teach.py", *words]))[1]
+    words = resolve(read(["letters_to_teach.py", *words]), "teach")[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 
@@ -114,7 +113,7 @@ def test_values_that_teaching_refuses(game, monkeypatch, words, capsys):
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
     write_folder(tmp_path / "tidy")
     monkeypatch.chdir(tmp_path / "tidy")
-    assert resolve(read(["--seed", "1"])) == (
+    assert resolve(read(["--seed", "1"]), "teach") == (
         RECIPE,
         ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--seed", "1"],
     )

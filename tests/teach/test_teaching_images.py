@@ -14,8 +14,7 @@ from refusals import refused
 from trl import SFTConfig, SFTTrainer
 
 from g2po_trl import EnvironmentPool, Player, PoolLimits, Step, Trajectory, read_jsonl
-from g2po_trl.cli.commands.teach import resolve
-from g2po_trl.cli.commands.train import read
+from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe_files import recipes_folder
 from g2po_trl.engines.base import Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
@@ -98,7 +97,7 @@ WORDS = (
 
 
 def run(monkeypatch, *words):
-    words = resolve(read(["drawn_to_teach.py:drawn", *WORDS, *words]))[1]
+    words = resolve(read(["drawn_to_teach.py:drawn", *WORDS, *words]), "teach")[1]
     monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
     runpy.run_path(str(RECIPE), run_name="__main__")
 

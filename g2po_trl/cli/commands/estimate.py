@@ -1,4 +1,8 @@
-"""`g2po estimate`: what a training needs, from its configuration."""
+"""Estimate the memory, by part, and the tokens that a training run needs. Loads no weights and trains nothing.
+
+g2po estimate alfworld --config qwen2.5-1.5b-lora --gpu-memory 24     # target and flags as for g2po train
+g2po estimate alfworld --like runs/alfworld-tiny
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
@@ -17,54 +22,38 @@ from ..parser import read as read_values
 from ..recipe_files import bundled_model, recipes_folder
 from .train import check_flags, read, resolve
 
-HELP = """usage: g2po estimate [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
-
-Estimate the memory, by part, and the tokens that a training run needs. Loads no weights and trains nothing.
-
---gpu-memory GB         memory of a GPU: also print whether the run fits
---like RUN              take turns, tokens and shared prefixes of episodes from this run
---mean-turns X  --prompt-tokens X  --completion-tokens X
-                        mean turns of an episode, and mean tokens of a step. Default: two thirds of max_turns, and at
-                        most 700 and 150
-
-Examples
-  g2po estimate alfworld --config qwen2.5-1.5b-lora --gpu-memory 24
-  g2po estimate alfworld --like runs/alfworld-tiny
-"""
+MEANS = ("mean_turns", "prompt_tokens", "completion_tokens")
 
 
 @dataclass
 class EstimateOptions(Options):
-    gpu_memory: float | None = option("memory of a GPU in GB", None, within="(0, inf)")
-    like: Path | None = option("run whose episodes the training's are like", None)
-    mean_turns: float | None = option("mean turns of an episode", None, within="(0, inf)")
-    prompt_tokens: float | None = option("mean tokens of a prompt", None, within="(0, inf)")
-    completion_tokens: float | None = option("mean tokens of a completion", None, within="(0, inf)")
-
-    def __post_init__(self):
-        super().__post_init__()
-        means = (self.mean_turns, self.prompt_tokens, self.completion_tokens)
-        is_alone = self.like is None or means == (None, None, None)
-        require(is_alone, "like", self.like, "leave it out, or the mean turns and tokens")
+    gpu_memory: float | None = option(
+        "memory of a GPU in GB: also print whether the run fits", None, within="(0, inf)"
+    )
+    like: Path | None = option("take turns, tokens and shared prefixes of episodes from this run", None, metavar="RUN")
+    mean_turns: float | None = option("of an episode; default: two thirds of max_turns", None, within="(0, inf)")
+    prompt_tokens: float | None = option("mean of a step; default: at most 700", None, within="(0, inf)")
+    completion_tokens: float | None = option("mean of a step; default: at most 150", None, within="(0, inf)")
 
     def episodes(self, plan: Plan) -> Episodes:
         """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
+        means = {name: getattr(self, name) for name in MEANS if getattr(self, name) is not None}
         if self.like is not None:
+            require(not means, "like", self.like, "leave it out, or the mean turns and tokens")
             return Episodes.of_log(load_log(self.like), str(self.like))
-        most = plan["max_turns"]
-        require((self.mean_turns or 0) <= most, "mean_turns", self.mean_turns, f"set it to at most max_turns, {most}")
-        means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
-        means |= {"completion_tokens": self.completion_tokens}
-        return plan.assumed_episodes(**{name: value for name, value in means.items() if value is not None})
+        turns, most = means.pop("mean_turns", None), plan["max_turns"]
+        require((turns or 0) <= most, "mean_turns", turns, f"set it to at most max_turns, {most}")
+        return plan.assumed_episodes(**means, **({"turns": turns} if turns else {}))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser((EstimateOptions,), prog="g2po estimate")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser((EstimateOptions,), prog="g2po estimate", description=__doc__)
+    if {"-h", "--help"} & set(argv):
+        print(parser.help_with({}), end="")
+        return
     try:
-        values, words = parser.split(sys.argv[1:] if argv is None else argv)
-        if "help" in values:
-            print(HELP, end="")
-            return
+        values, words = parser.split(argv)
         (options,) = parser.build(values)
     except ValueError as error:
         parser.error(str(error))
@@ -81,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(format_plan(plan, options.episodes(plan), memory))
 
 
-def recipe_settings(script: Path, arguments: Sequence[str]) -> dict:
+def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """Return every field of a recipe: from the flags, else its configuration, else its default."""
     from ..recipe import parser_options  # with TRL, which is slow to import
 
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))
-    options = {**parser_options(recipe["DEFAULT_CONFIG"]), "defaults": None}
+    options = {**parser_options(recipe["DEFAULT_CONFIG"]), "defaults": lambda given: {}}
     _, values, _ = read_values(recipe["TYPES"], arguments, command="g2po estimate", **options)
     return {**field_defaults(recipe["TYPES"]), **values}

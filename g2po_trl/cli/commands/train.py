@@ -13,10 +13,10 @@ from pathlib import Path
 from ...credit.estimators.registry import ESTIMATORS
 from ...engines.registry import ENGINES
 from ...environments.loading import resolve_agent_name, resolve_environment_name
-from ...utils.errors import G2POError
 from ...utils.options import Options, option, require
 from .. import parser
 from ..launch import VIEW, launch
+from ..played import environment_or_agent
 from ..recipe_files import OWN_RECIPE, find_config, recipe_file, recipe_names, recipes_folder
 from ..spelling import misspelled
 
@@ -30,22 +30,20 @@ TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny mo
             FILE.py: a script that makes a trainer, which gets all flags.
             Default: the environment in environment.py, else the agent in agent.py.
 --agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client)
-            config.yaml and tasks.jsonl in the folder of FILE.py are used, unless flags name others.
 
 run         --config FILE|NAME, --output-dir FOLDER, --max-steps N, --resume-from-checkpoint auto, --overwrite
+            default: config.yaml and tasks.jsonl next to FILE.py
             --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID, --use-peft, --load-in-4bit
 learning    --num-generations N        episodes of one task, a group
             --per-device-train-batch-size N, --learning-rate X
             --advantage-estimator {"|".join(ESTIMATORS)}
-episodes    --max-turns N, --max-completion-length N, --temperature X
-generation  --engine {"|".join(ENGINES)}
+episodes    --max-turns N, --max-completion-length N, --temperature X, --engine {"|".join(ENGINES)}
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
 
 Examples
-  g2po train alfworld --view
   g2po train alfworld --config qwen2.5-1.5b-lora --num-processes 2
   g2po train environment.py:TidyEnvironment --model runs/tidy-start --max-steps 20
 
@@ -69,7 +67,7 @@ def read(argv: Sequence[str], command: str = "g2po train") -> Request:
     """Return the parsed command line. The target is its first word."""
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    own = parser.Parser((Request,), takes_help=False, prog=command)
+    own = parser.Parser((Request,), prog=command)
     try:
         values, passed = own.split(words)
         (request,) = own.build(values)
@@ -79,34 +77,21 @@ def read(argv: Sequence[str], command: str = "g2po train") -> Request:
     return request
 
 
-def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the script to run and its arguments."""
-    target = request.target
-    if target in recipe_names() and request.agent is None:
-        return recipe_file(target), request.passed
-    if target and Path(target).suffix == ".py" and Path(target).is_file() and request.agent is None:
-        return Path(target), request.passed
-    return recipe_file(OWN_RECIPE), [*own_target(request, recipe_names()), *request.passed]
-
-
-def own_target(request: Request, names: Sequence[str]) -> list[str]:
-    """Return the flag and the full name of the user's environment or agent. `names`: other possible targets."""
-    target, agent = request.target, request.agent
-    if target is not None and agent is not None:
-        raise G2POError(f"{target} and --agent {agent} are both given: remove one of them", "agent", agent)
-    if target is None and agent is None:
-        target = "environment.py" if Path("environment.py").is_file() else None
-        agent = "agent.py" if target is None and Path("agent.py").is_file() else None
+def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
+    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments."""
+    target, names = request.target, recipe_names(command)
+    environment, agent = environment_or_agent(target, request.agent)
     if agent is not None:
-        return ["--agent", resolve_agent_name(agent)]
-    if target is None or (":" not in target and not target.endswith(".py")):
-        near = difflib.get_close_matches(target or "", names, 1)
-        problem = f"{target!r} is not a recipe" if target else "there is no environment.py here and no target is given"
-        remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
-        if target is None and (late := next((word for word in request.passed if word in names), None)):
-            remedy = f"write {late} before the flags"
-        raise G2POError(f"{problem}: {remedy}", "target", target)
-    return ["--environment", resolve_environment_name(target)]
+        return recipe_file(OWN_RECIPE, command), ["--agent", resolve_agent_name(agent), *request.passed]
+    if target in names:
+        return recipe_file(target, command), request.passed
+    if command == "train" and target and target.endswith(".py") and Path(target).is_file():
+        return Path(target), request.passed
+    is_named = environment is not None and (":" in environment or environment.endswith(".py"))
+    near = difflib.get_close_matches(target or "", names, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
+    require(is_named, "target", target, remedy)
+    return recipe_file(OWN_RECIPE, command), ["--environment", resolve_environment_name(environment), *request.passed]
 
 
 def check_flags(arguments: Sequence[str], command: str) -> None:
@@ -126,12 +111,13 @@ def run_in_place(script: Path, arguments: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    request, asks_help = read(argv), not {"-h", "--help"}.isdisjoint(argv)
-    script, arguments = (None, argv) if asks_help and request.target is None else resolve(request)
-    is_recipe = script is None or script.parent == recipes_folder()
-    if is_recipe and asks_help:
+    request = read(argv)
+    is_script = Path(request.target or "").is_file() and request.agent is None
+    if {"-h", "--help"} & set(argv) and not is_script:
         print(HELP, end="")
         return
+    script, arguments = resolve(request)
+    is_recipe = script.parent == recipes_folder()
     if is_recipe:
         check_flags(arguments, "g2po train")
     config, processes = request.accelerate_config, request.num_processes
