@@ -12,7 +12,7 @@ from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..utils.options import require
 from .episode_sets import EpisodeSet, sets_of_run
-from .groups import disagreements, group_data, is_g2po
+from .groups import group_data, is_g2po
 from .index import EpisodeIndex
 from .texts import Prompts, Texts
 
@@ -27,21 +27,20 @@ class Run:
 
     Args:
         folder: the `output_dir` of a training run, or the `--output` of `g2po credit`.
-        tokenizer: decodes prompts. `None`: the tokenizer that the run saved, if any.
         live: accept a run that has begun and has no trajectories yet.
 
     Raises:
         ValueError: if the folder has no trajectories.
     """
 
-    def __init__(self, folder: str | Path, tokenizer=None, live: bool = False):
+    def __init__(self, folder: str | Path, live: bool = False):
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.numbers = iteration_numbers(self.folder)
         described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
-        self._prompts = Prompts(self.folder, tokenizer, model)
+        self._prompts = Prompts(self.folder, model)
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
@@ -99,7 +98,6 @@ class Run:
             "unfinished": read.unfinished,
             "groups": shown,
             "texts": texts.all,
-            "disagreements": disagreements(shown),
         }
 
     def _evaluations(self) -> list[dict[str, Any]]:

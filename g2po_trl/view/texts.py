@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ _THUMBNAIL = (512, 512)  # pixels of a larger one
 BYTES = 4  # of a character, at most, each perhaps a token
 _FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback", "program")
 _TEXTS = ("diff", "verify")  # of a workspace
-_SHOWN = ("success", "failure_reason", "trial", "last_trial", "panel_index", "prompt_tokens", "completion_tokens")
-_SHOWN += ("reflections",)  # elsewhere on the page
+_SHOWN = (  # elsewhere on the page
+    "success failure_reason trial last_trial panel_index prompt_tokens completion_tokens reflections"
+).split()
 
 
 class Texts:
@@ -62,17 +64,13 @@ def _image_url(file: Path, room: int) -> str:
     """Return an image as a data URL, scaled down if it is large, or the reason why there is none."""
     if not _NAME.fullmatch(file.stem) or not file.is_file():
         return f"an image whose file {file.name} is not there"
-    data, kind = file.read_bytes(), "png"
-    if len(data) > _IMAGE_BYTES:
-        smaller = io.BytesIO()
-        try:
-            image = Picture(data).open()
-        except Exception:  # PIL raises errors of several classes for broken files
-            return f"an image whose file {file.name} is broken"
+    picture = Picture(file.read_bytes())
+    url = picture.data_url
+    if len(picture.png) > _IMAGE_BYTES:
+        smaller, image = io.BytesIO(), picture.open()
         image.thumbnail(_THUMBNAIL)
         image.save(smaller, "JPEG", quality=80)
-        data, kind = smaller.getvalue(), "jpeg"
-    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+        url = f"data:image/jpeg;base64,{base64.b64encode(smaller.getvalue()).decode()}"
     return url if len(url) <= room else f"an image that would make the page too large: {file.name}"
 
 
@@ -81,28 +79,27 @@ class Prompts:
 
     Args:
         folder: a run's folder.
-        tokenizer: replaces the saved tokenizer.
         model: the trained model, whose tokenizer is used until the run has saved one.
     """
 
-    def __init__(self, folder: Path, tokenizer=None, model: str | None = None):
-        self._folder, self._tokenizer, self._model = folder, tokenizer, model
-        self._pieces: dict[tuple[bool, tuple[int, ...]], str] = {}
+    def __init__(self, folder: Path, model: str | None = None):
+        self._folder, self._model = folder, model
 
     def decode(self, step: Step) -> str | None:
         """Return the text of a step's prompt; `None` if there is no tokenizer."""
         if step.prompt is not None or not step.prompt_ids:
             return step.prompt
-        return self._decode(step.prompt_ids) if self._decode else None
+        return self._decoder(step.prompt_ids) if self._decoder else None
 
     def tokens(self, step: Step) -> dict[str, Any]:
         """Return a completion's tokens and their log-probabilities as "t" and "lp"; nothing if one is not recorded."""
         recorded = bool(step.logprobs) and len(step.logprobs) == len(step.completion_ids)
-        if not recorded or None in step.logprobs or not self._decode:  # an engine may not know one
+        if not recorded or None in step.logprobs or not self._decoder:  # an engine may not know one
             return {}
-        ids, texts, logprobs, start = step.completion_ids, [], [], 0
+        ids, texts, logprobs, start = tuple(step.completion_ids), [], [], 0
         for end in range(1, len(ids) + 1):
-            text = self._piece(tuple(ids[max(0, start - 1) : end]), start > 0)
+            before = ids[max(0, start - 1) : start]  # without the token before it, a text may lose its first space
+            text = self._piece(before + ids[start:end])[len(self._piece(before)) :]
             if "\ufffd" in text and end < len(ids) and end - start < BYTES:  # a part of a character
                 continue
             texts.append(text)
@@ -110,18 +107,14 @@ class Prompts:
             start = end
         return {"t": texts, "lp": logprobs}
 
-    def _piece(self, ids: tuple[int, ...], follows: bool) -> str:
-        """Return the text of tokens; with `follows`, the first token only provides context."""
-        if (follows, ids) not in self._pieces:
-            before = len(self._decode(list(ids[:1]))) if follows else 0
-            self._pieces[follows, ids] = self._decode(list(ids))[before:]
-        return self._pieces[follows, ids]
+    @cached_property
+    def _piece(self) -> Callable[[tuple[int, ...]], str]:
+        return lru_cache(2**16)(lambda ids: self._decoder(list(ids)))
 
     @cached_property
-    def _decode(self) -> Callable[[Sequence[int]], str] | None:
-        if self._tokenizer is not None:
-            return self._tokenizer.decode
-        places = [self._folder, *sorted(self._folder.glob("checkpoint-*")), *_folder_of(self._model)]
+    def _decoder(self) -> Callable[[Sequence[int]], str] | None:
+        places = [self._folder, *sorted(self._folder.glob("checkpoint-*"))]
+        places += [_folder_of(self._model)] if self._model else []
         place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
         return None if place is None else _decoder_in(place)
 
@@ -129,10 +122,9 @@ class Prompts:
 def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, Any]:
     """Return a step as plain data, texts by number.
 
-    Keys: "o" observation, "img" its images, "a" action, "r" completion, "p" prompt, "ok" whether the completion is
-    valid, "in" whether the action is admissible (`None` if none were listed). With prompts, and log-probabilities that
-    the run recorded: "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request
-    also has the keys of `conversation_data`; "o" and "a" are then readable texts.
+    Keys: "o" observation, "a" action, "r" completion, "p" prompt, "ok" whether the completion is valid, "in" whether
+    the action is admissible (`None` if none were listed), and those of `shown_data`. With prompts, and
+    log-probabilities that the run recorded: "t" the completion's tokens, "lp" their log-probabilities.
     """
     return {
         "o": texts.number(state_text(step)),
@@ -141,9 +133,8 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
         "p": texts.number(prompts.decode(step)) if prompts else None,
         "ok": bool(step.valid),
         "in": step.admissible,
-        **_shown_images(step.images if step.messages is None else None, texts),
         **(prompts.tokens(step) if prompts else {}),
-        **conversation_data(step, texts),
+        **shown_data(step, texts),
     }
 
 
@@ -157,24 +148,19 @@ def task_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
     }
 
 
-def conversation_data(step: Step, texts: Texts) -> dict[str, Any]:
-    """Return the messages of a step that answers a chat request, and nothing for other steps.
+def shown_data(step: Step, texts: Texts) -> dict[str, Any]:
+    """Return the images of an observation as "img" if there are any, or the messages that a chat request answers.
 
     Keys: "m" messages, "old" how many of them the model had read before, "said" the assistant's message. A message has
     "role", "name", "c" (its content) and "calls", pairs of name and arguments.
     """
     if step.messages is None:
-        return {}
+        return {"img": texts.images(step.images)} if step.images else {}
     return {
         "m": [_message_data(message, texts) for message in step.messages],
         "old": len(step.messages) - len(new_messages(step)),
         "said": _message_data(step.response, texts),
     }
-
-
-def _shown_images(images: Sequence[str] | None, texts: Texts) -> dict[str, list[int]]:
-    """Return images as "img"; nothing without any."""
-    return {"img": texts.images(images)} if images else {}
 
 
 def _message_data(message: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
@@ -184,7 +170,7 @@ def _message_data(message: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
         "role": message["role"],
         "name": message.get("name"),
         "c": texts.number(message["content"].replace(PLACE, "") if images else message["content"]),
-        **_shown_images(images, texts),
+        **({"img": texts.images(images)} if images else {}),
         "calls": [[function["name"], texts.number(_as_json(function["arguments"]))] for function in functions],
     }
 
@@ -200,15 +186,14 @@ def _as_json(value: Any) -> str:
 def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
     """Return an episode as plain data, without its steps.
 
-    For an episode of chat requests, "facts" are the entries of `info` about the agent, and "other" is the rest as
-    text.
+    "facts" of an episode of chat requests are the entries of `info` about the agent; its "other" is the rest as text.
     """
     facts: dict[str, Any] = {}
     if any(step.messages is not None for step in trajectory.steps):
-        info = {name: value for name, value in trajectory.info.items() if value not in (None, False, [], {})}
-        facts = {name: info.pop(name) for name in _FACTS if name in info}
-        facts |= {name: texts.number(str(info.pop(name))) for name in _TEXTS if name in info}
-        other = {name: value for name, value in info.items() if name not in _SHOWN}
+        told = {name: value for name, value in trajectory.info.items() if value not in (None, False, [], {})}
+        facts = {name: told[name] for name in _FACTS if name in told}
+        facts |= {name: texts.number(str(told[name])) for name in _TEXTS if name in told}
+        other = {name: value for name, value in told.items() if name not in (*_FACTS, *_TEXTS, *_SHOWN)}
         facts |= {"other": texts.number(_as_json(other))} if other else {}
     return {
         "facts": facts,
@@ -230,16 +215,11 @@ def _decoder_in(place: Path) -> Callable[[Sequence[int]], str]:
     return AutoTokenizer.from_pretrained(place).decode
 
 
-def _folder_of(model: str | None) -> list[Path]:
-    """Return the folder of a local model, or of one from the Hub that is in the cache; nothing otherwise."""
-    if not model:
-        return []
-    if Path(model).is_dir():
-        return [Path(model)]
+def _folder_of(model: str) -> Path:
+    """Return the folder of a local model, or of one of the Hub that is in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    try:
+    found = None
+    with suppress(ValueError):  # a name that the Hub cannot have
         found = try_to_load_from_cache(model, "tokenizer_config.json")
-    except ValueError:  # a name that the Hub cannot have
-        return []
-    return [Path(found).parent] if isinstance(found, str) else []
+    return Path(found).parent if isinstance(found, str) else Path(model)

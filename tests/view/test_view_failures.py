@@ -19,7 +19,7 @@ ATTACKS += ["javascript:document.title='taken'", "\"' onmouseover='document.titl
 
 def turns_of(group):
     graph = StateGraph.from_groups([group], gamma=0.5)
-    return [turning_points(one, graph, number) for number, one in enumerate(group)]
+    return turning_points(group, graph)
 
 
 def test_the_turning_point_is_the_largest_fall():
@@ -55,17 +55,14 @@ def test_where_nothing_was_won_the_first_fault_or_return_is_the_turning_point():
 
 
 def test_a_group_that_taught_nothing_says_why():
-    def group(*rewards, advantage=0.0, error=0):
+    def group(*rewards, error=0):
         played = [trajectory("t", "h", reward) for reward in rewards]
-        for one in played:
-            one.steps[0].advantage = advantage
         return [*played, *[Trajectory("t", [], 0.0, "error", error="boom")] * error]
 
     told = [group(10.0, 10.0), group(0.0, 0.0), group(10.0, error=1), group(error=2), group(10.0, 0.0)]
-    assert [taught_nothing(one) for one in told] == ["solved", "failed", "one", "errors", "equal"]
-    assert taught_nothing(group(10.0, 10.0, advantage=0.1)) is None, "wins of different length teach"
-    unstored = [trajectory("t", "h", 0.0)] * 2
-    assert taught_nothing(unstored) is None and taught_nothing(unstored, np.zeros(2)) == "failed"
+    assert [taught_nothing(one, np.zeros(2)) for one in told] == ["solved", "failed", "one", "errors", "equal"]
+    assert taught_nothing(told[0], np.array([0.1, 0.1])) is None, "wins of different length teach"
+    assert taught_nothing(told[1], None) is None, "unknown"
 
 
 def test_the_index_reads_changed_files_again_and_names_calls_in_words(tmp_path):

@@ -81,9 +81,6 @@ def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
     )
     url = texts.all[texts.images([large])[0]]
     assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (512, 398)
-    file = folder / "trajectories" / "images" / f"{large}.png"
-    file.write_bytes(file.read_bytes()[:400_000])
-    assert "is broken" in (cut := Texts(folder)).all[cut.images([large])[0]]
     monkeypatch.setattr(of_texts, "_PAGE_BYTES", 100)
     assert "too large" in (bounded := Texts(folder)).all[bounded.images([first])[0]]
 

@@ -22,14 +22,6 @@ async function choose(number, wanted = null) {
       onclick: () => showGroup(g) }, `${g + 1}: ${one.success}/${one.trajectories.length} `,
       one.task || one.row !== null ? make("span", { class: "of" }, alike ? one.id : name) : null);
   }));
-  $("cases").hidden = shown.value_lambda === null;
-  $("case-list").replaceChildren(...shown.disagreements.map((one) => {
-    const step = shown.groups[one.group].trajectories[one.trajectory].steps[one.step];
-    const [, local, gain] = step.adv;
-    return make("li", {}, make("button", { type: "button", onclick: () => showCase(one) }, step.a),
-      ` in group ${one.group + 1}: A_NC ${signed(local)}, A_EC ${signed(gain)}`);
-  }));
-  if (!shown.disagreements.length) $("case-list").append(make("li", {}, run.log ? "none in this log" : "none in this iteration"));
   const chosen = wanted ?? Math.max(0, shown.groups.findIndex((one) => one.success && one.success < one.trajectories.length));
   if (shown.groups.length) return showGroup(Math.max(0, Math.min(chosen, shown.groups.length - 1)));
   group = drawing = null;
@@ -60,12 +52,6 @@ function howTrained() {
   const certain = shown.groups.every((one) => one.adds_up !== false);
   const how = certain ? "" : ", which does not give the advantages that were trained";
   return `Trained with ${estimator()}, λ ${shown.value_lambda}${how}.`;
-}
-
-function showCase(one) {
-  showGroup(one.group);
-  showTrajectory(one.trajectory, one.step);
-  $("graph").scrollIntoView({ block: "nearest" });
 }
 
 const groupNumber = () => shown.groups.indexOf(group) + 1;
