@@ -43,7 +43,7 @@ from .engines.stop_tokens import end_completions
 from .environments.contract import Observation, TextEnvironment
 from .environments.episode_limits import EpisodeLimits
 from .environments.setup import Setup, agent_factory, check_start
-from .environments.several import environments_of, mixed
+from .environments.several import mixed
 from .environments.tasks import check_rows, decoded, panels_of, plain, tasks_hash
 from .environments.tools.trl_rewards import with_rewards
 from .prompts.chat_template import DATE, get_chat_template, get_tokenizer
@@ -182,7 +182,7 @@ class G2POTrainer(GRPOTrainer):
             environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
         own_metrics = type(self).evaluate is not G2POTrainer.evaluate
-        check_evaluations(args, setup.eval_dataset, environments_of(environment_factory), not own_metrics)
+        check_evaluations(args, setup.eval_dataset, not own_metrics)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)

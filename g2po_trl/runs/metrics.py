@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isnan
@@ -14,7 +14,7 @@ import numpy as np
 from ..credit.estimators.g2po import g2po, g2po_terms
 from ..credit.graph import StateGraph
 from ..environments.validation import is_score
-from ..trajectory import Step, Trajectory
+from ..trajectory import Trajectory
 
 FEWEST = 5  # groups from which a standard error is estimated
 _LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
@@ -22,63 +22,40 @@ _LONG = 8  # tokens; a shorter completion may be an action that is meant to end 
 
 @dataclass(frozen=True)
 class Metric:
-    """A mean over episodes or over their steps.
+    """A mean over episodes or over their steps."""
 
-    Args:
-        name: in logs, run files and charts.
-        values: returns the numbers that an episode contributes, none if it has nothing to measure.
-        title: in tables. `None`: in logs and files alone.
-        short: in lines of progress and charts. `None`: in neither.
-        scale: of its numbers where they are printed, 100 for percent.
-        optional: it is left out, instead of nan, if no episode contributes.
-        of_environments: with several environments, it is also reported of each.
-        of_all: episodes without a result contribute, too.
-        lower_is_better: a lower value is better.
-    """
-
-    name: str
-    values: Callable[[Trajectory], Iterable[float]]
-    title: str | None = None
-    short: str | None = None
-    scale: int = 100
-    optional: bool = False
-    of_environments: bool = False
-    of_all: bool = False
+    name: str  # in logs, run files and charts
+    values: Callable[[Trajectory], Iterable[float]]  # of an episode; none if it has nothing to measure
+    title: str | None = None  # in tables
+    short: str | None = None  # in lines of progress and charts
+    scale: int = 100  # where it is printed: 100 for percent
+    optional: bool = False  # left out, instead of nan, if no episode has a value
+    of_environments: bool = False  # reported also of each of several environments
+    of_all: bool = False  # also of episodes without a result
     lower_is_better: bool = False
 
 
-def _of_steps(value: Callable[[Step], float | None]) -> Callable[[Trajectory], Iterable[float]]:
-    """Return the values of an episode's steps; steps with `None` contribute nothing."""
-    return lambda t: [number for step in t.steps if (number := value(step)) is not None]
+_CALLS = ("known", "unknown", "unreadable", "none")  # of a completion whose prompt offers tools
+
+
+def _calls(number: int) -> Callable[[Trajectory], list[bool]]:
+    """Return a function for the completions with one of the first kinds of `_CALLS`: is it of the kinds before?"""
+    return lambda t: [step.call in _CALLS[: number - 1] for step in t.steps if step.call in _CALLS[:number]]
 
 
 METRICS = (
     Metric("success_rate", lambda t: [t.success], "success: all", "success", of_environments=True),
-    Metric("score", lambda t: (), "score", "score", optional=True),  # `Summary.scores`
+    Metric("score", lambda t: (), "score", "score", optional=True),  # `Summary` adds up entries of `info`
     Metric("reward", lambda t: [t.reward], "reward", "reward", 1, of_environments=True),
     Metric("turns", lambda t: [len(t.steps)], "mean turns", "turns", 1, of_environments=True, lower_is_better=True),
     Metric("turns_to_success", lambda t: [len(t.steps)] * t.success, lower_is_better=True),
-    Metric("valid_action_ratio", _of_steps(lambda step: step.valid), "valid completions", "valid"),
+    Metric("valid_action_ratio", lambda t: [step.valid for step in t.steps], "valid completions", "valid"),
+    Metric("tool_call_ratio", _calls(4), "tool calls", "calls", optional=True),
+    Metric("readable_call_ratio", _calls(3), optional=True),
+    Metric("known_call_ratio", _calls(2), optional=True),
     Metric(
-        "tool_call_ratio",  # of completions whose prompt offers tools
-        _of_steps(lambda step: None if step.call is None else step.call != "none"),
-        "tool calls",
-        "calls",
-        optional=True,
-    ),
-    Metric(
-        "readable_call_ratio",  # of these calls
-        _of_steps(lambda step: None if step.call in (None, "none") else step.call != "unreadable"),
-        optional=True,
-    ),
-    Metric(
-        "known_call_ratio",  # of the parsed ones
-        _of_steps(lambda step: step.call == "known" if step.call in ("known", "unknown") else None),
-        optional=True,
-    ),
-    Metric(
-        "admissible_action_ratio",  # of steps for which the environment listed actions
-        _of_steps(lambda step: step.admissible),
+        "admissible_action_ratio",
+        lambda t: [step.admissible for step in t.steps if step.admissible is not None],
         "admissible actions",
         "admissible",
         optional=True,
@@ -105,12 +82,7 @@ class Summary:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> Summary:
-        """Return the sums of episodes.
-
-        Args:
-            trajectories: the episodes.
-            task_types: type of each trajectory's task, for success by type; `None` where there is none.
-        """
+        """Return the sums of episodes. `task_types`: type of each one's task, for success by type, or `None`."""
         summary = cls()
         for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
             summary._add(trajectory, kind)
@@ -140,7 +112,7 @@ class Summary:
         steps = trajectory.steps
         self._sum("cut", [step.completion_truncated and len(step.completion_ids) >= _LONG for step in steps])
         if reason := trajectory.failure_reason:
-            self._sum(("reason", reason.split(":")[0].strip()), [1])
+            self._sum(("reason", reason.partition(":")[0].strip()), [1])
         for name in filter(is_score, trajectory.info):
             self._sum(("score", name), [float(trajectory.info[name])])
 
@@ -150,7 +122,7 @@ class Summary:
         self.numbers[what] += len(values)
 
     def _parts(self, kind: str) -> list[str]:
-        return [what[1] for what in self.numbers if isinstance(what, tuple) and what[0] == kind]
+        return sorted(what[1] for what in self.numbers if isinstance(what, tuple) and what[0] == kind)
 
     @property
     def episodes(self) -> int:
@@ -163,36 +135,29 @@ class Summary:
         return float(self.totals[what] / number) if number else float("nan")
 
     def means(self) -> dict[str, Any]:
-        """Return the statistics.
+        """Return the statistics, most of episodes with a result alone; means of no episodes are `nan`.
 
-        Returns:
-            The logged `METRICS` by name: fractions and means of the episodes with a result; `error_rate` and
-            `lost_rate` of all episodes. Means of no episodes are `nan`.
-            `success_rate_error`: standard error of `success_rate` over tasks, see `careful_error`; absent below
-            `FEWEST` tasks.
-            `score`, `score_…`: means of these entries of `info`; episodes without one count as 0.
-            `episodes`: number of all episodes.
-            `success_rate_by_type`, `episodes_by_type`: by task type, and by environment if there are several.
-            `by_environment`: some metrics of each environment; absent if there is one.
-            `failure_reasons`: number of episodes by kind of `failure_reason`, the part before its first colon.
+        They are the `METRICS` and entries of `info` by name, `success_rate_error` (see `careful_error`) from
+        `FEWEST` tasks on, `episodes`, `success_rate_by_type` and `episodes_by_type` (also by environment),
+        `by_environment` if there are several, and `failure_reasons`: numbers of episodes.
         """
         shown = [metric for metric in METRICS if self.numbers[metric.name] or not metric.optional]
         means: dict[str, Any] = {metric.name: self.mean(metric.name) for metric in shown}
         error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in self._parts("task"))
         means |= {} if isnan(error) else {"success_rate_error": error}
         finished = self.numbers["success_rate"]
-        means |= {name: self.mean(("score", name), finished) for name in sorted(self._parts("score"))}
-        types, reasons = sorted(self._parts("type")), sorted(self._parts("reason"))
+        means |= {name: self.mean(("score", name), finished) for name in self._parts("score")}
+        types = self._parts("type")
         by_environment = {
             name: {metric.name: self.mean((metric.name, name)) for metric in METRICS if metric.of_environments}
-            for name in sorted(self._parts("success_rate"))
+            for name in self._parts("success_rate")
         }
         return {
             **means,
             "episodes": self.episodes,
             "success_rate_by_type": {name: self.mean(("type", name)) for name in types},
             "episodes_by_type": {name: self.numbers["type", name] for name in types},
-            "failure_reasons": {name: self.numbers["reason", name] for name in reasons},
+            "failure_reasons": {name: self.numbers["reason", name] for name in self._parts("reason")},
             **({"by_environment": by_environment} if by_environment else {}),
         }
 
@@ -211,8 +176,7 @@ def wins(group: Iterable[Trajectory]) -> tuple[int, int]:
 def success_error(groups: Iterable[tuple[int, int]]) -> float | None:
     """Return the standard error of the success rate of a rollout, whose groups, by `wins`, are the sample.
 
-    Episodes of a group share their task: if treated as independent, they would make the error too small. `None` for
-    fewer than two groups with a result.
+    Episodes of a group share their task, so they are not independent. `None` for fewer than two groups with a result.
     """
     counted = [(won, number) for won, number in groups if number]
     if len(counted) < 2:
@@ -253,14 +217,10 @@ def flat(means: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def has_metric(name: str, task_types: Collection[str], environments: Iterable[str] = ()) -> bool:
-    """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix.
-
-    `environments`: names of the environments of a run with several.
-    """
-    names = {metric.name for metric in METRICS} | {f"success_rate/{kind}" for kind in task_types}
-    names |= {f"{one.name}/{environment}" for environment in environments for one in METRICS if one.of_environments}
-    return is_score(name) or name in names | {"success_rate_error", "episodes", "runtime"}
+def is_metric(name: str) -> bool:
+    """Return whether evaluations can report a metric, named without the panel's prefix."""
+    names = {metric.name for metric in METRICS} | {"success_rate_error", "episodes", "runtime"}
+    return is_score(name) or name.partition("/")[0] in names
 
 
 def advantage_metrics(

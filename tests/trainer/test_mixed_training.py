@@ -98,7 +98,6 @@ def test_it_trains_logs_evaluates_and_is_evaluated_and_checked_again(tmp_path, t
     [
         ([*ROWS, {"seed": 1}], {}, "environment is None"),
         (ROWS, {"environment_limits": {"lamb": {"max_turns": 2}}}, "environment_limits\\['lamb'\\]"),
-        (ROWS, {"metric_for_best_model": "reward/lamb", "eval_strategy": "steps"}, "metric_for_best_model"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_model_is_loaded(tmp_path, rows, options, named):
