@@ -1,14 +1,8 @@
 """Viewer: an HTML page with curves, state graphs, advantages and evaluations of a run, or of two side by side."""
 
-from importlib import import_module
-from typing import Any
+from .data import Run
+from .episode_sets import Evaluation
+from .page import InlinePage, write_page
+from .sources import Sources, open_folder
 
-_MODULE_OF = {"Evaluation": "episode_sets", "Run": "data"}
-_MODULE_OF |= {"InlinePage": "page", "write_page": "page", "Sources": "sources", "open_folder": "sources"}
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:  # `words` is read where neither torch nor a server is installed
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+__all__ = ["Evaluation", "InlinePage", "Run", "Sources", "open_folder", "write_page"]

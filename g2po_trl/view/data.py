@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..runs.run_json import read_run
 from ..utils.options import require
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import group_data, is_g2po
-from .index import EpisodeIndex
+from .index import index_of
 from .texts import Prompts, Texts
 
 _SETTINGS = (
@@ -44,10 +43,10 @@ class Run:
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
-        self.index = EpisodeIndex(self.folder)
+        self.index = index_of(self.folder)
         is_run = self.numbers or self.sets() or (live and described)
         remedy = "it holds no trajectories, pass the output_dir of a run or an evaluation with them"
-        require(bool(is_run), "folder", str(folder), f"{remedy}{_hint(self.folder)}")
+        require(bool(is_run), "folder", str(folder), remedy)
 
     def about(self) -> dict[str, Any]:
         """Return name and settings."""
@@ -62,19 +61,19 @@ class Run:
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
-        curves = []
-        for number, entry in self._log():
-            known = {name: value for name, value in entry.items() if _is_number(value)}
-            times = {name.removeprefix("time/"): known[name] for name in known if name.startswith("time/")}
-            values = {one.short: known.get(f"episode/{one.name}") for one in METRICS if one.short}
+        curves, steps = [], self.steps_per_iteration
+        for place, entry in enumerate(load_log(self.folder), 1):
+            times = {name.removeprefix("time/"): entry[name] for name in entry if name.startswith("time/")}
+            values = {one.short: entry.get(f"episode/{one.name}") for one in METRICS if one.short}
             values = {name: value for name, value in values.items() if value is not None}
-            curves.append({"n": number, **values, "times": times})
+            curves.append({"n": -(-entry["step"] // steps) if steps else place, **values, "times": times})
+        last = self.settings.get("max_steps") or 0
         return {
             **self.about(),
             "folder": shlex.quote(str(self.folder)),  # in commands to copy
             "log": self.log,
-            "optimizer_steps_per_iteration": self.steps_per_iteration,
-            "planned": self._planned(),
+            "optimizer_steps_per_iteration": steps,
+            "planned": -(-last // steps) if steps and last > 0 else None,  # iterations
             "curves": curves,
             "evaluations": self._evaluations(),
             "iterations": self.numbers,
@@ -103,28 +102,7 @@ class Run:
     def _evaluations(self) -> list[dict[str, Any]]:
         return [*load_evaluations(self.folder), *load_exams(self.folder)]
 
-    def _planned(self) -> int | None:
-        """Return the planned number of iterations; `None` if it is unknown."""
-        steps = self.settings.get("max_steps") or 0
-        return -(-steps // self.steps_per_iteration) if steps > 0 and self.steps_per_iteration else None
-
-    def _log(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return pairs of iteration number and log entry."""
-        steps = self.steps_per_iteration
-        log = enumerate(load_log(self.folder), 1)
-        return [(-(-entry["step"] // steps) if steps else number, entry) for number, entry in log]
-
 
 def _as_text(value: Any) -> Any:
     """Return an object as `name value, name value`, and other values unchanged."""
     return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _hint(folder: Path) -> str:
-    """Return the end of an error message: folders inside `folder` that have trajectories."""
-    inside = [path.parent.parent for path in folder.glob("*/trajectories/*.jsonl")]
-    return f"; there are {', '.join(sorted({str(path) for path in inside}))}" if inside else ""

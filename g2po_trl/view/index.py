@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -69,15 +70,22 @@ class EpisodeIndex:
             episodes = []
             for trajectory in group:
                 calls.update(call for step in trajectory.steps for call in _calls(step))
-                states = [self._states.number(_searched(state_text(step), step.key)) for step in trajectory.steps]
+                states = [self._states.number(_searched(step)) for step in trajectory.steps]
                 actions = [self._actions.number(action_text(step)[:LONGEST]) for step in trajectory.steps]
                 episodes.append([OUTCOMES.index(trajectory.outcome), states, actions])
             groups.append({"task": place, "episodes": episodes})
         return {"n": number, "groups": groups, "error": success_error(map(wins, read)), "tools": _tools(calls)}
 
 
-def _searched(text: str, key: str) -> str:
-    return text[:LONGEST] if key == text else f"{text[:LONGEST]} {key[:LONGEST]}"
+@cache
+def index_of(folder: Path) -> EpisodeIndex:
+    """Return the index of a folder, the same whenever it is opened."""
+    return EpisodeIndex(folder)
+
+
+def _searched(step: Step) -> str:
+    text = state_text(step)
+    return text[:LONGEST] if step.key == text else f"{text[:LONGEST]} {step.key[:LONGEST]}"
 
 
 def _calls(step: Step) -> list[tuple[str | None, str | None]]:

@@ -37,13 +37,6 @@ def shell(data: str = "") -> str:
     return page
 
 
-def _overview(sources: Sources, iterations: Sequence[int] | None) -> dict[str, Any]:
-    overview = sources.overview()
-    if sources.run:
-        overview["sources"][0]["iterations"] = list(sources.numbers if iterations is None else iterations)
-    return overview
-
-
 class InlinePage:
     """The viewer's page in a notebook: make it the last expression of a cell.
 
@@ -64,7 +57,7 @@ class InlinePage:
         sources = Sources(*(open_folder(path) for path in (folder, other) if path is not None))
         chosen = list(iterations or sources.numbers[-1:])
         blocks = [_block(name, _packed(read())) for name, read in sources.pieces(chosen).items()]
-        self.page = shell("\n".join([_block("overview", _packed(_overview(sources, chosen))), *blocks]))
+        self.page = shell("\n".join([_block("overview", _packed(sources.overview(chosen))), *blocks]))
         self.height = height
 
     def _repr_html_(self) -> str:
@@ -82,7 +75,7 @@ def write_page(
 ) -> Path:
     """Write the viewer's page of some iterations (`None`: all), with every prompt if `prompts`; return its path.
 
-    The page is one file. Data of more than `LARGEST` characters are written to files in a folder next to it,
+    The page is one file, but for data beyond `LARGEST` characters: they are written to files in a folder next to it,
     `data_folder`, which the page loads on demand. `public`: without texts that look like secrets, and with `~` for the
     home folder.
     """
@@ -92,19 +85,18 @@ def write_page(
     for old in folder.glob("*.js"):
         if old.stem.isdigit():
             old.unlink()
-    blocks, files, waiting, size = [_block("overview", _packed(_overview(sources, iterations), public))], {}, [], 0
+    blocks, files, size = [_block("overview", _packed(sources.overview(iterations), public))], {}, 0
     for name, read in sources.pieces(iterations, prompts).items():
-        waiting.append((name, _packed(read(), public)))
-        size += len(waiting[-1][1])
-        if size > LARGEST:
-            folder.mkdir(parents=True, exist_ok=True)
-            for part, packed in waiting:
-                files[part] = f"{len(files)}.js"
-                (folder / files[part]).write_text(f'piece("{files[part]}", "{packed}");')
-            waiting = []
+        packed = _packed(read(), public)
+        size += len(packed)
+        if size <= LARGEST:
+            blocks.append(_block(name, packed))
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        files[name] = f"{len(files)}.js"
+        (folder / files[name]).write_text(f'piece("{files[name]}", "{packed}");')
     if files:
         blocks.append(_block("files", _packed({"folder": folder.name, "of": files}, public)))
-    blocks += [_block(name, packed) for name, packed in waiting]
     with atomic_write(path) as file:
         file.write(shell("\n".join(blocks)))
     return path

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..agents.loopback import LOOPBACK, LoopbackServer, Receive, Send, respond
 from ..utils.json import to_json
-from .data import Run
 from .page import shell
 from .sources import Sources, open_folder, version_of
 
@@ -29,7 +28,6 @@ class Server(LoopbackServer):
         super().__init__(self._respond, port)
         self.token = secrets.token_urlsafe(16)
         self._page, self._folders = shell().encode(), [source.folder for source in sources.sources]
-        self._indexes = {source.folder: source.index for source in sources.sources if isinstance(source, Run)}
 
     @property
     def address(self) -> str:
@@ -56,18 +54,11 @@ class Server(LoopbackServer):
         version = version_of(self._folders)  # read first: what changes meanwhile is asked for again
         if path == "version":
             return 200, "application/json", to_json(version).encode()
-        sources = self._sources_now()
+        sources = Sources(*(open_folder(folder, live=True) for folder in self._folders))
         overview = {"overview": lambda: {"version": version, **sources.overview()}}
         if read := {**sources.pieces(), **overview}.get(path):
             return 200, "application/json", to_json(read()).encode()
         return 404, "text/plain", b"no such page"
-
-    def _sources_now(self) -> Sources:
-        sources = Sources(*(open_folder(folder, live=True) for folder in self._folders))
-        for source in sources.sources:
-            if isinstance(source, Run):  # its index is read once
-                source.index = self._indexes.setdefault(source.folder, source.index)
-        return sources
 
 
 def main() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,9 @@ def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
 
 def version_of(folders: Iterable[str | Path]) -> str:
     """Return a text that changes when a run or an evaluation writes to one of the folders."""
-    names = ("run.json", "log.jsonl", "evaluations.jsonl", "settings.json", "results.json", "exams/results.json")
-    marks = []
-    for folder in folders:
-        paths = [*(Path(folder, name) for name in names), *sorted(Path(folder).glob("trajectories/*.jsonl"))]
-        for path in paths:
-            with suppress(FileNotFoundError):
-                stat = path.stat()
-                marks.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    patterns = ("*.json", "*.jsonl", "exams/*.json", "trajectories/*.jsonl")
+    paths = [path for folder in folders for name in patterns for path in sorted(Path(folder).glob(name))]
+    marks = [f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths]
     return hashlib.sha1("\n".join(marks).encode(), usedforsecurity=False).hexdigest()
 
 
@@ -63,18 +59,21 @@ class Sources:
         """Return all evaluations by id: "0-KEY" in the first folder, "1-KEY" in the second, and so on."""
         return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
 
-    def overview(self) -> dict[str, Any]:
-        """Return the data shown when the page opens; "training": whether the only folder has iterations.
+    def overview(self, iterations: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the data shown when the page of some iterations (`None`: all) opens.
 
-        "charts": name, title and scale of the metrics that are drawn.
+        "training": whether the only folder has iterations. "charts": name, title and scale of the drawn metrics.
         """
         sets = [
             {"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in self.sets().items()
         ]
         names = _names([source.folder for source in self.sources])
+        sources = [{**source.overview(), "name": name} for source, name in zip(self.sources, names)]
+        if self.run:
+            sources[0]["iterations"] = self.numbers if iterations is None else iterations
         return {
             "name": " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
-            "sources": [{**source.overview(), "name": name} for source, name in zip(self.sources, names)],
+            "sources": sources,
             "sets": sets,
             "pair": _first_pair(sets),
             "training": bool(self.numbers),
@@ -102,15 +101,14 @@ def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
     """Return the ids of the two evaluations that the page shows side by side when it opens."""
     if not sets:
         return [None, None]
-    of_source = [[one for one in sets if one["source"] == i] for i in sorted({one["source"] for one in sets})]
-    first, second = [*of_source, []][:2]
-    if second:
-        shared = {one["panel"] for one in first} & {one["panel"] for one in second}
-        left, right = ([one for one in part if not shared or one["panel"] in shared] for part in (first, second))
-        last = _reported(left)[-1]
-        return [last["id"], ([one for one in right if one["panel"] == last["panel"]] or right)[-1]["id"]]
-    panel = _reported(first)
-    return [panel[0]["id"], panel[-1]["id"] if len(panel) > 1 else None]
+    first, *others = [list(part) for _, part in groupby(sets, lambda one: one["source"])]
+    if not others:
+        panel = _reported(first)
+        return [panel[0]["id"], panel[-1]["id"] if len(panel) > 1 else None]
+    panels = {one["panel"] for one in others[0]}
+    last = _reported([one for one in first if one["panel"] in panels] or first)[-1]
+    beside = [one for one in others[0] if one["panel"] == last["panel"]] or others[0]
+    return [last["id"], beside[-1]["id"]]
 
 
 def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,10 +119,9 @@ def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that are all different."""
+    """Return the names of the folders, or if some are the same, their paths from the folder that has all."""
     paths = [folder.resolve() for folder in folders]
-    for parts in range(1, max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(set(paths)):
+        names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+    return names

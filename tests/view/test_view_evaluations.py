@@ -78,7 +78,7 @@ def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
     overview = Sources(Run(trained), Run(other)).overview()
     assert overview["pair"] == ["0-eval-4", "1-eval-2"], "the panel that both have"
     assert overview["training"] is False
-    assert [one["name"] for one in overview["sources"]] == [f"{tmp_path.name}/trained", "other/trained"]
+    assert [one["name"] for one in overview["sources"]] == ["trained", "other/trained"]
     assert Sources(Evaluation(evaluation), Run(other)).overview()["pair"] == ["0-all", "1-eval-2"]
     for step in (0, 4):
         write_jsonl(trained / "trajectories" / f"eval_t1-{step:06d}.jsonl", [played("one", "ha", 10.0)])
