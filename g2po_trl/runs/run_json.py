@@ -1,15 +1,13 @@
 """`run.json`: the description of a run, which evaluation, viewer and report read.
 
-{"trainer": {…},                    every field of the configuration
- "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
- "prompt": {…},                     every field of the PromptTemplate; parser and subclass by their place of import
- "chat_template": {"of": …, "hash": …}, the model's or TRL's for training, with which the model is saved
- "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
- "estimator": {…},                  its name, its options and the settings on which its advantages depend
- "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
- "training_tasks": …, "run_id": …,  a hash of the training tasks, and which run it is
- "written": […],                    the run's files and folders, which `overwrite` deletes
- …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
+- `trainer`, `prompt`: every field of the configuration, and of the PromptTemplate
+- `environment`: where its class can be imported from, with the arguments bound to it
+- `chat_template`: with which the model is saved, the model's own or TRL's for training, with its hash
+- `play`: turns, history, lengths, sampling of evaluations, chat-template arguments, limits
+- `estimator`: its name, its options and the settings on which its advantages depend
+- `training_tasks`, `run_id`: a hash of the training tasks, and which run it is
+- `written`: the run's files and folders, which `overwrite` deletes
+- `optimizer_steps_per_iteration`, `model`, `versions`, and what a recipe adds, as `evaluation`
 """
 
 from __future__ import annotations
@@ -58,10 +56,11 @@ def installed_versions() -> dict[str, str]:
 def find_run(folder: str | Path) -> Path | None:
     """Return the folder with the description of a run: the folder itself, or the parent of a checkpoint or adapter."""
     folder = Path(folder).resolve()
-    is_part = (folder / ADAPTER_CONFIG).is_file() and not (folder / "tokenizer_config.json").is_file()
-    places = [folder, *([folder.parent] if is_part else [])]
-    places += [place.parent for place in places if place.name.startswith("checkpoint-")]
-    return next((place for place in places if (place / FILE).is_file()), None)
+    while not (folder / FILE).is_file():
+        if not folder.name.startswith("checkpoint-") and not (folder / ADAPTER_CONFIG).is_file():
+            return None
+        folder = folder.parent
+    return folder
 
 
 def panels_in(folder: str | Path) -> dict[str, Path]:
@@ -78,7 +77,11 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         G2POError: for a file with other content.
     """
     found = find_run(folder)
-    return with_absolute_files(read_description(found), found) if found else {}
+
+    def absolute(text: str) -> str:
+        return os.path.normpath(found / text.removeprefix(_FOLDER)) if text.startswith(_FOLDER) else text
+
+    return _with_files(read_description(found), absolute) if found else {}
 
 
 def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -93,29 +96,25 @@ def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         is_in_project = text.startswith("/") and Path(text).is_relative_to(project)
         return f"{_FOLDER}{os.path.relpath(text, folder)}" if is_in_project else text
 
-    return with_files(run, relative)
+    return _with_files(run, relative)
 
 
-def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description in a run's folder with absolute paths."""
-
-    def absolute(text: str) -> str:
-        return os.path.normpath(folder / text.removeprefix(_FOLDER)) if text.startswith(_FOLDER) else text
-
-    return with_files(run, absolute)
-
-
-def with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+def _with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return the description with `change(text)` of each text that may name a file."""
 
-    def changed(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: changed(one) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [changed(one) for one in value]
+    def changed(value: Any, key: str) -> Any:
         return change(value) if isinstance(value, str) else value
 
-    return {name: changed(part) if name in _WITH_FILES else part for name, part in run.items()}
+    return {name: _each(part, changed) if name in _WITH_FILES else part for name, part in run.items()}
+
+
+def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
+    """Return nested data with `change(value, key)` of each value that is neither a mapping nor a list."""
+    if isinstance(value, Mapping):
+        return {name: _each(one, change, name) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_each(one, change, key) for one in value]
+    return change(value, key)
 
 
 def describe_object(value: Any) -> dict[str, Any] | None:
@@ -129,8 +128,11 @@ def describe_object(value: Any) -> dict[str, Any] | None:
     args, kwargs = (), {}
     while isinstance(value, partial):
         args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
-    args, kwargs = _by_name(value, args, kwargs)
-    args, kwargs = [_argument(one) for one in args], {name: _argument(one) for name, one in kwargs.items()}
+    if args:  # by name where that is equivalent, so that `--environment-options` can change them
+        named = [*inspect.signature(value).parameters.values()][: len(args)]
+        if len(named) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in named):
+            args, kwargs = (), {**dict(zip((one.name for one in named), args)), **kwargs}
+    args, kwargs = _each(args, _as_data), _each(kwargs, _as_data)
     if is_agent(value):
         kwargs = {name: None if callable(one) else one for name, one in kwargs.items()}
     module, name = _place(value)
@@ -153,32 +155,17 @@ def describe_object(value: Any) -> dict[str, Any] | None:
 def _place(value: Any) -> tuple[str | None, str | None]:
     """Return module and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if name is None or name == "<lambda>":
+    if name in (None, "<lambda>"):
         variables = vars(sys.modules[module]) if module in sys.modules else {}
         name = next((variable for variable, one in list(variables.items()) if one is value), None)
     return module, name
 
 
-def _argument(value: Any) -> Any:
-    """Return a bound argument as data: a function by its place, a tuple as a list, a path as its text."""
-    if isinstance(value, (list, tuple)):
-        return [_argument(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _argument(one) for name, one in value.items()}
+def _as_data(value: Any, key: str) -> Any:
+    """Return a bound argument as data: a function by its place, a path as its text."""
     if isinstance(value, (Path, np.generic)):
         return str(value) if isinstance(value, Path) else value.item()
     return (describe_object(value) or value) if callable(value) else value
-
-
-def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Return arguments by name where that is equivalent, so that `--environment-options` can change them."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[: len(args)]
-    except (TypeError, ValueError):  # not every function that is written in C has a signature
-        return args, kwargs
-    if len(parameters) < len(args) or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
-        return args, kwargs
-    return (), {**dict(zip((one.name for one in parameters), args)), **kwargs}
 
 
 def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
@@ -221,25 +208,17 @@ def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
 
 def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
     """Return the template that `describe_prompt` described, if its class and functions can be imported."""
-    values = {
-        name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
-        for name, value in description.items()
-    }
-    for name, one in values.get("by_environment", {}).items():
-        values["by_environment"] = {**values["by_environment"], name: load_prompt(one)}
+    values = _loaded(description)
+    if "by_environment" in values:
+        values["by_environment"] = {name: load_prompt(one) for name, one in values["by_environment"].items()}
     for name in ("class", "parse_completion", "show_observation"):
-        remedy = (
-            "it was local, a lambda, or had more than fields: define it in a module, or pass --prompt module:TEMPLATE"
-        )
+        remedy = "it was local, a lambda, or had more than fields: define it in a module, or pass --prompt"
         require(values.get(name, "") is not None, f"prompt.{name}", None, remedy)
     try:
         return values.pop("class", PromptTemplate)(**values)
     except TypeError as error:
-        raise G2POError(
-            f"the run's prompt was written by another version of g2po_trl or of its class ({error}): pass --prompt "
-            "module:TEMPLATE",
-            "prompt",
-        ) from error
+        message = f"the run's prompt was written by another version of its class ({error}): pass --prompt"
+        raise G2POError(message, "prompt") from error
 
 
 def describe_run(
@@ -255,20 +234,15 @@ def describe_run(
     `args` is a `G2POConfig`. `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of
     all weights; and "autocast", the dtype in which `generate` computes, if it differs. `facts` are further entries.
     """
-    play = (
-        {name: getattr(args, name) for name in args.fields_with("plays")} | asdict(args.evaluation_sampling()) | play
-    )
+    of_args = {name: getattr(args, name) for name in args.fields_with("plays")}
+    of_estimator = {name: getattr(args, name) for name in args.fields_with("group", "Advantages")}
     return {
         "trainer": args.to_dict(),
         **facts,
         "environment": describe_object(environment_factory),
         "prompt": describe_prompt(prompt_template),
-        "play": play,
-        "estimator": {
-            "estimator_name": estimator,
-            "scale_by_std": args.scale_by_std,
-            **{name: getattr(args, name) for name in args.fields_with("group", "Advantages")},
-        },
+        "play": of_args | asdict(args.evaluation_sampling()) | play,
+        "estimator": {"estimator_name": estimator, "scale_by_std": args.scale_by_std, **of_estimator},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
     }
@@ -291,12 +265,12 @@ def identity_of(description: Mapping[str, Any], resumable: Collection[str]) -> d
     return json.loads(to_json(masked(fixed)))
 
 
-def by_names(value: Any, key: str = "") -> Any:
+def by_names(value: Any) -> Any:
     """Return data with paths replaced by file names, and places of import by object names."""
-    if isinstance(value, Mapping):
-        return {name: by_names(one, name) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [by_names(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    return value.rpartition(":")[2] if key == "import" else Path(value).name if value.startswith(("/", "~")) else value
+
+    def named(value: Any, key: str) -> Any:
+        if key == "import":
+            return value.rpartition(":")[2]
+        return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+    return _each(value, named)
