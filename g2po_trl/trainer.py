@@ -687,10 +687,17 @@ class G2POTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load weights by the model's own conversion: transformers compares the names in files with the model's."""
-        if is_peft_model(self.model) or self.is_fsdp_enabled:
+        if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        elif is_peft_model(self.model):
+            self._load_adapter(find_adapter(resume_from_checkpoint))
         else:
             load_weights(self.model, resume_from_checkpoint)
+
+    def _load_adapter(self, folder: Path) -> None:
+        """Load the adapter that trains, in its dtype: transformers makes QLoRA's bfloat16 float32."""
+        options = {"is_trainable": True, "autocast_adapter_dtype": False}
+        self.model.load_adapter(str(folder), self.model.active_adapter, **options)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
@@ -701,7 +708,7 @@ class G2POTrainer(GRPOTrainer):
         if folder is None:  # also if the checkpoint is gone, of which transformers warns
             super()._load_best_model()
         elif is_adapter:
-            self.model.load_adapter(str(folder), self.model.active_adapter, is_trainable=True)
+            self._load_adapter(folder)
         else:
             load_weights(self.model, folder)
         self.weight_check.check(best)

@@ -305,14 +305,16 @@ class WeightCheck(TrainerCallback):
         self._wanted: Mapping[str, str] = {}
 
     def state_dict(self) -> dict[str, str]:
-        """Return a digest of each parameter, the same however it is sharded. All ranks call it together."""
+        """Return a digest of each parameter's numbers, the same however it is sharded. All ranks call it together."""
         found = {}
         for name, parameter in self.model().named_parameters():
             name = plain_name(name)
             if parameter.requires_grad or name not in self._frozen:
                 with self.gather([parameter]):
-                    bits = whole(parameter.data, self.device).cpu().contiguous().view(-1).view(torch.uint8)
-                    found[name] = xxhash.xxh3_64_hexdigest(bits.numpy())
+                    numbers = whole(parameter.data, self.device).cpu().contiguous().view(-1)
+                    # In one dtype: a quantized layer casts its bias to the dtype that it computes in.
+                    numbers = numbers.float() if numbers.is_floating_point() else numbers
+                    found[name] = xxhash.xxh3_64_hexdigest(numbers.view(torch.uint8).numpy())
                 self._frozen |= {} if parameter.requires_grad else {name: found[name]}
         return self._frozen | found
 

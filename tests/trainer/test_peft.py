@@ -99,25 +99,35 @@ def test_lora(make_trainer, tmp_path, tiny_model_dir):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_qlora(dtype, make_trainer, tmp_path):
-    """Quantized layers compute in `dtype`, and all else in float32."""
+    """Quantized layers compute in `dtype`, and all else in float32. A run that is resumed is the one that was not."""
     bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
     from transformers import BitsAndBytesConfig
 
     quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-    trainer = make_trainer(**OPTIONS, quantization_config=quantization, max_steps=4)
-    quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
-    assert quantized, "nothing was quantized"
-    for module in quantized:  # on some CPUs it repacks weights at the first inference, and then cannot train on them
-        module.support_avx512bf16_for_cpu = False
-    packed = [module.weight.detach().clone() for module in quantized]
-    assert all(weight.dtype == torch.uint8 for weight in packed)
-    trainer.train()
+    saved = {**OPTIONS, "lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
+
+    def run(output, max_steps):
+        options = {**saved, "quantization_config": quantization, "max_steps": max_steps}
+        trainer = make_trainer(output=output, **options)
+        quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+        assert quantized, "nothing was quantized"
+        for module in quantized:  # on some CPUs it repacks weights at the first inference, and cannot train on them
+            module.support_avx512bf16_for_cpu = False
+        packed = [module.weight.detach().clone() for module in quantized]
+        assert all(weight.dtype == torch.uint8 for weight in packed)
+        trainer.train(resume_from_checkpoint="auto")
+        assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
+        return trainer
+
+    trainer = run("out", 4)
     kl = kl_of(trainer)
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
-    assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
     assert trainer.update.layout.kind == "shared"
     trainer.save_model()
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    run("parts", 2)
+    both = (run("parts", 4).model.named_parameters(), trainer.model.named_parameters())
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(*both, strict=True))
 
 
 def test_qlora_with_vllm_is_refused(make_trainer):

@@ -121,7 +121,12 @@ class StartCheck(TrainerCallback):
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
-        wanted, most, layout, tried = self._forward(model), self._tolerance(model), self.layout, []
+        try:
+            wanted = self._forward(model)
+        except RuntimeError as error:
+            remedy = "on quantized weights use LoRA, and the dtype of a trained lm_head that its layers compute in"
+            require(False, "model", self._name(model), f"its own forward pass fails ({error}): {remedy}")
+        most, layout, tried = self._tolerance(model), self.layout, []
         configured = layout.kind
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
             layout.kind, layout.fused = kind, fused
