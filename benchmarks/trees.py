@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from g2po_trl.update.prefix_order import PrefixOrder
-from g2po_trl.update.tree import Tree, grow
+from g2po_trl.update.tree import Tree, grow, in_order
 
 
 def make_trees(sequences: Sequence[np.ndarray], max_tokens: int, fork_cost: int | None = None) -> list[Tree]:
     """Return trees of sequences, in lexicographic order; arguments as of `grow`."""
-    return grow(*PrefixOrder(sequences).of(np.arange(len(sequences))), max_tokens, fork_cost)
+    return grow(*in_order(sequences, range(len(sequences))), max_tokens, fork_cost)

@@ -53,7 +53,6 @@ from benchmarks.speed.layouts import (
 from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.forks import fork_cost
-from g2po_trl.update.layout import weights_of_a_layer
 
 TINY = (64, 128, 2, 4, 2, 2048)
 
@@ -131,7 +130,7 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str, made: list[Traj
         return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
     of = trainer.update.layout
     of.kind = layout
-    of.fork_cost = fork_cost(weights_of_a_layer(of.language_model(trainer.model)), trainer.accelerator.device.type)
+    of.fork_cost = fork_cost(of.language_model(trainer.model), trainer.accelerator.device.type)
     mini_batches, _ = trainer.update.split([batch])
     return [micro_batch for part in mini_batches for micro_batch in part]
 

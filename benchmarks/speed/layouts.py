@@ -46,7 +46,7 @@ from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.update.batch import StepBatch, loss_scale
-from g2po_trl.update.prefix_order import PrefixOrder
+from g2po_trl.update.tree import in_order
 from g2po_trl.utils.trl_compat import replaced
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
@@ -192,7 +192,7 @@ def async_positions(batch: StepBatch, budget: int) -> int:
     from trl.experimental.async_grpo.packing import TreeRow
 
     sequences, rows = batch.sequences(), [TreeRow()]
-    for index in PrefixOrder(sequences).rows:
+    for index in in_order(sequences, range(len(sequences)))[0]:
         ids = sequences[index]
         mask = np.arange(len(ids)) >= len(ids) - len(batch.completion_ids[index])
         sample = {"input_ids": ids, "completion_mask": mask, "group_id": 0, "advantage": 1.0}

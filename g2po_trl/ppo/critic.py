@@ -100,7 +100,7 @@ class Critic:
         for part in (part for order in orders for part in np.array_split(order, mini_batches) if len(part)):
             self.optimizer.zero_grad()
             statistics = torch.zeros(2, device=self.accelerator.device)  # float32: MPS has no float64
-            own = deal(part, lengths, self.accelerator.num_processes)[self.accelerator.process_index]
+            own = deal(part.tolist(), lengths[part], self.accelerator.num_processes)[self.accelerator.process_index]
             for rows in self._micro_batches(prompts, own):
                 old, target = (torch.as_tensor(of[rows]).float().to(statistics.device) for of in (old_values, returns))
                 values = self._forward([prompts[row] for row in rows])

@@ -32,20 +32,13 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass
 class Branches:
-    """Branches of one row.
+    """Branches of one row: numbers of queries and keys of each, and (K,) places of all keys in the row."""
 
-    Args:
-        own: attention implementation that the model is configured with.
-        queries, keys: number of each, by branch.
-        paths: (K,) places of all branches' keys in the row.
-        attended: whether a layer has attended by them.
-    """
-
-    own: str
+    own: str  # attention implementation that the model is configured with
     queries: list[int]
     keys: list[int]
     paths: torch.Tensor
-    attended: bool = False
+    attended: bool = False  # whether a layer has
 
     def starts(self, device: torch.device) -> dict[str, Any]:
         """Return where branches begin, under the names that transformers' flash attention takes."""
@@ -62,12 +55,9 @@ _branches: Branches | None = None
 def attention_by_branches(
     model: torch.nn.Module, sizes: Sequence[Sequence[int]] | None, paths: Any
 ) -> Iterator[Branches | None]:
-    """Let a model's forward and backward passes inside attend by branches, which are yielded.
+    """Let forward and backward passes of a causal language model attend by branches inside; yield these.
 
-    Args:
-        model: the causal language model, without wrappers.
-        sizes: numbers of queries and keys of each branch; `None`: the row has one branch, and nothing changes.
-        paths: (K,) places of all branches' keys.
+    `sizes` and `paths` are those of `tree.lay_out`; `None`: the row has one branch, and nothing changes.
     """
     global _branches
     text, before = model.config.get_text_config(), _branches
@@ -77,12 +67,11 @@ def attention_by_branches(
             configs[id(module.config)] = module.config
     was = attention_of(text)
     own = before.own if was == _NAME else was
-    if sizes is not None:
-        _branches = Branches(own, *map(list, zip(*sizes)), paths.to(model.device))
+    _branches = None if sizes is None else Branches(own, *map(list, zip(*sizes)), paths.to(model.device))
     try:
         for config in configs.values():
             config._attn_implementation = own if sizes is None else _NAME
-        yield None if sizes is None else _branches
+        yield _branches
     finally:
         _branches = before
         for config in configs.values():
@@ -114,8 +103,18 @@ def branch_attention(
     key, value = key.index_select(2, paths), value.index_select(2, paths)
     if "flash" in of.own:
         return own(module, query, key, value, None, **{**options, **of.starts(query.device)})
-    plain = not any(options.get(name) is not None for name in ("softcap", "s_aux")) and not options.get("dropout")
-    if of.own == "sdpa" and plain and _takes_varlen(query) and key.shape == value.shape:
+    takes_varlen = (
+        of.own == "sdpa"
+        and _HAS_VARLEN
+        and query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] <= 256
+        and key.shape == value.shape
+        and options.get("softcap") is options.get("s_aux") is None
+        and not options.get("dropout")
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+    if takes_varlen:
         return _in_one_call(of, query, key, value, options.get("scaling"), window), None
     parts = query.split(of.queries, 2), key.split(of.keys, 2), value.split(of.keys, 2)
     found = [_of_branch(own, of.own == "sdpa", module, *part, **options) for part in zip(*parts)]
@@ -132,13 +131,6 @@ def no_mask(mask_function: Any, kv_length: int, local_size: int | None = None, *
 
 AttentionInterface.register(_NAME, branch_attention)
 AttentionMaskInterface.register(_NAME, no_mask)
-
-
-def _takes_varlen(query: torch.Tensor) -> bool:
-    """Return whether PyTorch's flash attention takes the queries."""
-    if not (_HAS_VARLEN and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)):
-        return False
-    return query.shape[-1] <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _in_one_call(of: Branches, query, key, value, scale: float | None, window: int | None) -> torch.Tensor:
@@ -184,13 +176,11 @@ def why_not_by_branches(model: torch.nn.Module) -> str | None:
 
 def limits(config) -> list[int]:
     """Return the sequence lengths beyond which the model computes differently, by its configuration."""
-    found = [getattr(config, "sliding_window", None)]
     # An indexer lets a query see all until there are more entries than it chooses, each of some tokens.
-    entries = [getattr(config, name, None) for name in ("index_topk", "indexer_budget", "index_topk_blocks")]
-    rates = getattr(config, "compress_rates", None) or {}
-    each = getattr(config, "index_block_size", None) or min(rates.values(), default=1)
-    found.append(max(filter(None, entries), default=0) * each)
-    return sorted({int(limit) for limit in found if limit})
+    entries = max(getattr(config, name, None) or 0 for name in ("index_topk", "indexer_budget", "index_topk_blocks"))
+    each = getattr(config, "index_block_size", None)
+    each = each or min((getattr(config, "compress_rates", None) or {}).values(), default=1)
+    return sorted({int(limit) for limit in (getattr(config, "sliding_window", None), entries * each) if limit})
 
 
 def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
@@ -199,8 +189,9 @@ def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     The model chooses the scale of a pass by its longest row: `longrope` one of two, at a limit, and `dynamic` another
     for each length beyond one.
     """
-    limit, scales = getattr(config, "max_position_embeddings", 0), []
-    for part in _ropes(config):
+    limit, rope = getattr(config, "max_position_embeddings", 0), getattr(config, "rope_parameters", None) or {}
+    scales = []
+    for part in (part for part in (rope, *rope.values()) if isinstance(part, dict)):
         if part.get("rope_type") == "longrope":
             short = part.get("original_max_position_embeddings") or limit
             scales.append([int(length > short) for length in lengths])
@@ -209,31 +200,20 @@ def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     return list(zip(*scales)) if scales else [()] * len(lengths)
 
 
-def _ropes(config) -> list[dict[str, Any]]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    return [part for part in (rope, *rope.values()) if isinstance(part, dict)]
-
-
 def arithmetic(body: torch.nn.Module) -> torch.dtype:
-    """Return the dtype of the layers' inputs: that of the first weight of neither embeddings nor an adapter.
+    """Return the dtype of the layers' inputs: of the first weight of no embedding, adapter or quantized layer.
 
-    The model's own `dtype` is that of the embeddings. If the LM head shares them, `cast_lm_head_to_fp32` makes them
-    float32, while bfloat16 layers are unchanged. A quantized layer does not help: its outputs have the dtype of its
-    inputs, and its bias that of its own arithmetic.
+    Embeddings that the LM head shares are float32 with `cast_lm_head_to_fp32`; a quantized layer's outputs have the
+    dtype of its inputs, and its bias that of its own arithmetic.
     """
     skipped = set()
     for module in body.modules():
-        adapters = [getattr(module, name, None) for name in getattr(module, "adapter_layer_names", ())]
-        parts = [part for part in adapters if isinstance(part, torch.nn.Module)]
-        skipped |= {id(parameter) for part in parts for parameter in part.parameters()}
         own = list(module.parameters(recurse=False))
-        if isinstance(module, torch.nn.Embedding) or any(map(_is_quantized, own)):
+        is_quantized = any(one.dtype.itemsize == 1 or hasattr(one, "quant_state") for one in own)
+        if isinstance(module, torch.nn.Embedding) or is_quantized:
             skipped |= set(map(id, own))
-    for parameter in body.parameters():
-        if id(parameter) not in skipped and parameter.is_floating_point():
-            return parameter.dtype
-    return body.dtype
-
-
-def _is_quantized(parameter: torch.nn.Parameter) -> bool:
-    return parameter.dtype.itemsize == 1 or hasattr(parameter, "quant_state")
+        adapters = (getattr(module, name, None) for name in getattr(module, "adapter_layer_names", ()))
+        parts = (part.parameters() for part in adapters if isinstance(part, torch.nn.Module))
+        skipped |= {id(one) for part in parts for one in part}
+    weights = (one for one in body.parameters() if id(one) not in skipped and one.is_floating_point())
+    return next((one.dtype for one in weights), body.dtype)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 
-from .prefix_order import PrefixOrder
-from .tree import Tree, grow, one_each
+from .tree import Tree, grow, in_order, one_each, round_up
 
 Planned = list[list[Tree]]  # a micro-batch: the trees of each rank, one of several rows or several of one row each
 
@@ -50,7 +51,7 @@ class BatchingConfig:
     layout: str = "padded"
     fork_cost: int | None = None
     owners_of: Callable[..., np.ndarray] | None = None
-    scale_of: Callable[[Sequence[int]], list] | None = None
+    scale_of: Callable[[Sequence[int]], list] = lambda lengths: [()] * len(lengths)
     kl: bool = True
     mini_batch_size: int | None = None
 
@@ -60,12 +61,12 @@ class BatchingConfig:
         return self.pad_to_multiple_of if self.layout == "padded" else None
 
     def plan(
-        self, order: PrefixOrder, kept: np.ndarray, num_ranks: int, rng: np.random.Generator
+        self, sequences: Sequence[np.ndarray], kept: np.ndarray, num_ranks: int, rng: np.random.Generator
     ) -> list[list[Planned]]:
         """Return the micro-batches of each mini-batch, which balance the ranks' tokens.
 
         Args:
-            order: rows of all ranks.
+            sequences: token ids of the rows of all ranks.
             kept: (N,) bool, rows with a gradient. Others belong to a mini-batch, but are not processed.
             num_ranks: number of ranks.
             rng: in the same state on every rank.
@@ -73,54 +74,41 @@ class BatchingConfig:
         number, mini_batches = self.num_mini_batches, []
         if self.mini_batch_size is not None:
             number = count_mini_batches(len(kept), self.mini_batch_size)
-        for part in split_into_mini_batches(*order.of(np.arange(len(kept))), number, rng):
+        for part in split_into_mini_batches(*in_order(sequences, range(len(kept))), number, rng):
+            part, by_scale = part[kept[part]].tolist(), defaultdict(list)
+            for row, scale in zip(part, self.scale_of([len(sequences[row]) for row in part])):
+                by_scale[scale].append(row)
             planned: list[Planned] = []
-            for rows in self._by_scale(part[kept[part]], order.lengths):
+            for rows in by_scale.values():
                 first = len(planned) % num_ranks  # parts of few rows begin with other ranks
-                for trees in self._micro_batches(rows, order, num_ranks):
+                for trees in self._micro_batches(rows, sequences, num_ranks):
                     planned.append(trees[-first:] + trees[:-first])
             mini_batches.append(planned or [[[] for _ in range(num_ranks)]])
         return mini_batches
 
-    def _by_scale(self, part: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-        """Return the rows in parts whose forward passes may have several of them."""
-        parts = defaultdict(list)
-        for row, scale in zip(part, [()] * len(part) if self.scale_of is None else self.scale_of(lengths[part])):
-            parts[scale].append(row)
-        return [np.array(rows) for rows in parts.values()]
+    def _micro_batches(self, rows: list[int], sequences: Sequence[np.ndarray], num_ranks: int) -> list[Planned]:
+        is_padded = self.layout == "padded"
+        lengths = [len(sequences[row]) for row in rows]
+        trees = one_each(rows, lengths) if is_padded else self._grow(in_order(sequences, rows), num_ranks)
+        ranks = deal(trees, [tree.num_tokens for tree in trees], num_ranks)
+        if is_padded:
+            widths = [[round_up(tree.num_tokens, self.row_multiple) for tree in of_rank] for of_rank in ranks]
+            bounds = plan_micro_batches(widths, self.max_tokens)
+        else:
+            bounds = [(step, step + 1) for step in range(max(map(len, ranks)))]
+        return [[of_rank[start:stop] for of_rank in ranks] for start, stop in bounds]
 
-    def _micro_batches(self, part: np.ndarray, order: PrefixOrder, num_ranks: int) -> list[Planned]:
-        if self.layout == "padded":
-            ranks = deal(part, order.lengths, num_ranks)
-            widths = [[self.width(order.lengths[row]) for row in rows] for rows in ranks]
-            return [
-                [one_each(rows[start:stop], order.lengths[rows[start:stop]].tolist()) for rows in ranks]
-                for start, stop in plan_micro_batches(widths, self.max_tokens)
-            ]
-        of = order.of(part)
-        trees = grow(*of, self.max_tokens, self.fork_cost)
-        if num_ranks > 1:
-            trees = self._even(trees, of, num_ranks)
-        ranks = deal(np.arange(len(trees)), np.array([tree.num_tokens for tree in trees]), num_ranks)
-        return [
-            [[trees[index] for index in rank[step : step + 1]] for rank in ranks]
-            for step in range(max(map(len, ranks)))
-        ]
-
-    def _even(self, trees: list[Tree], of: tuple[np.ndarray, ...], num_ranks: int) -> list[Tree]:
-        """Return trees of about the smallest limit of tokens at which no rank has more of them than before."""
+    def _grow(self, ordered: tuple[np.ndarray, np.ndarray, np.ndarray], num_ranks: int) -> list[Tree]:
+        """Return trees of about the smallest limit of tokens at which no rank has more of them than at the largest."""
+        trees = grow(*ordered, self.max_tokens, self.fork_cost)
         number = -(-len(trees) // num_ranks) * num_ranks
-        low = max(sum(tree.num_tokens for tree in trees) // max(number, 1), of[1].max(initial=0))
+        low = max(sum(tree.num_tokens for tree in trees) // max(number, 1), ordered[1].max(initial=0))
         high = self.max_tokens
-        for _ in range(_HALVINGS if low < high else 0):
+        for _ in range(_HALVINGS if num_ranks > 1 and low < high else 0):
             middle = (low + high) // 2
-            smaller = grow(*of, middle, self.fork_cost)
+            smaller = grow(*ordered, middle, self.fork_cost)
             low, high, trees = (middle, high, trees) if len(smaller) > number else (low, middle, smaller)
         return trees
-
-    def width(self, tokens: int) -> int:
-        """Return the length of a padded row."""
-        return -(-int(tokens) // (self.row_multiple or 1)) * (self.row_multiple or 1)
 
     def metrics(
         self, lengths: np.ndarray, kept: np.ndarray, counts: Sequence[int], plan: list[list[Planned]]
@@ -137,8 +125,8 @@ class BatchingConfig:
         for trees in (planned for part in plan for planned in part):
             for rank, of_rank in enumerate(trees):
                 sizes = [tree.num_tokens for tree in of_rank]
-                tokens[rank] += sum(sizes) - sum(tree.padding for tree in of_rank)
-                padded = max(len(sizes), 1) * self.width(max(sizes, default=1))
+                tokens[rank] += sum(sizes) - sum(call.padding for tree in of_rank for call in tree.calls or ())
+                padded = max(len(sizes), 1) * round_up(max(sizes, default=1), self.row_multiple)
                 forwarded += padded if self.layout == "padded" else sum(sizes) or 1
         kept_tokens = int(lengths[kept].sum())
         played = [int(part.sum()) for part in np.split(lengths, np.cumsum(counts)[:-1])]
@@ -194,12 +182,13 @@ def split_into_mini_batches(
     return np.array_split(np.concatenate([rows[:0], *shuffled]), num_mini_batches)
 
 
-def deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
+def deal(units: Sequence[Any], tokens: Sequence[int], num_ranks: int) -> list[list[Any]]:
     """Return units by rank, longest first, distributed back and forth: sums differ by less than the longest unit."""
-    longest_first = units[np.argsort(-tokens[units], kind="stable")]
-    turn, seat = np.divmod(np.arange(len(units)), num_ranks)
-    rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
-    return [longest_first[rank == r].tolist() for r in range(num_ranks)]
+    ranks: list[list[Any]] = [[] for _ in range(num_ranks)]
+    longest_first = sorted(zip(units, tokens), key=lambda unit: -unit[1])
+    for (unit, _), rank in zip(longest_first, cycle([*range(num_ranks), *reversed(range(num_ranks))])):
+        ranks[rank].append(unit)
+    return ranks
 
 
 def imbalance(work: Sequence[float]) -> float:

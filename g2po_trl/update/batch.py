@@ -27,8 +27,7 @@ from ..trajectory import Trajectory
 from ..utils.images import Picture
 from .balance import BatchingConfig, Planned
 from .images import OwnersOf, images_of, keyed
-from .prefix_order import PrefixOrder
-from .tree import lay_out
+from .tree import lay_out, round_up
 
 # How a TRL loss averages, and so how its micro-batches add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -156,9 +155,9 @@ class StepBatch:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
             `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) if the engine returned them.
         """
-        prompt_width = _round_up(max([1, *(len(self.prompt_ids[row]) for row in rows)]), pad_to_multiple_of)
+        prompt_width = round_up(max([1, *(len(self.prompt_ids[row]) for row in rows)]), pad_to_multiple_of)
         # At least 2: TRL's metrics take a tensor of width 1 for one value per row, and would count filler rows.
-        completion_width = _round_up(max([2, *(len(self.completion_ids[row]) for row in rows)]), pad_to_multiple_of)
+        completion_width = round_up(max([2, *(len(self.completion_ids[row]) for row in rows)]), pad_to_multiple_of)
         prompt_ids = torch.full((num_rows, prompt_width), pad_token_id, dtype=torch.long)
         completion_ids = torch.full((num_rows, completion_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
@@ -193,8 +192,8 @@ def make_mini_batches(
     `weight` (trained tokens of all ranks) and `rows` (numbers of its rows).
     """
     batch, num_ranks = StepBatch.concatenate(batches), len(batches)
-    order, kept = PrefixOrder(batch.sequences(config.owners_of)), batch.with_gradient(config.kl)
-    plan = config.plan(order, kept, num_ranks, rng)
+    inputs, kept = batch.sequences(config.owners_of), batch.with_gradient(config.kl)
+    plan = config.plan(inputs, kept, num_ranks, rng)
     num_tokens, sequences = batch.num_trained_tokens(), batch.sequences()
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
     scored_lengths = [len(ids) * bool(trained) for ids, trained in zip(batch.completion_ids, batch.trained)]
@@ -211,7 +210,7 @@ def make_mini_batches(
         return micro_batch | {"weight": sum(map(batch.num_trained_tokens, rows))}
 
     mini_batches = [[collate(trees) for trees in mini_batch] for mini_batch in plan]
-    return mini_batches, config.metrics(order.lengths, kept, list(map(len, batches)), plan)
+    return mini_batches, config.metrics(batch.lengths().sum(1), kept, list(map(len, batches)), plan)
 
 
 def loss_scale(
@@ -234,7 +233,3 @@ def loss_scale(
     if loss_type in MICRO_BATCH_TOKEN_MEAN_LOSSES:
         return int(mask.sum()) * num_processes * num_mini_batches / max(total_tokens, 1)
     return 1.0
-
-
-def _round_up(length: int, multiple: int | None) -> int:
-    return length if not multiple else -(-length // multiple) * multiple

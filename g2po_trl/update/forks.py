@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,18 +72,15 @@ class Call:
         return len(self.segments), self.length
 
     @property
-    def positions(self) -> int:
-        """Tokens with padding."""
-        return len(self.segments) * self.length
-
-    @property
     def padding(self) -> int:
         """Tokens of padding."""
-        return self.positions - sum(segment.stop - segment.start for segment in self.segments)
+        return math.prod(self.shape) - sum(segment.stop - segment.start for segment in self.segments)
 
 
-def fork_cost(weights: float, device: str) -> int:
-    """Return how many tokens take as long as a fork in a model with this number of weights per layer."""
+def fork_cost(model: torch.nn.Module, device: str) -> int:
+    """Return how many tokens take as long as a fork in a model, by the mean number of weights of its layers."""
+    weights = sum(p.numel() for p in model.base_model.parameters()) - model.get_input_embeddings().weight.numel()
+    weights = max(weights, 1) / max(model.config.get_text_config().num_hidden_layers, 1)
     return int(_CALL_WORK.get(device, _CALL_WORK["cuda"]) / weights)
 
 

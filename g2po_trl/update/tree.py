@@ -20,8 +20,10 @@ that one's branch longer. Layers other than attention fork a cache in place of b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,31 @@ LAYOUTS = ("shared", "padded")  # `shared` becomes `forked` for models that cann
 
 _KEYS_A_TOKEN = 8  # at most, of a tree's limit of tokens: each layer keeps gathered keys for its backward pass
 _MOST_FORKS = 128  # sequences of a forked row: `forks.segments` recurses once a fork
+
+
+def round_up(length: int, multiple: int | None) -> int:
+    """Return the least multiple that is not less; without one, the length."""
+    return -(-length // (multiple or 1)) * (multiple or 1)
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Return the length of the common prefix."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def in_order(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows in lexicographic order, tokens of each, and how many it has in common with the one before it.
+
+    No other row before it has more in common with it.
+    """
+    # Bytes of big-endian numbers compare as the token ids do.
+    rows = sorted(rows, key=lambda row: (sequences[row].astype(">u4").tobytes(), row))
+    lengths = [len(sequences[row]) for row in rows]
+    overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in pairwise(rows))][: len(rows)]
+    found = (np.array(numbers, dtype=np.int64) for numbers in (rows, lengths, overlaps))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -51,10 +78,10 @@ class Tree:
     num_tokens: int
     calls: list[Call] | None = None
 
-    @property
-    def padding(self) -> int:
-        """Number of the tokens that are padding, of forked passes."""
-        return sum(call.padding for call in self.calls or ())
+
+def one_each(rows: Sequence[int], lengths: Sequence[int]) -> list[Tree]:
+    """Return a tree for each sequence, as padded rows have them."""
+    return [Tree([row], [0], size) for row, size in zip(rows, lengths)]
 
 
 def grow(
@@ -93,33 +120,26 @@ def grow(
     trees, stop = [], len(lengths)
     while stop:
         start = first_of[stop - 1]
-        shared = [0, *overlaps[start + 1 : stop].tolist()]
-        trees += _trees(
-            np.asarray(rows)[start:stop].tolist(), shared, lengths[start:stop].tolist(), max_tokens, fork_cost
-        )[::-1]
+        of = (numbers[start:stop].tolist() for numbers in (rows, overlaps, lengths))
+        trees[:0] = _trees(*of, max_tokens, fork_cost)
         stop = start
-    return trees[::-1]
+    return trees
 
 
 def _trees(
     rows: list[int], shared: list[int], lengths: list[int], max_tokens: int, fork_cost: int | None
 ) -> list[Tree]:
     """Return the tree of sequences; if forked passes with their padding do not fit, those of their halves."""
+    shared = [0, *shared[1:]]
     if fork_cost is None:
         return [Tree(rows, shared, sum(lengths) - sum(shared))]
     if len(rows) <= _MOST_FORKS:
         made = calls(lengths, shared, fork_cost)
-        positions = sum(call.positions for call in made)
-        if positions <= max_tokens or len(rows) == 1:
-            return [Tree(rows, shared, positions, made)]
-    half = len(rows) // 2
-    parts = (rows[:half], shared[:half], lengths[:half]), (rows[half:], [0, *shared[half + 1 :]], lengths[half:])
-    return [tree for part in parts for tree in _trees(*part, max_tokens, fork_cost)]
-
-
-def one_each(rows: Sequence[int], lengths: Sequence[int]) -> list[Tree]:
-    """Return a tree for each sequence, as padded rows have them."""
-    return [Tree([row], [0], size) for row, size in zip(rows, lengths)]
+        num_tokens = sum(math.prod(call.shape) for call in made)
+        if num_tokens <= max_tokens or len(rows) == 1:
+            return [Tree(rows, shared, num_tokens, made)]
+    parts = [(of[: len(rows) // 2], of[len(rows) // 2 :]) for of in (rows, shared, lengths)]
+    return [tree for part in zip(*parts) for tree in _trees(*part, max_tokens, fork_cost)]
 
 
 def lay_out(
@@ -145,62 +165,54 @@ def lay_out(
         `branches`, the numbers of queries and keys of each, and `paths` (K,), the places of all their keys. For a
         forked row, `forks`: shapes and parents of its passes, see `forks.hidden_states`.
     """
-    own = [sequences[row] for tree in trees for row in tree.rows]
-    made: dict[str, Any] = {}
+    rows = [row for tree in trees for row in tree.rows]
+    own, made = [sequences[row] for row in rows], {}
     if len(trees) == 1 and trees[0].calls is not None:
         ids, places = lay_out_calls(trees[0].calls, own, pad_token_id)
         made["forks"] = [(*call.shape, call.parent) for call in trees[0].calls]
-        ids = ids[None]
     elif len(trees) == 1 and pad_to_multiple_of is None:
-        ids, positions, places, branches = _lay_out_branches(own, trees[0].shared)
-        if len(branches) > 1:
-            sizes = [(stop - start, len(path)) for start, stop, path in branches]
-            paths = np.concatenate([path for _, _, path in branches])
-            made |= {"branches": sizes, "row_positions": positions[None], "paths": paths}
-        ids = ids[None]
+        ids, places, made = _lay_out_branches(own, trees[0].shared)
     else:
-        multiple = pad_to_multiple_of or 1
-        width = -(-max(map(len, own), default=1) // multiple) * multiple
-        ids = np.full((max(len(own), 1), width), pad_token_id, dtype=np.int64)
+        width = round_up(max(map(len, own), default=1), pad_to_multiple_of)
+        ids = np.full((max(len(own), 1), width), pad_token_id)
         for row, sequence in enumerate(own):
             ids[row, : len(sequence)] = sequence
         places = [row * width + np.arange(len(sequence)) for row, sequence in enumerate(own)]
-    scored = [(path, of, num_scored[row]) for path, of, row in zip(places, own, (r for t in trees for r in t.rows))]
-    found_from = [path[len(of) - number - 1 : len(of) - 1] for path, of, number in scored]
-    found_ids = [of[len(of) - number :] for _, of, number in scored]
-    if not sum(map(len, found_ids)):
-        found_from, found_ids = [np.zeros(1)], [np.full(1, -100)]
-    made |= {"row_ids": ids, "scored_from": np.concatenate(found_from), "scored_ids": np.concatenate(found_ids)}
-    return {
-        name: torch.from_numpy(of.astype(np.int64)) if isinstance(of, np.ndarray) else of for name, of in made.items()
-    }
+    scored = [(path, of, len(of) - num_scored[row]) for path, of, row in zip(places, own, rows)]
+    found_from = np.concatenate([path[first - 1 : len(of) - 1] for path, of, first in scored] or [[]])
+    found_ids = np.concatenate([of[first:] for _, of, first in scored] or [[]])
+    if not len(found_ids):
+        found_from, found_ids = np.zeros(1), np.full(1, -100)
+    made |= {"row_ids": np.atleast_2d(ids), "scored_from": found_from, "scored_ids": found_ids}
+    arrays = {name: torch.from_numpy(of.astype(np.int64)) for name, of in made.items() if isinstance(of, np.ndarray)}
+    return made | arrays
 
 
 def _lay_out_branches(
     sequences: Sequence[np.ndarray], shared: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[tuple[int, int, np.ndarray]]]:
-    """Return token ids (N,), positions (N,), places of each sequence, and branches: start, stop and path of each."""
-    ids, positions, places, branches = [], [], [], []
+) -> tuple[np.ndarray, list[np.ndarray], dict[str, Any]]:
+    """Return token ids (N,), places of each sequence's tokens, and what several branches need; see `lay_out`."""
+    stops, paths, places = [], [], []  # stops and paths of branches
     path, stop = np.zeros(0, dtype=np.int64), 0
     for sequence, common in zip(sequences, shared):
-        start, continues = stop, bool(branches) and common == len(branches[-1][2])
-        stop += len(sequence) - common
+        start, stop = stop, stop + len(sequence) - common
         path = np.concatenate([path[:common], np.arange(start, stop)])
-        ids.append(sequence[common:])
-        positions.append(np.arange(common, len(sequence)))
         places.append(path)
-        if continues:
-            branches[-1] = (branches[-1][0], stop, path)
+        if paths and common == len(paths[-1]):  # it continues the last branch
+            paths[-1], stops[-1] = path, stop
         elif stop > start:
-            branches.append((start, stop, path))
-    return np.concatenate(ids), np.concatenate(positions), places, branches
+            paths.append(path)
+            stops.append(stop)
+    ids = np.concatenate([sequence[common:] for sequence, common in zip(sequences, shared)])
+    if len(paths) == 1:
+        return ids, places, {}
+    positions = np.concatenate([np.arange(common, len(sequence)) for sequence, common in zip(sequences, shared)])
+    sizes = list(zip(np.diff(stops, prepend=0).tolist(), map(len, paths)))
+    return ids, places, {"branches": sizes, "row_positions": positions[None], "paths": np.concatenate(paths)}
 
 
 def is_exact(layout: dict[str, Any], sequences: Sequence[np.ndarray], num_scored: Sequence[int]) -> bool:
     """Return whether each scored token of a row with several branches is predicted from its own sequence alone.
-
-    That is so if each branch continues the path of its last shared token, and the last scored token of each sequence
-    has its tokens before it.
 
     Numbers could not tell: in half precision, one wrong key among hundreds changes less than rounding.
 
@@ -217,7 +229,7 @@ def is_exact(layout: dict[str, Any], sequences: Sequence[np.ndarray], num_scored
         branch = int(np.searchsorted(stops, place, side="right"))
         return paths[branch][: len(paths[branch]) - (stops[branch] - place) + 1]
 
-    for path, number, stop in zip(paths, queries, stops):
+    for path, number, stop in zip(paths, queries, stops):  # each branch continues the path of its last shared token
         before, own = np.split(path, [len(path) - number])
         exact = np.array_equal(own, np.arange(stop - number, stop))
         exact &= np.array_equal(positions[0, path], np.arange(len(path)))

@@ -21,8 +21,7 @@ from .images import images_of
 from .layout import Layout
 from .log_probs import Correction, LogProbs
 from .policy.importance import importance_ratio
-from .prefix_order import common_prefix
-from .tree import grow, is_exact, lay_out, one_each
+from .tree import common_prefix, grow, is_exact, lay_out, one_each
 
 # Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
 _NATS, _NATS_IN_HALF = 1e-3, 0.1

@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from trl.trainer.utils import add_fused_lm_head
 
 from g2po_trl.update.layout import Layout
-from g2po_trl.update.prefix_order import PrefixOrder
-from g2po_trl.update.tree import grow, lay_out, one_each
+from g2po_trl.update.tree import grow, in_order, lay_out, one_each
 
 WINDOW = 16
 VOCABULARY = 384
@@ -301,7 +300,7 @@ def in_layout(model, sequences: list[np.ndarray], scored: list[int], layout: str
     trees = [one_each(range(len(sequences)), list(map(len, sequences)))]
     if layout != "padded":
         cost = 8 if layout == "forked" else None  # so that short texts fork, several times one after the other
-        trees = [[tree] for tree in grow(*PrefixOrder(sequences).of(np.arange(len(sequences))), ROW_TOKENS, cost)]
+        trees = [[tree] for tree in grow(*in_order(sequences, range(len(sequences))), ROW_TOKENS, cost)]
     order = torch.tensor([row for of_row in trees for tree in of_row for row in tree.rows])
     found = []
     for of_row in trees:

@@ -40,7 +40,8 @@ def test_ranks_get_equal_work():
     for _ in range(50):
         lengths = rng.integers(1, 4000, rng.integers(1, 300))
         num_ranks = int(rng.integers(1, 9))
-        dealt = deal(rng.permutation(len(lengths)), lengths, num_ranks)
+        rows = rng.permutation(len(lengths))
+        dealt = deal(rows, lengths[rows], num_ranks)
         assert sorted(row for rows in dealt for row in rows) == list(range(len(lengths)))
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
         work = [lengths[rows].sum() for rows in dealt]

@@ -6,17 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.prefix_order import PrefixOrder, common_prefix
+from g2po_trl.update.tree import common_prefix, in_order
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), max_size=20), st.data())
 def test_neighbours_have_the_longest_common_prefixes(numbers, data):
     sequences = [np.array(sequence, dtype=np.int32) for sequence in numbers]
-    order = PrefixOrder(sequences)
-    assert [numbers[row] for row in order.rows] == sorted(numbers)
     some = data.draw(st.lists(st.sampled_from(range(len(numbers))), unique=True)) if numbers else []
-    rows, lengths, overlaps = order.of(np.array(some, dtype=np.int64))
+    rows, lengths, overlaps = in_order(sequences, some)
     assert sorted(some) == sorted(rows) and [numbers[row] for row in rows] == sorted(numbers[row] for row in some)
     assert lengths.tolist() == [len(numbers[row]) for row in rows]
     wanted = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:]))][: len(rows)]
@@ -62,10 +60,10 @@ def test_each_row_with_a_gradient_is_trained_by_one_rank(counts, layout):
 @pytest.mark.parametrize("layout", ["shared", "padded"])
 def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
     whole = StepBatch.concatenate(ragged((30, 25, 0, 9), np.random.default_rng(0)))
-    options, order = BatchingConfig(3, 200, "grpo", 0, None, layout), PrefixOrder(whole.sequences())
+    options, sequences = BatchingConfig(3, 200, "grpo", 0, None, layout), whole.sequences()
     found = []
     for ranks in (1, 4, 8):
-        plan = options.plan(order, np.ones(len(whole), dtype=bool), ranks, np.random.default_rng(0))
+        plan = options.plan(sequences, np.ones(len(whole), dtype=bool), ranks, np.random.default_rng(0))
         found.append(
             [sorted(row for trees in part for own in trees for tree in own for row in tree.rows) for part in plan]
         )

@@ -16,8 +16,7 @@ from trl.trainer import utils as trl_utils
 
 from benchmarks.trees import make_trees
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
-from g2po_trl.update.prefix_order import PrefixOrder, common_prefix
-from g2po_trl.update.tree import LAYOUTS, grow, is_exact, lay_out
+from g2po_trl.update.tree import LAYOUTS, common_prefix, grow, in_order, is_exact, lay_out
 
 
 def arrays(*sequences):
@@ -53,6 +52,11 @@ def seen_places(layout):
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(np.array), min_size=1, max_size=20)
 
 
+def order_of(sequences, is_sorted):
+    rows = range(len(sequences))
+    return in_order(sequences, rows)[0].tolist() if is_sorted else list(rows)
+
+
 def measured(sequences, order):
     """Lengths and overlaps, as `grow` takes them."""
     overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order))]
@@ -66,8 +70,8 @@ def limit(length, max_tokens):
 
 @settings(max_examples=200, deadline=None)
 @given(SEQUENCES, st.integers(1, 40), st.booleans())
-def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(sequences, max_tokens, in_order):
-    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
+def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(sequences, max_tokens, is_sorted):
+    order = order_of(sequences, is_sorted)
     num_scored = [(row % 3 > 0) * (len(sequence) - 1) for row, sequence in enumerate(sequences)]
     trees = grow(order, *measured(sequences, order), max_tokens)
     assert [row for tree in trees for row in tree.rows] == order
@@ -88,15 +92,15 @@ def test_every_token_sees_what_is_before_it_in_its_sequence_and_nothing_else(seq
                 place, token = next(scored)
                 assert ids[seen[place]].tolist() == of[:stop].tolist() and token == of[stop]
         assert next(scored, (0, -100)) == (0, -100)
-        if in_order:
+        if is_sorted:
             assert len(ids) == len(begins), "no token twice"
 
 
 @settings(max_examples=200, deadline=None)
 @given(SEQUENCES, st.booleans(), st.data())
-def test_one_wrong_key_of_one_path_is_found(sequences, in_order, data):
+def test_one_wrong_key_of_one_path_is_found(sequences, is_sorted, data):
     """Also one of the same token at the same position: another's past is behind it. Unless no score depends on it."""
-    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
+    order = order_of(sequences, is_sorted)
     (tree,) = grow(order, *measured(sequences, order), 10**6)
     own, num_scored = [sequences[row] for row in order], [len(sequences[row]) - 1 for row in order]
     layout = lay_out([tree], sequences, [len(sequence) - 1 for sequence in sequences], 9)
@@ -115,9 +119,9 @@ def test_one_wrong_key_of_one_path_is_found(sequences, in_order, data):
 
 @settings(max_examples=300, deadline=None)
 @given(SEQUENCES.filter(lambda sequences: len(sequences) < 9), st.integers(1, 20), st.booleans())
-def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, in_order):
+def test_trees_repeat_the_fewest_tokens(sequences, max_tokens, is_sorted):
     """Of all that fit: tokens, and one for each tree."""
-    order = PrefixOrder(sequences).rows.tolist() if in_order else list(range(len(sequences)))
+    order = order_of(sequences, is_sorted)
     lengths, overlaps = measured(sequences, order)
     least = [0]
     for stop in range(1, len(order) + 1):
