@@ -19,17 +19,15 @@ from ..environments.setup import default_history, first_steps, played_as, text_e
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
 from ..environments.validation import is_agent
-from ..evaluation.actors import EvaluationActor
-from ..evaluation.agents import DirectAgent
+from ..evaluation.agents import ChatActor, DirectAgent
 from ..prompts.template import PromptTemplate
-from ..rollout.episode import Episode
 from ..rollout.player import Player
 from . import measure
 from .findings import Finding, Kind, has_errors, worst_first
 from .play import TEXTS, Answer, Played, play, probe, probed, random_answer, replay_difference
 
 if TYPE_CHECKING:
-    from ..evaluation.chat_models import ChatCompletion, ChatModel
+    from ..evaluation.chat_models import ChatModel
 
 
 def examine(environment_factory: Callable, tasks: Sequence[dict[str, Any]], **options: Any) -> list[Finding]:
@@ -197,20 +195,18 @@ class Examination:
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
         played, lengths = Played(), []
-
-        def count(episode: Episode, completion: ChatCompletion) -> None:
-            played.note(episode)
-            lengths.append((completion.prompt_tokens, completion.completion_tokens))
-
         template = template and template.of(self.name)
         playing = played_as(self.environment_factory, self.episode_limits, template, settings.history)
         factory, template, history = playing
         agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
         with EnvironmentPool(factory, self.limits) as pool:
-            player = Player(pool, EvaluationActor(chat, agent, count=count), self.episode_limits)
+            player = Player(pool, ChatActor.of(chat, agent), self.episode_limits)
             rows = [task for task in self.tasks for _ in range(self.episodes)]
             groups = [number // self.episodes for number in range(len(rows))]
-            trajectories, _ = player.play(rows, sampling, groups, [derived_seed(0, n) for n in range(len(rows))])
+            seeds = [derived_seed(0, number) for number in range(len(rows))]
+            trajectories, _ = player.play(
+                rows, sampling, groups, seeds, on_end=lambda episode: lengths.extend(episode.usage)
+            )
         for start in range(0, len(rows), self.episodes):
             played.add(trajectories[start : start + self.episodes])
         findings = measure.agent_failures(played, "the agent" if self.is_agent else "an episode")

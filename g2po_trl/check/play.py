@@ -15,7 +15,7 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.failures import describe_failure
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.validation import factory_name
-from ..evaluation.actors import TextActor
+from ..evaluation.agents import TextActor
 from ..prompts.conversation import ChatResponse, message_text
 from ..rollout.episode import Episode, sent
 from ..rollout.player import Player

@@ -49,7 +49,7 @@ class FirstPrompt:
         check_task_columns(factory, task)
         with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
             self.episode.open(*check_start(pool, [task]))
-        request = DirectAgent(self.template, history=self.history).ask(self.episode, ())
+        request = DirectAgent(self.template, history=self.history).ask(self.episode)
         self.messages, self.tools = request.messages, request.tools
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:

@@ -12,7 +12,7 @@ from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.setup import text_environment_factory
 from ..environments.tasks import check_task_columns
-from ..evaluation.actors import EvaluationActor
+from ..evaluation.agents import ChatActor
 from ..evaluation.evaluate import load_panel, make_agent, make_chat_model
 from ..rollout.episode import Episode
 from ..rollout.player import Player
@@ -72,7 +72,7 @@ def play_with_model(options: Any) -> str:
     check_task_columns(factory, row)
     one_worker = replace(PoolLimits.of(settings), num_environment_workers=1)
     with EnvironmentPool(factory, one_worker) as pool, closing(make_chat_model(settings)) as chat:
-        actor = EvaluationActor(chat, make_agent(settings, panel))
+        actor = ChatActor.of(chat, make_agent(settings, panel))
         shown = _Shown(actor, getattr(getattr(chat, "encode", None), "tokenizer", None))
         ((played,), _) = Player(pool, shown, limits).play([row], Sampling.of(settings), seeds=[derived_seed(0, 0)])
     why = played.error or played.failure_reason

@@ -1,4 +1,4 @@
-"""Ways to prompt a chat model for the next action.
+"""Ways to prompt a chat model for the next action, and the actor that asks it.
 
 - *direct*: the environment's prompts and requests, as in training.
 - *ReAct* (Yao et al., 2023): one conversation per episode, in which each completion is a thought and an action.
@@ -11,20 +11,29 @@ The wording is g2po-trl's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..prompts.conversation import ChatRequest
+from ..engines.sampling import Sampling, derived_seed
+from ..prompts.conversation import ChatRequest, response_action, since_last_completion
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
-from ..rollout.actor import prompt_contents
+from ..prompts.tool_calls import call_in
+from ..rollout.actor import PromptActor, prompt_contents
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
-from ..trajectory import Trajectory
+from ..rollout.stats import RolloutStats
+from ..trajectory import Step, Trajectory
 from ..utils.options import require
 from .panel import Panel
 
-_ACTION = re.compile(r"^\s*action\s*:", re.IGNORECASE | re.MULTILINE)
-_FENCE = re.compile(r"^\s*```\w*\s*\n(.*?)\n?```", re.DOTALL)
+if TYPE_CHECKING:
+    from .chat_models import ChatCompletion, ChatModel
+
+_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
+_ACTION = re.compile(r"^\s*action\s*:\s*(?:```\w*\s*\n(?P<code>.*?)\n?```|(?P<text>.*))", _FLAGS)
+_MEMORY = 3  # reflections that a trial reads, the latest ones
 
 REACT_INSTRUCTIONS = """{about}
 
@@ -54,10 +63,9 @@ class DirectAgent:
     history_length: int = 2
     max_prompt_length: int | None = None
     history: str = "window"
-    name = "direct"
     trials = 1
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+    def ask(self, episode: Episode) -> ChatRequest:
         template = self.template.of(episode.environment)
         if self.history == "conversation" or episode.observation.request is not None:
             return request_of(episode, template)
@@ -70,26 +78,28 @@ class DirectAgent:
 
 @dataclass
 class ReActAgent:
-    """Thoughts and actions in one conversation per episode, as in ReAct.
+    """Thoughts and actions in one conversation per episode, as in ReAct; with several trials, as in Reflexion.
 
-    Source: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629).
+    Sources: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629), [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
 
     Args:
         panel: describes the environment and how an action is written.
         history_length: number of past steps in the conversation; older ones are left out of its middle.
+        trials: maximum number of attempts per task.
+        notes: reflections on earlier trials, by the episode's number.
     """
 
     panel: Panel
     history_length: int = 30
-    name = "react"
-    trials = 1
+    trials: int = 1
+    notes: Sequence[Sequence[str]] = ()
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
+    def ask(self, episode: Episode) -> ChatRequest:
         remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
-        require(episode.observation.request is None, "agent", self.name, remedy)
+        require(episode.observation.request is None, "agent", "react", remedy)
         first, *later = [step.observation for step in episode.steps] + [episode.observation.text]
         opening = [f"Your task: {episode.task}"] if episode.task else []
-        if notes:
+        if notes := self.notes[episode.number][-_MEMORY:] if self.notes else ():
             opening.append("What you noted after earlier attempts at it:\n- " + "\n- ".join(notes))
         opening.append(f"Observation: {first}")
         shown = last_steps(list(zip(episode.steps, later)), self.history_length)
@@ -110,45 +120,93 @@ class ReActAgent:
 
         Reasoning, up to the last `</think>`, is ignored.
         """
-        answer = completion.rpartition("</think>")[2]
+        answer = completion.rpartition("</think>")[2].strip()
         found = _ACTION.search(answer)
-        rest = (answer[found.end() :] if found else (answer.strip().splitlines() or [""])[-1]).strip()
-        fenced = _FENCE.match(rest) if found else None
-        action = fenced.group(1) if fenced else rest
-        action = (action if self.panel.multiline else action.split("\n")[0]).strip()
+        action = (found["code"] or found["text"] or "") if found else answer.rpartition("\n")[2]
+        action = (action if self.panel.multiline else action.partition("\n")[0]).strip()
         spelled = listed_spelling(action, episode.observation.admissible_actions)
         return ParsedCompletion(action.lower() if self.panel.lower_case else spelled, bool(found and action))
-
-
-@dataclass
-class ReflexionAgent(ReActAgent):
-    """ReAct, repeated after a failure with a reflection on it, as in Reflexion.
-
-    Source: [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
-
-    Args:
-        trials: maximum number of attempts per task.
-        memory: number of reflections that the next attempt reads, the latest ones.
-    """
-
-    trials: int = 3
-    memory: int = 3
-    name = "reflexion"
-
-    def ask(self, episode: Episode, notes: Sequence[str]) -> ChatRequest:
-        return super().ask(episode, notes[-self.memory :])
 
     def reflect(self, trajectory: Trajectory, notes: Sequence[str]) -> ChatRequest:
         """Return the request for a reflection on a failed trial."""
         lines = [f"Task: {trajectory.task}"] if trajectory.task else []
         for step in trajectory.steps:
-            lines += [f"Observation: {step.observation}", (step.completion or f"Action: {step.action}").strip()]
+            lines += [f"Observation: {step.observation}", step.completion.strip()]
         lines.append(f"Observation: {trajectory.final_observation}")
+        lines += [f"An earlier note of yours: {note}" for note in notes[-_MEMORY:]]
         why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
-        earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])
-        content = "\n".join(lines) + earlier + "\n\n" + REFLECTION_REQUEST.format(why=why)
+        content = "\n".join(lines) + "\n\n" + REFLECTION_REQUEST.format(why=why)
         system = {"role": "system", "content": self.panel.about}
         return ChatRequest([system, {"role": "user", "content": content}])
 
 
 Agent = DirectAgent | ReActAgent
+
+
+class TextActor:
+    """Base of actors without token ids, which answer all waiting episodes at once. It is its own session."""
+
+    is_collective = streams = False
+    asked: Sequence[Episode] = ()
+
+    @property
+    def waiting(self) -> int:
+        return len(self.asked)
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> TextActor:
+        self.sampling, self.seeds, self.asked = sampling, seeds, ()
+        return self
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        self.asked = [*self.asked, *episodes]
+
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+        episodes, self.asked = self.asked, ()
+        return list(zip(episodes, self.answer(episodes), strict=True)) if episodes else []
+
+    def answer(self, episodes: Sequence[Episode]) -> Iterable[Step | None]:
+        """Return the next step of each episode, or `None` for one that has been ended."""
+        raise NotImplementedError
+
+
+@dataclass
+class ChatActor(TextActor):
+    """An actor that asks a chat model by text."""
+
+    chat: ChatModel
+    agent: Agent
+
+    @staticmethod
+    def of(chat: ChatModel, agent: Agent) -> ChatActor | PromptActor:
+        """Return training's own actor where it can play: a model in this process, with the agent "direct"."""
+        if chat.engine is None or isinstance(agent, ReActAgent):
+            return ChatActor(chat, agent)
+        settings = agent.history_length, agent.max_prompt_length, agent.history, chat.longest
+        return PromptActor(chat.engine, chat.encode, agent.template, *settings)
+
+    def answer(self, episodes: Sequence[Episode]) -> list[Step | None]:
+        for episode in episodes:
+            remedy = "this model reads text only; evaluate a vision-language checkpoint, with --agent direct"
+            require(not episode.observation.images, "images", len(episode.observation.images), remedy)
+        requests = list(map(self.agent.ask, episodes))
+        seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
+        return list(map(self._step, episodes, requests, self.chat.generate(requests, self.sampling, seeds)))
+
+    def _step(self, episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step | None:
+        if completion.error:
+            return episode.give_up(f"context overflow: {completion.error}")
+        episode.reported.append((completion.prompt_tokens, completion.completion_tokens))
+        text, fields = completion.text, {"completion_truncated": not completion.complete}
+        if episode.observation.request is not None:
+            action, valid = response_action(completion.message), request.is_valid(completion.message)
+            fields["call"] = request.call_in(completion.message, text, valid)
+            fields["messages"] = since_last_completion(request.messages) if episode.steps else request.messages
+        else:
+            action, valid = self.agent.read(text, episode)
+            fields["prompt"] = request.messages[-1]["content"]
+            if isinstance(self.agent, DirectAgent):
+                fields["call"] = call_in(self.agent.template.of(episode.environment), action, valid)
+        return episode.step(action, text, valid=valid, **fields)

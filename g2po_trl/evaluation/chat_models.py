@@ -1,23 +1,37 @@
-"""Chat models: requests in, completions as text out."""
+"""Chat models in this process or on a server: requests in, completions as text out."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling, derived_seed
+from ..engines.transformers import TransformersEngine
 from ..prompts.chat_template import get_tokenizer
-from ..prompts.conversation import ChatRequest, Message
+from ..prompts.conversation import ChatRequest, Message, message_text, normalize_messages
 from ..prompts.images import ImageEncoder, ImageInputs, load_processor
 from ..prompts.tokenization import ChatEncoder
 from ..rollout.conversations import cut_before, sampling_of
+from ..utils.errors import G2POError
+from ..utils.extras import import_extra
+from ..utils.json import write_json
+from ..utils.options import require
 from .checkpoints import load_model, load_tokenizer
+
+# Words in servers' errors about conversations that exceed the model's context.
+_TOO_LONG = ("context_length", "context length", "context size", "context window", "maximum context")
+_TOO_LONG += ("maximum model length", "prompt is too long", "input is too long", "input token count")
+Kwargs = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -36,27 +50,7 @@ class ChatCompletion:
     message: Message | None = None
 
 
-class ChatModel:
-    """A model that reads text.
-
-    Attributes:
-        independent: a completion depends only on its own request and seed.
-        engine: the engine of a model in this process.
-    """
-
-    independent = True
-    engine: Engine | None = None
-
-    def generate(
-        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[ChatCompletion]:
-        """Return the completion of each request, with its seed."""
-
-    def close(self) -> None:
-        """Free resources."""
-
-
-class EngineChat(ChatModel):
+class EngineChat:
     """A model in this process, with an engine as in training.
 
     Args:
@@ -65,10 +59,8 @@ class EngineChat(ChatModel):
         chat_template_kwargs: variables of the chat template.
     """
 
-    def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: dict[str, Any] | None = None):
-        self.engine, self.independent, self.longest = engine, engine.takes_seeds, longest
-        if not engine.takes_seeds:
-            engine.generate = _with_seeded_batches(engine.generate)
+    def __init__(self, engine: Engine, longest: int | None = None, chat_template_kwargs: Kwargs = None):
+        self.engine, self.longest = engine, longest
         self.encode = ChatEncoder(engine.processing_class, chat_template_kwargs)
 
     def generate(
@@ -80,73 +72,59 @@ class EngineChat(ChatModel):
         most = sampling.max_completion_length
         fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
-        completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
+        completions = [ChatCompletion("", error=f"{len(ids)} {error}") for ids in prompts]
         generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
         for i, completion in zip(fitting, generated):
             text = self.encode.decode(completion.ids, self.engine.stop_token_ids)
             cut = cut_before(text, stop)
-            is_whole = completion.complete or cut != text
-            completions[i] = self.counted(cut, prompts[i], completion.ids, is_whole)
+            numbers = len(prompts[i]), len(completion.ids)
+            completions[i] = ChatCompletion(cut, *numbers, complete=completion.complete or cut != text)
         return completions
 
-    def counted(
-        self, text: str, prompt_ids: Sequence[int], ids: Sequence[int], complete: bool = True
-    ) -> ChatCompletion:
-        """Return a completion with its numbers of tokens, without the stop token."""
-        written = len(ids) - (len(ids) > 0 and ids[-1] in self.engine.stop_token_ids)
-        return ChatCompletion(text, len(prompt_ids), written, complete)
-
     def close(self) -> None:
+        """Free memory and processes."""
         self.engine.close()
 
 
-def _with_seeded_batches(generate: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """Return `generate` of an engine without seeds, reproducible for equal batches."""
+class SeededEngine(TransformersEngine):
+    """transformers' `generate`, reproducible for equal batches."""
 
-    @wraps(generate)
-    def generate_seeded(
-        prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None, **more: Any
     ) -> list[Completion]:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(derived_seed(*(seeds or ())))
-            return generate(prompts, sampling, **more)
-
-    return generate_seeded
+            return super().generate(prompts, sampling, **more)
 
 
 def load_local(
     model: str,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    generation_kwargs: dict[str, Any] | None = None,
-    autocast: str | None = None,
-    **model_kwargs: Any,
+    chat_template_kwargs: Kwargs = None,
+    generation_kwargs: Kwargs = None,
+    autocast: str = "",
+    **kwargs: Any,
 ) -> EngineChat:
     """Return the chat model of a checkpoint or an adapter, with transformers' `generate`.
 
-    `generation_kwargs` go to `GenerationConfig`, `model_kwargs` to `from_pretrained`. `autocast` is the precision
-    of the forward pass, e.g. "bfloat16", as in mixed-precision training; `None`: that of the weights.
+    `generation_kwargs` go to `GenerationConfig`, `kwargs` to `from_pretrained`. `autocast` is the precision of the
+    forward pass, e.g. "bfloat16", as in mixed-precision training; by default that of the weights.
     """
-    from ..engines.transformers import TransformersEngine
-
     device_map = "auto" if torch.cuda.is_available() else None
-    loaded = load_model(model, **{"device_map": device_map, "dtype": "auto", **model_kwargs}).eval()
+    loaded = load_model(model, **{"device_map": device_map, "dtype": "auto", **kwargs}).eval()
     processing_class = load_tokenizer(model, loaded)
     tokenizer = get_tokenizer(processing_class)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    precision = None if autocast is None else getattr(torch, autocast)
+    precision = getattr(torch, autocast) if autocast else None
     options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # who asks bounds the batch
-    engine = TransformersEngine.from_model(loaded, tokenizer, precision, **options)
+    engine = SeededEngine.from_model(loaded, tokenizer, precision, **options)
     engine.read_images(ImageInputs.of(processing_class, loaded))
     return EngineChat(engine, longest, chat_template_kwargs)
 
 
 def load_vllm(
-    model: str,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    generation_kwargs: dict[str, Any] | None = None,
-    **vllm_options: Any,
+    model: str, chat_template_kwargs: Kwargs = None, generation_kwargs: Kwargs = None, **vllm_options: Any
 ) -> EngineChat:
     """Return the chat model of a checkpoint or an adapter, with vLLM in this process.
 
@@ -163,3 +141,177 @@ def load_vllm(
     except BaseException:  # else vLLM's processes keep this one from ending
         engine.close()
         raise
+
+
+@dataclass
+class TokenBudget:
+    """A count of the tokens that a server read and wrote, with a limit.
+
+    Args:
+        limit: maximum number of prompt and completion tokens. `None`: no limit.
+        path: file that keeps the counts, so that a resumed evaluation continues to count.
+    """
+
+    limit: int | None
+    path: Path
+    read: int = 0
+    written: int = 0
+
+    def __post_init__(self):
+        if self.path.is_file():
+            vars(self).update(json.loads(self.path.read_text(encoding="utf-8")))
+
+    def check(self) -> None:
+        """Refuse (`G2POError`) further requests if the limit is reached."""
+        used = self.read + self.written
+        remedy = f"{used} tokens were used; run the same command with a larger one to resume"
+        require(self.limit is None or used < self.limit, "max_total_tokens", self.limit, remedy)
+
+    def count(self, completions: Sequence[ChatCompletion]) -> None:
+        """Add and save the tokens of completions. Raises `G2POError` if they are limited and not reported."""
+        self.read += sum(completion.prompt_tokens for completion in completions)
+        self.written += sum(completion.completion_tokens for completion in completions)
+        write_json(self.path, {"read": self.read, "written": self.written})
+        unreported = [one for one in completions if not (one.prompt_tokens or one.completion_tokens or one.error)]
+        remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
+        require(self.limit is None or not unreported, "max_total_tokens", self.limit, remedy)
+
+
+class ServerChat:
+    """A model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
+
+    Args:
+        base_url: URL up to and including `/v1`.
+        model: name of the model on the server.
+        key_variable: environment variable that contains the key, if the server needs one.
+        parallel: maximum number of concurrent requests.
+        chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
+        generation_kwargs: further fields of a request, for servers that accept them.
+        max_retries: how often a request that fails because of load or network is repeated.
+
+    Raises:
+        ImportError: if openai is not installed.
+    """
+
+    engine = None
+    budget: TokenBudget | None = None
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        key_variable: str = "OPENAI_API_KEY",
+        parallel: int = 16,
+        chat_template_kwargs: Kwargs = None,
+        generation_kwargs: Kwargs = None,
+        max_retries: int = 6,
+    ):
+        self.openai = import_extra("openai")
+        self.model, self.base_url = model, base_url
+        options = {"api_key": os.environ.get(key_variable) or "none", "timeout": 300.0, "max_retries": max_retries}
+        self.client = self.openai.AsyncOpenAI(base_url=base_url, **options)
+        self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
+        self.free = asyncio.Semaphore(parallel)
+        self.fields = dict(generation_kwargs or {})
+        self.fields |= {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
+        self.length_field = "max_tokens"
+
+    def generate(
+        self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[ChatCompletion]:
+        """Return the completion of each request, with its seed."""
+
+        async def complete() -> list[ChatCompletion]:
+            pairs = zip(requests, seeds, strict=True)
+            return await asyncio.gather(*(self._complete(request, sampling, seed) for request, seed in pairs))
+
+        if self.budget is None:
+            return self.runner.run(complete())
+        self.budget.check()
+        completions = self.runner.run(complete())
+        self.budget.count(completions)
+        return completions
+
+    async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
+        """Return the completion of a request, with an `error` if the conversation is too long for the model."""
+        try:
+            async with self.free:
+                return self._read(await self._ask(request, sampling, seed), request, sampling)
+        except (self.openai.OpenAIError, ValueError) as error:  # also text that is not JSON
+            told = f"{error} {getattr(error, 'body', '')} {getattr(error, 'code', '')}".lower()
+            if isinstance(error, self.openai.BadRequestError) and any(words in told for words in _TOO_LONG):
+                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
+            remedy = "check the address, up to /v1, and the variable with its key (key_variable)"
+            message = f"base_url is {self.base_url}, which answers: {error.__cause__ or error}; {remedy}"
+            raise G2POError(message, "base_url", self.base_url) from error
+
+    async def _ask(self, request: ChatRequest, sampling: Sampling, seed: int) -> Any:
+        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
+        # Fields that not every server supports are sent only if they are set.
+        filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
+        options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
+        length_field = self.length_field
+        try:
+            return await self.client.chat.completions.create(
+                model=self.model,
+                messages=api_messages(request.messages),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=seed % 2**31,  # servers accept 31 bits
+                **{length_field: sampling_of(request, sampling).max_completion_length},
+                **{name: value for name, value in options.items() if value},
+            )
+        except self.openai.BadRequestError as error:
+            if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
+                raise
+            self.length_field = "max_completion_tokens"
+            return await self._ask(request, sampling, seed)
+
+    def _read(self, response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
+        """Return the completion in a server's response. Raises `ValueError` if there is none."""
+        choice = next(iter(getattr(response, "choices", None) or ()), None)
+        if choice is None or choice.message is None:
+            raise ValueError(f"it answered without a chat completion ({response!s:.200})")
+        message, usage = choice.message, response.usage
+        text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
+        ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
+        calls = [call.model_dump() for call in message.tool_calls or ()]
+        said = {"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}
+        (answer,) = normalize_messages([said])
+        text = message_text(answer)
+        # The name of the field depends on the server.
+        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+        if isinstance(reasoning, str) and "</think>" not in text:
+            text = f"<think>{reasoning}</think>{text}"
+        tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+        return ChatCompletion(text, *tokens, choice.finish_reason not in ("length", "content_filter"), message=answer)
+
+    def close(self) -> None:
+        """End the connections."""
+        self.runner.run(self.client.close())
+        self.runner.close()
+
+
+def api_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as OpenAI's protocol has them: arguments as JSON text, and ids that pair calls and results.
+
+    Results without ids answer the calls before them in order.
+    """
+    sent, open_ids, numbers = [], [], itertools.count(1)
+    for message in map(dict, messages):
+        if calls := message.get("tool_calls"):
+            calls = [{"id": f"call_{next(numbers)}", **call} for call in calls]
+            for call in calls:
+                arguments = call["function"]["arguments"]
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                call["function"] = {**call["function"], "arguments": text}
+            open_ids = [call["id"] for call in calls]
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        elif message["role"] == "tool" and open_ids:
+            message.setdefault("tool_call_id", open_ids[0])
+            open_ids = [other for other in open_ids if other != message["tool_call_id"]]
+        sent.append(message)
+    return sent
+
+
+ChatModel = EngineChat | ServerChat

@@ -35,13 +35,12 @@ from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import check_options, require
-from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
-from .chat_models import ChatModel
+from .agents import Agent, DirectAgent, ReActAgent
+from .chat_models import ChatModel, ServerChat, TokenBudget
 from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions
 from .panel import Panel
-from .panel_runner import PanelPlayer, TokenBudget
-from .server_chat import ServerChat
+from .panel_runner import PanelPlayer
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
@@ -77,9 +76,7 @@ def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
     if options.agent == "direct":
         return DirectAgent(panel.prompt_template, panel.history_length, options.max_prompt_length, panel.history)
     more = {} if options.history_length is None else {"history_length": options.history_length}
-    if options.agent == "react":
-        return ReActAgent(panel, **more)
-    return ReflexionAgent(panel, **more, trials=options.trials)
+    return ReActAgent(panel, **more, trials=options.trials if options.agent == "reflexion" else 1)
 
 
 def make_chat_model(options: EvaluateOptions) -> ChatModel:
@@ -207,22 +204,21 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             (output / name).unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
-        budget = TokenBudget(options.max_total_tokens, output / "tokens.json")
+        if options.base_url:
+            chat.budget = TokenBudget(options.max_total_tokens, output / "tokens.json")
         about_set = f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{about_set}; {options.agent} agent, {options.model}, temperature {options.temperature}", flush=True)
-        player = PanelPlayer(panel, pool, chat, agent, sampling, budget, options.batch_size, limits)
+        player = PanelPlayer(panel, pool, chat, agent, sampling, options.batch_size, limits)
         folder = output / "trajectories"
-        try:
-            played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
-        finally:
-            budget.save()
+        played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
     results = {
         "model": options.model,
         "settings": settings,
         "seeds": [seed_row(panel, trajectories) for trajectories in played],
         "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
-        "tokens": {"read": budget.read, "written": budget.written},
     }
+    if options.base_url:
+        results["tokens"] = {"read": chat.budget.read, "written": chat.budget.written}
     write_json(output / "results.json", results, indent=1)
     errors = (t.error for trajectories in played for t in trajectories if not t.counted)
     return {**results, "first_error": next(errors, None)}

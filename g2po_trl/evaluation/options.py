@@ -65,7 +65,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     overwrite: bool = option("Delete the earlier evaluation in the output folder.", False, group="evaluation")
     batch_size: int = option("Concurrent episodes.", 32, within="[1, inf)", group="evaluation")
     max_total_tokens: int | None = option(
-        "Stop before the next turn once this many were used.", None, within="[1, inf)", group="evaluation"
+        "Stop before the next turn once a server has used this many.", None, within="[1, inf)", group="evaluation"
     )
     max_error_rate: float = option(
         "Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]", group="evaluation"
@@ -88,6 +88,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         is_bundled = self.environment in ENVIRONMENTS
         instead = f"{self.environment} takes panel and panel_options instead"
         useless = {"engine_options": self.base_url and "a server (base_url) does not take them"}
+        useless |= {"max_total_tokens": not self.base_url and "only a server (base_url) is paid for by tokens"}
         useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
         useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
         for name, why in useless.items():

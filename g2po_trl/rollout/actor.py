@@ -101,9 +101,7 @@ class PromptActor:
     def check_images(self, seen: Observation) -> None:
         """Refuse (`G2POError`) an observation with images if the engine or the model reads text only."""
         if seen.images and (reason := self.engine.reads_text_because) is not None:
-            what = (
-                f"the observation has {len(seen.images)} images, and {reason}; or let the environment return only text"
-            )
+            what = f"the observation has {len(seen.images)} images, and {reason}; or let it have only text"
             raise G2POError(what, "images", seen.images)
 
     def saved_template(self) -> AbstractContextManager[None]:

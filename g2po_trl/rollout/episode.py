@@ -19,8 +19,7 @@ class Episode:
 
     `number` is its place among the episodes played together; `outcome` is `None` while it is running; `transcript` has
     the token ids of a conversation. `environment` is the name of its environment, in a run with several, and `row` the
-    row of its task. `seconds` is the environment's time, if it is limited; `unseen_tokens` counts the tokens of
-    completions without ids.
+    row of its task. `seconds` is the environment's time, `reported` a server's counts of tokens, see `usage`.
     """
 
     task_id: str
@@ -36,13 +35,18 @@ class Episode:
     transcript: Transcript | None = None
     environment: str | None = None
     seconds: float = 0.0
-    unseen_tokens: int = 0
+    reported: list[tuple[int, int]] = field(default_factory=list)
     row: dict[str, Any] | None = None
+
+    @property
+    def usage(self) -> list[tuple[int, int]]:
+        """Tokens of each prompt and of its completion."""
+        return self.reported or [(len(step.prompt_ids), len(step.completion_ids)) for step in self.steps]
 
     @property
     def tokens(self) -> int:
         """Number of tokens that the model has written."""
-        return self.unseen_tokens + sum(len(step.completion_ids) for step in self.steps)
+        return sum(written for _, written in self.usage)
 
     @property
     def tool_calls(self) -> int:
@@ -99,9 +103,8 @@ class Episode:
 
     def end_without_result(self, failure: EnvironmentFailure) -> None:
         """End because the environment failed: as an error, or as lost with its worker."""
-        self.fail(f"{failure.kind}: {failure.message}")
-        if failure.kind == "lost":
-            self.outcome = "lost"
+        self.outcome = "lost" if failure.kind == "lost" else "error"
+        self.error = f"{failure.kind}: {failure.message}"
 
     def trajectory(self) -> Trajectory:
         """Return the episode as a trajectory; without an outcome it ran out of turns."""

@@ -172,10 +172,8 @@ class Loop:
         """End a running episode that has exceeded a limit."""
         if episode.outcome is not None:
             return
-        limits = self.limits.by(episode.environment)
-        if limits.max_episode_seconds is not None:
-            episode.seconds = self.pool.seconds(slot)
-        if (reason := limits.exceeded(episode)) is not None:
+        episode.seconds = self.pool.seconds(slot)
+        if (reason := self.limits.by(episode.environment).exceeded(episode)) is not None:
             episode.give_up(reason)
 
     def _continues(self, episode: Episode) -> bool:

@@ -7,9 +7,7 @@ from chat_server import chat_completion, chat_server
 from refusals import refused
 
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import ChatCompletion
-from g2po_trl.evaluation.panel_runner import TokenBudget
-from g2po_trl.evaluation.server_chat import ServerChat
+from g2po_trl.evaluation.chat_models import ChatCompletion, ServerChat, TokenBudget
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
 
@@ -92,7 +90,7 @@ def test_generation_kwargs_are_fields_of_the_request(ask):
 
 
 def test_a_limit_of_tokens_needs_tokens_that_are_told(tmp_path):
-    TokenBudget(None, tmp_path / "tokens").count(ChatCompletion("x"))
-    TokenBudget(10, tmp_path / "tokens").count(ChatCompletion("", error="too long"))
+    TokenBudget(None, tmp_path / "tokens").count([ChatCompletion("x")])
+    TokenBudget(10, tmp_path / "tokens").count([ChatCompletion("", error="too long")])
     with refused("max_total_tokens"):
-        TokenBudget(10, tmp_path / "tokens").count(ChatCompletion("x"))
+        TokenBudget(10, tmp_path / "tokens").count([ChatCompletion("x")])

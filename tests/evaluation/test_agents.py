@@ -12,7 +12,7 @@ from refusals import refused
 
 from g2po_trl import Observation, TextEnvironment, read_jsonl
 from g2po_trl.cli.commands.evaluate import main
-from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
+from g2po_trl.evaluation.agents import ReActAgent
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.panel import Panel
 from g2po_trl.prompts.conversation import ChatRequest
@@ -30,20 +30,19 @@ def an_episode(completions=()):
     return episode
 
 
-def prompted(make=ReActAgent, about="House.", **changes):
-    """An agent; `changes`: fields of its panel, or of itself."""
-    own = {name: changes.pop(name) for name in ("history_length", "memory") if name in changes}
-    return make(Panel("p", [], TextEnvironment, about=about, **changes), **own)
+def prompted(history_length=30, notes=(), about="House.", **changes):
+    """An agent; `changes`: fields of its panel."""
+    return ReActAgent(Panel("p", [], TextEnvironment, about=about, **changes), history_length, notes=notes)
 
 
 def test_a_conversation_of_thoughts_and_actions():
     agent = prompted(about="You are in a house.")
-    first = agent.ask(an_episode(), ()).messages
+    first = agent.ask(an_episode()).messages
     assert [m["role"] for m in first] == ["system", "user"] and "You are in a house." in first[0]["content"]
     assert first[1]["content"] == (
         "Your task: Find the key.\n\nObservation: Hall.\nActions you can take now:\ngo east\nlook"
     )
-    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"]), ()).messages
+    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"])).messages
     assert [m["role"] for m in later] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert later[1]["content"] == "Your task: Find the key.\n\nObservation: Hall.", "only the newest lists actions"
     assert later[3]["content"] == "Observation: Room 0."
@@ -52,17 +51,17 @@ def test_a_conversation_of_thoughts_and_actions():
 
 def test_long_conversations_lose_their_middle():
     agent = prompted(history_length=2)
-    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ()).messages
+    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)])).messages
     assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
-    (_, only) = prompted(history_length=0).ask(an_episode(["completion"]), ()).messages
+    (_, only) = prompted(history_length=0).ask(an_episode(["completion"])).messages
     assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
 
 
 def test_prompting_agents_refuse_requests():
     seen = Observation("x", request=ChatRequest([{"role": "user", "content": "x"}]))
     with refused("agent"):
-        prompted().ask(Episode("t", observation=seen), ())
+        prompted().ask(Episode("t", observation=seen))
 
 
 @pytest.mark.parametrize(
@@ -92,16 +91,17 @@ def test_code_is_read_as_a_whole():
 
 
 def test_reflections_are_asked_for_and_carried_on():
-    agent = prompted(ReflexionAgent, memory=2)
+    notes = ["one", "two", "three", "four"]
+    agent = prompted(notes=[notes])
     episode = an_episode(["Thought: a\nAction: go east"])
     failed = Trajectory("t", episode.steps, 0.0, "truncated", "Room 0.", task="Find the key.")
-    asked = agent.reflect(failed, ["one", "two", "three"]).messages[1]["content"]
+    asked = agent.reflect(failed, notes).messages[1]["content"]
     assert asked.startswith(
         "Task: Find the key.\nObservation: Hall.\nThought: a\nAction: go east\nObservation: Room 0."
     )
     assert "it ran out of turns" in asked and "two" in asked and "one" not in asked
-    told = agent.ask(an_episode(), ["one", "two", "three"]).messages[1]["content"]
-    assert "- two\n- three" in told and "- one" not in told
+    told = agent.ask(an_episode()).messages[1]["content"]
+    assert "- two\n- three\n- four" in told and "- one" not in told
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,7 @@ def test_reflections_are_asked_for_and_carried_on():
         ("history", {"agent": "react", "history": "window"}),
         ("base_url", {"base_url": "me"}),
         ("engine_options", {"base_url": "http://x", "engine_options": {"a": 1}}),
+        ("max_total_tokens", {"max_total_tokens": 1}),
         ("tasks", {"tasks": Path("t")}),
         ("panel", {"environment": "a:B", "panel": "foo"}),
     ],

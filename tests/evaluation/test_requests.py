@@ -18,10 +18,9 @@ from tools_by_hand import Safe
 from g2po_trl import G2POTrainer, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.environments.loading import load
-from g2po_trl.evaluation.chat_models import EngineChat
+from g2po_trl.evaluation.chat_models import EngineChat, api_messages
 from g2po_trl.evaluation.options import EvaluateOptions
 from g2po_trl.evaluation.run_settings import run_settings
-from g2po_trl.evaluation.server_chat import api_messages
 from g2po_trl.utils.json import write_json_lines
 
 AGENT = '''

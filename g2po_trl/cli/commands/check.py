@@ -160,8 +160,7 @@ def _with_expert(findings: list[Finding], expert: Callable, examination: Examina
 
 
 def _chat_model(options: CheckOptions, chat_template_kwargs: dict[str, Any] | None) -> Any:
-    from ...evaluation.chat_models import load_local
-    from ...evaluation.server_chat import ServerChat
+    from ...evaluation.chat_models import ServerChat, load_local
 
     if options.base_url:
         return ServerChat(options.base_url, options.model, chat_template_kwargs=chat_template_kwargs)
