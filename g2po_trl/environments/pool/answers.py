@@ -80,10 +80,9 @@ def decode(message: bytes, pictures: dict[str, Picture] | None = None) -> Answer
     """
     try:
         job, digest, result, seconds = json.loads(message.decode(*_CODE))
-        if type(job) is not int or not isinstance(digest, (str, type(None))):
-            raise ValueError("the job or the digest is invalid")
-        if type(seconds) is not float or not 0.0 <= seconds < math.inf:
-            raise ValueError("the seconds are invalid")
+        are_kinds = type(job) is int and isinstance(digest, (str, type(None))) and type(seconds) is float
+        if not are_kinds or not 0.0 <= seconds < math.inf:
+            raise ValueError("the job, the digest or the seconds are invalid")
         return Answer(job, digest, _result(result, {} if pictures is None else pictures), seconds)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidAnswerError(f"{error!r:.200}") from error

@@ -41,7 +41,7 @@ class PooledEpisode:
     pictures: dict[str, Picture] = field(default_factory=dict)  # that it has shown, by their hashes
     seconds: float = 0.0  # of its reset and steps, without replays
     lost_workers: int = 0  # since the last answer, by a time limit or while running no job
-    reassignment_reason: str = ""  # how the last worker was lost
+    loss: str = ""  # how the last worker was lost since the last answer
 
     def jobs(self, first: int) -> list[Job]:
         """Return its jobs from the `first` one on; those that have been answered expect the same answer."""
@@ -49,22 +49,18 @@ class PooledEpisode:
         numbers = range(first, len(self.arguments))
         return [Job(self, "step" if n else "reset", self.arguments[n], expected.get(n)) for n in numbers]
 
-    def reassign(self, why: str) -> None:
-        """Mark the episode for reassignment."""
-        self.worker, self.reassignment_reason = None, why
-
     def record(self, digest: str, seconds: float) -> bool:
         """Record an answer; return whether the episode was replayed for it."""
-        replayed = bool(self.reassignment_reason and self.digests)
+        replayed = bool(self.loss and self.digests)
         self.digests.append(digest)
         self.seconds += seconds
-        self.lost_workers, self.reassignment_reason = 0, ""
+        self.lost_workers, self.loss = 0, ""
         return replayed
 
     def failure(self, kind: str, message: str, in_replay: bool = False) -> EnvironmentFailure:
         """Return the failure of this episode. `in_replay`: it happened while the episode was replayed."""
         if in_replay:
-            kind, message = "lost", f"{self.reassignment_reason}. Played again, {message}"
+            kind, message = "lost", f"{self.loss}. Played again, {message}"
         text = f"{_shortened(message, 8_000)}\nslot {self.slot}, task {_shortened(repr(self.task), 1_000)}"
         return EnvironmentFailure(kind, text.encode("utf-8", "backslashreplace").decode())
 

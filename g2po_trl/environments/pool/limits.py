@@ -35,9 +35,7 @@ class PoolLimits(Options):
         within="(0, inf)",
     )
     environment_worker_resets: int | None = _limit(
-        "Resets after which a worker is replaced, to bound memory leaks. `None`: never.",
-        None,
-        within="[1, inf)",
+        "Resets after which a worker is replaced, to bound memory leaks. `None`: never.", None, within="[1, inf)"
     )
     environment_worker_memory_mb: float | None = _limit(
         "MiB of memory above which a worker is replaced; its episodes are replayed in others. `None`: never.",
@@ -51,9 +49,7 @@ class PoolLimits(Options):
         "Maximum images of an observation; more is an error.", 8, within="[0, inf)"
     )
     max_image_pixels: int | None = _limit(
-        "Maximum pixels of an image; more is an error.",
-        2048 * 2048,
-        within="[1, inf)",
+        "Maximum pixels of an image; more is an error.", 2048 * 2048, within="[1, inf)"
     )
     environment_variables: list[str] | None = _limit(
         "Names of variables to pass to workers, beside those that programs need to run, such as `HF_TOKEN`.", None

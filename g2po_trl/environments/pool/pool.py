@@ -5,12 +5,12 @@ Each episode has a *slot*. If an environment raises, times out, crashes or retur
 all actions, with every answer compared with the first one. Episodes with equal answers continue; the others are
 `"lost"`.
 
-There are no rounds: jobs are sent at once and answers collected as they arrive. A worker runs its jobs in order, so
-the time of an answer depends only on earlier jobs of the same worker. Lost workers are counted per episode.
+There are no rounds: jobs are sent at once and answers collected as they arrive. A worker runs its jobs in order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -19,7 +19,6 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +42,7 @@ MAX_LOST_WORKERS = 3  # per answer, by other jobs' time limits or before a job; 
 MAX_LOST_RESETS = 2  # of equal tasks; then other episodes of the task are not tried until the pool is empty
 
 
-class EnvironmentPool:
+class EnvironmentPool(contextlib.AbstractContextManager):
     """Pool of worker processes that play environments.
 
     Episodes are numbered by *slots*. `reset` and `step` wait for all answers. For streaming, `begin` opens episodes,
@@ -74,6 +73,7 @@ class EnvironmentPool:
         self.limits = limits = replace(PoolLimits.of(limits), **options)
         self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get
         self.name = factory_name(environment_factory)
+        self.num_workers = limits.workers
         self.environment_names = tuple(environments_of(environment_factory))
         try:
             self._setup = cloudpickle.dumps((environment_factory, limits))
@@ -85,15 +85,11 @@ class EnvironmentPool:
         self.pending: set[int] = set()  # slots with a pending answer
         self.replayed = self.recycled = 0
         self._answers: dict[int, Received] = {}  # not collected yet, in order of arrival
-        self._workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
+        self._workers: list[WorkerProcess | None] = [None] * self.num_workers  # accept new episodes
         self._processes: list[WorkerProcess] = []  # also those that are being replaced or ended
         self._lost_resets: dict[bytes, list[WorkerFailure]] = defaultdict(list)  # by pickled task
         self._numbers = itertools.count()
         self._close = weakref.finalize(self, end_all, self._processes, os.getpid())
-
-    @property
-    def num_workers(self) -> int:
-        return len(self._workers)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -107,18 +103,13 @@ class EnvironmentPool:
     def describe(self, episodes: int) -> str:
         """Return a line about the workers. `episodes`: number of concurrent episodes."""
         memory = max(worker.memory() for worker in self._in_service) / 2**20
-        return (
-            f"Environments: {self.name} in {self.num_workers} worker processes per rank, {memory:.0f} MB each after "
-            f"one episode, {episodes} episodes at a time"
-        )
+        each = f"{self.num_workers} worker processes per rank, {memory:.0f} MB each after one episode"
+        return f"Environments: {self.name} in {each}, {episodes} episodes at a time"
 
     def reset(
         self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
     ) -> list[Observation | EnvironmentFailure]:
-        """End all episodes, open one per task (the i-th in slot i), and return first observations or failures.
-
-        Raises as `begin`.
-        """
+        """End all episodes, `begin` one per task (the i-th in slot i), and return first observations or failures."""
         self.end()
         return list(self.collect(self.begin(tasks, groups)).values())
 
@@ -223,9 +214,6 @@ class EnvironmentPool:
         """End all workers. The pool cannot be used afterwards."""
         self._close()
 
-    def __enter__(self) -> EnvironmentPool:
-        return self
-
     def __exit__(self, *exception) -> None:
         self.close()
 
@@ -236,13 +224,13 @@ class EnvironmentPool:
         return slot in self.pending or slot in self._answers
 
     def _submit(self, episodes: Iterable[PooledEpisode]) -> None:
-        """Send pending jobs of episodes, all of them to a worker for those without one, unless their task fails."""
+        """Send the pending job of each episode, or all its jobs to a new worker; fail those that are not tried."""
         for episode in episodes:
             lost = self._lost_resets.get(episode.arguments[0], ())
             if len(lost) >= MAX_LOST_RESETS and not episode.digests:
                 message = f"not tried, since resets of this task failed before: {lost[-1].message}"
                 self._deliver(episode, episode.failure(lost[-1].kind, message))
-        episodes = [episode for episode in episodes if episode.slot in self.pending]
+        episodes = [episode for episode in episodes if self._is_pending(episode)]
         unassigned = [episode for episode in episodes if episode.worker is None]
         live = Counter(episode.worker for episode in self.episodes.values())
         load = [live[worker] if worker else 0 for worker in self._workers]
@@ -291,8 +279,8 @@ class EnvironmentPool:
         if delivered is None:
             return
         job, answer = delivered
-        episode = self._pending_episode(job)
-        if episode is None:  # the episode has ended or failed
+        episode = job.episode
+        if not self._is_pending(episode):  # it has ended or failed
             return
         result, wanted = answer.result, StepResult if job.command == "step" else Observation
         if isinstance(result, tuple):
@@ -307,10 +295,8 @@ class EnvironmentPool:
         elif not job.expected:
             self._deliver(episode, episode.failure("invalid", f"the worker sent no answer to {job.command}"))
 
-    def _pending_episode(self, job: Job | None) -> PooledEpisode | None:
-        """Return the running episode of a job if its answer is pending."""
-        slot = job.episode.slot if job else None
-        return job.episode if slot in self.pending and self.episodes[slot] is job.episode else None
+    def _is_pending(self, episode: PooledEpisode) -> bool:
+        return episode.slot in self.pending and self.episodes[episode.slot] is episode
 
     def _deliver(self, episode: PooledEpisode, answer: Received) -> None:
         self.pending.discard(episode.slot)
@@ -328,25 +314,25 @@ class EnvironmentPool:
         """
         failure = worker.fail(failure_kind, self.name, why)
         self._workers = [None if other is worker else other for other in self._workers]
-        blamed = self._pending_episode(failure.job)
-        waiting = {episode.slot: episode for job in worker.pending_jobs if (episode := self._pending_episode(job))}
+        job, jobs = failure.job, dict.fromkeys(job.episode for job in worker.pending_jobs)
+        waiting = [episode for episode in jobs if self._is_pending(episode)]
         for episode in self.episodes.values():
             if episode.worker is worker:
-                episode.reassign(failure.message)
-        if blamed:
-            in_replay = failure.job.expected is not None
-            if failure.job.command == "reset" and not in_replay:
-                self._lost_resets[blamed.arguments[0]].append(failure)
-            self._deliver(waiting.pop(blamed.slot), blamed.failure(failure.kind, failure.message, in_replay))
-        for episode in waiting.values():
-            episode.lost_workers += failure.kind == "timeout" or failure.job is None
-            is_stuck = failure.kind == "timeout" and failure.job is None  # so would be the next worker
+                episode.worker, episode.loss = None, failure.message
+        if job and job.episode in waiting:
+            waiting.remove(job.episode)
+            if job.command == "reset" and not job.expected:
+                self._lost_resets[job.argument].append(failure)
+            self._deliver(job.episode, job.episode.failure(failure.kind, failure.message, job.expected is not None))
+        for episode in waiting:
+            episode.lost_workers += failure.kind == "timeout" or job is None
+            is_stuck = failure.kind == "timeout" and job is None  # so would be the next worker
             if is_stuck or episode.lost_workers >= MAX_LOST_WORKERS:
-                in_replay = failure.job is None and bool(episode.digests)
+                in_replay = job is None and bool(episode.digests)
                 self._deliver(episode, episode.failure(failure.kind, f"given up: {failure.message}", in_replay))
-        self._submit([episode for episode in waiting.values() if episode.slot in self.pending])
+        self._submit([episode for episode in waiting if self._is_pending(episode)])
 
-    @contextmanager
+    @contextlib.contextmanager
     def _ending_all_on_error(self) -> Iterator[None]:
         """On any exception, end all episodes, so that late answers are not mistaken for new ones."""
         try:
@@ -361,11 +347,9 @@ class EnvironmentPool:
     def _replace_workers(self) -> None:
         """Replace workers over their limits of resets or memory; they play their episodes on, or these move."""
         for index, worker in enumerate(self._workers):
-            if worker is not None:
-                worker.over_memory = worker.too_big()
-                if worker.over_memory or worker.is_old():
-                    self._workers[index], worker.draining = None, True
-                    self.recycled += 1
+            if worker is not None and worker.must_be_replaced():
+                self._workers[index], worker.draining = None, True
+                self.recycled += 1
         self._end_drained_workers()
 
     def _end_drained_workers(self) -> None:
@@ -374,7 +358,7 @@ class EnvironmentPool:
             episodes = [episode for episode in self.episodes.values() if episode.worker is worker]
             for episode in episodes:
                 if worker.over_memory and episode.slot not in self.pending:
-                    episode.reassign(worker.over_memory)
+                    episode.worker, episode.loss = None, worker.over_memory
             if not worker.pending_jobs and all(episode.worker is not worker for episode in episodes):
                 worker.end(patience=2.0, wait=0.0)
 
@@ -393,7 +377,6 @@ def place_groups(groups: Sequence[Hashable], load: Sequence[int]) -> list[int]:
 
     Idle workers cut at most `len(load) - 1` groups.
     """
-    first = {group: index for index, group in reversed([*enumerate(groups)])}
-    order = sorted(range(len(groups)), key=lambda index: first[groups[index]])
+    order = sorted(range(len(groups)), key=lambda index: groups.index(groups[index]))
     homes = dict(zip(order, sorted(least_busy(load, len(groups)))))
     return [homes[index] for index in range(len(groups))]

@@ -1,7 +1,6 @@
 """A worker's temporary folder, and the removal of files and processes that a worker leaves behind.
 
-The folder, or one below it, is the TMPDIR of the worker and of all programs that an environment starts, which
-identifies programs that left the worker's process group.
+It is the TMPDIR of the worker and, or one below it, of its programs: so are those found that left its process group.
 """
 
 from __future__ import annotations

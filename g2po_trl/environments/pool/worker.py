@@ -6,9 +6,8 @@ It is not a `multiprocessing` child: those import the user's script again, which
 The pool sends the environment factory first, then lists of jobs with the numbers of ended episodes. The worker sends
 an empty message when it has loaded the factory and when it starts a job. It answers each job with one message, in
 order (see `answers`): an `Observation` or `StepResult`, `(kind, message)` on failure, and `None` for a replayed job
-with the expected digest or a job whose episode has ended. Between jobs it reads new messages, to skip jobs of ended
-episodes. An empty message dismisses the worker. If the pool dies without one, the worker ends, removes its temporary
-files and kills the processes it started.
+with the expected digest or a job whose episode has ended; to skip these, it reads messages between jobs. An empty
+message dismisses the worker. If the pool dies without one, it ends with its temporary files and its processes.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ from ...prompts.conversation import prefix_digests
 from ...utils.show import outlive_readers
 from ..causes import in_words
 from ..contract import Observation, StepResult, TextEnvironment
-from ..validation import (
-    EnvironmentContractError,
-    constructed,
-    factory_name,
-    validate_observation,
-    validate_step,
-)
+from ..validation import EnvironmentContractError, constructed, factory_name, validate_observation, validate_step
 from .answers import Answer, encode, pictures_in
 from .channel import Channel, WorkerChannel
 from .limits import PoolLimits

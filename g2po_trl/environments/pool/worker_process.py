@@ -91,14 +91,13 @@ class WorkerProcess:
     def send(self, jobs: Sequence[Job]) -> None:
         """Send jobs, and the numbers of ended episodes."""
         jobs_sent = [(job.number, job.episode.number, job.command, job.argument, job.expected) for job in jobs]
-        message = pickle.dumps((self.ended_episodes, jobs_sent))
+        self.channel.send(pickle.dumps((self.ended_episodes, jobs_sent)))
         self.ended_episodes = []
         idle = not self.pending_jobs
         self.pending_jobs += jobs
         self.resets += sum(job.command == "reset" for job in jobs)
         if idle and self.loaded:
             self._restart_deadline()
-        self.channel.send(message)
 
     def receive(self) -> list[bytes]:
         """Return the messages received by now. Raises `EOFError` if the worker has ended."""
@@ -130,27 +129,23 @@ class WorkerProcess:
     def _restart_deadline(self) -> None:
         """Start the time limit of loading or of the next job."""
         command = self.pending_jobs[0].command if self.pending_jobs else "reset"
-        limits = self.limits
-        self.limit = getattr(limits, f"environment_{command}_timeout") if self.loaded else limits.load_timeout
+        of_job = getattr(self.limits, f"environment_{command}_timeout")
+        self.limit = of_job if self.loaded else self.limits.load_timeout
         self.deadline = time.monotonic() + self.limit
 
     def is_late(self) -> bool:
         """Return whether a job has exceeded its time limit."""
         return bool(self.pending_jobs) and time.monotonic() > self.deadline
 
-    def is_old(self) -> bool:
-        """Return whether it has had its resets."""
-        return self.resets >= (self.limits.environment_worker_resets or float("inf"))
-
-    def too_big(self) -> str:
-        """Return why it exceeds its memory limit, or an empty text; measured again after a reset."""
+    def must_be_replaced(self) -> bool:
+        """Return whether it has had its resets or is `over_memory`, which is measured after a reset only."""
         limit = self.limits.environment_worker_memory_mb
-        if limit is None or self.resets == self.resets_at_memory_check:
-            return ""
-        self.resets_at_memory_check = self.resets
-        memory = self.memory() / 2**20
-        text = f"its worker was replaced: it used {memory:,.0f} MiB, and environment_worker_memory_mb is {limit:,.0f}"
-        return text if memory > limit else ""
+        if limit is not None and self.resets > self.resets_at_memory_check:
+            self.resets_at_memory_check, memory = self.resets, self.memory() / 2**20
+            if memory > limit:
+                how = f"it used {memory:,.0f} MiB, and environment_worker_memory_mb is {limit:,.0f}"
+                self.over_memory = f"its worker was replaced: {how}"
+        return bool(self.over_memory) or self.resets >= (self.limits.environment_worker_resets or float("inf"))
 
     def memory(self) -> int:
         """Return the resident bytes of the process and its children; 0 if it has died."""
