@@ -30,7 +30,7 @@ from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
-DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
+DEFAULT_CONFIG = "teach/alfworld"
 
 
 @dataclass

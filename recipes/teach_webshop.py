@@ -15,7 +15,6 @@ set_up_process()  # before torch and TRL are imported
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from trl import ModelConfig, SFTConfig
 
@@ -30,7 +29,7 @@ from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
-DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
+DEFAULT_CONFIG = "teach/webshop"
 
 
 @dataclass

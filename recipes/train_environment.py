@@ -1,9 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["g2po-trl"]
-# [tool.uv.sources]
-# g2po-trl = { path = ".." }
-# ///
 """Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py:MyGame` runs this script.
 
     python recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl --config config.yaml
@@ -11,8 +5,6 @@
 
 Both are named as for `g2po check`: an environment by `module:Class`, `file.py:Class` or an OpenEnv server's address,
 an agent by `file.py` or `file.py:NAME`.
-Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process
@@ -21,10 +13,8 @@ set_up_process()  # before torch and TRL are imported
 
 from dataclasses import dataclass
 
-from trl import ModelConfig
-
 from g2po_trl import G2POConfig, PromptTemplate
-from g2po_trl.cli.recipe import Task, train
+from g2po_trl.cli.recipe import Recipe, Task
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.tasks import split_tasks
@@ -68,10 +58,6 @@ class ScriptArguments(OwnArguments):
         require(has_effect, "agent_state_key", self.agent_state_key, remedy)
 
 
-TYPES = (ScriptArguments, G2POConfig, ModelConfig)
-DEFAULT_CONFIG = keys_beside  # config.yaml and tasks.jsonl in the folder of the environment's or agent's file
-
-
 def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     """Return the tasks of the files, and the environment or the agent that plays them."""
     rows, held_out = split_tasks(options.tasks, options.eval_tasks, options.num_eval_tasks)
@@ -84,11 +70,14 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
             "environment_factory": load(options.environment) if options.environment else None,
             "agent": options.agent,
             "state_key": load(options.agent_state_key) if options.agent_state_key else None,
+            "prompt_template": options.load_prompt(),
         },
-        prompt=options.load_prompt(),
         panel="Evaluation tasks (some were trained on)" if shared else "Held-out tasks",
     )
 
 
+# config.yaml and tasks.jsonl in the folder of the environment's or agent's file
+RECIPE = Recipe(tasks, ScriptArguments, keys_beside, defaults=tasks_beside)
+
 if __name__ == "__main__":
-    train(tasks, TYPES, DEFAULT_CONFIG, defaults=tasks_beside)
+    RECIPE.train()

@@ -3,9 +3,6 @@
     python recipes/train_webshop.py         # a tiny model in a synthetic catalogue, CPU
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_webshop.py \
         --config recipes/webshop/qwen2.5-1.5b.yaml --shop $WEBSHOP_DATA                    # the paper's run
-
-Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume-from-checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
 from g2po_trl.cli.process import set_up_process
@@ -13,18 +10,14 @@ from g2po_trl.cli.process import set_up_process
 set_up_process()  # before torch and TRL are imported
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig
-
-from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.nouns import NOUNS
 from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig
-from g2po_trl.cli.recipe import Task, split_panel, train
+from g2po_trl.cli.recipe import Recipe, Task, numbered_panels
 from g2po_trl.utils.options import Options, option, require
 
 
@@ -33,7 +26,6 @@ class ScriptArguments(Options):
     shop: str | None = option("Folder of the official data. None: a synthetic catalogue.", None)
     shop_size: str = option("Size of the official data: 'small' (1,000 products) or 'full'.", "small")
     goals: str = option("'synthetic' or 'human' (written by people).", "synthetic")
-    shop_seed: int = option("Seed of the synthetic catalogue, of prices and price limits.", 0)
     num_goals: int | None = option("Training goals. None: all.", None, within="[1, inf)")
     num_eval_goals: int = option("Held-out goals, of other products.", 192, within="[1, inf)")
     num_report_goals: int | None = option("Reported goals. None: those of evaluations.", None, within="[1, inf)")
@@ -43,39 +35,24 @@ class ScriptArguments(Options):
     nouns: str = option("Tagger that finds nouns of titles for the score.", "textblob", choices=tuple(NOUNS))
 
 
-TYPES = (ScriptArguments, G2POConfig, ModelConfig)
-DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
-
-
 def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
     """Return the goals."""
-    has_effect = options.shop is not None or options.shop_size == "small"
-    require(has_effect, "shop_size", options.shop_size, "it has no effect without shop, leave it out")
-    if options.shop is None:
-        source = ShopSource(goals=options.goals, seed=options.shop_seed)
-    else:
-        source = ShopSource.official(options.shop, options.shop_size, options.goals, options.shop_seed)
-    rows = source.rows("train", options.num_goals)
-    held_out, reported, panel = split_panel(
-        partial(source.rows, "held-out"), options.num_eval_goals, options.num_report_goals, args
-    )
-    shown = {"plain": options.plain, "partial_reward": options.partial_reward}
-    panel |= {"seed": options.shop_seed, "size": options.shop_size, "goals": options.goals, "nouns": options.nouns}
-    return Task(
+    shop, size, goals = options.shop and Path(options.shop).expanduser().absolute(), options.shop_size, options.goals
+    require(shop or size == "small", "shop_size", size, "it has no effect without shop, leave it out")
+    source = ShopSource.official(shop, size, goals) if shop else ShopSource(goals=goals)
+    shown = {"size": size, "goals": goals, "nouns": options.nouns}
+    shown |= {"plain": options.plain, "partial_reward": options.partial_reward}
+    name, rows = str(shop or "invented"), source.rows("train", options.num_goals)
+    return Task.of_panels(
+        "webshop",
+        *numbered_panels(name, shown, options.num_eval_goals, options.num_report_goals, args),
         train=rows,
-        held_out=held_out,
-        reported=reported,
-        facts={"Training goals": source.summary(rows), "Held-out goals": source.summary(held_out)},
-        trainer={"environment_factory": partial(WebshopEnvironment, source, nouns=NOUNS[options.nouns], **shown)},
-        prompt=PROMPTS[options.prompt],
-        evaluation={
-            "environment": "webshop",
-            "panel": str(Path(options.shop).expanduser().absolute()) if options.shop else "invented",
-            "panel_options": {**panel, **shown},
-        },
-        settings={"train_manifest": source.summary(rows), "eval_manifest": source.summary(held_out)},
+        facts={"Training goals": source.summary(rows)},
+        trainer={"prompt_template": PROMPTS[options.prompt]},
     )
 
+
+RECIPE = Recipe(tasks, ScriptArguments, "webshop/tiny", "WebShop", tiny_model_path())
 
 if __name__ == "__main__":
-    train(tasks, TYPES, DEFAULT_CONFIG, "WebShop", tiny_model_path())
+    RECIPE.train()

@@ -1,4 +1,4 @@
-"""Run a recipe: parse its arguments, load its tasks, then train, evaluate, save and publish."""
+"""Train by a recipe: parse its arguments, load its tasks, then train, evaluate, save and publish."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -22,7 +23,6 @@ from ..config import G2POConfig
 from ..config_validation import inherited
 from ..environments.tasks import tasks_dataset
 from ..prompts.images import load_processing_class
-from ..prompts.template import PromptTemplate
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
@@ -39,12 +39,13 @@ from .recipe_files import find_config
 EXIT_NOT_PUSHED = 3
 CPU = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}  # TRL's defaults of these are for GPUs
 Keys = Mapping[str, Any]
+NamedPanel = tuple[str, Keys]  # an environment's panel: its name, and options of `load_panel`
 
 
 def parse_arguments(
     types: Sequence[type],
-    default_config: Path | Callable[[Keys], Keys] | None = None,
-    defaults: Keys | Callable[[Keys], Keys] | None = None,
+    config: str | Callable[[Keys], Keys] | None = None,
+    defaults: Callable[[Keys], Keys] = lambda given: {},
     argv: Sequence[str] | None = None,
     configs: str = "",
 ) -> tuple[Any, ...]:
@@ -52,16 +53,20 @@ def parse_arguments(
 
     Args:
         types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
-        default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
-        defaults: field -> value, or a function that returns it from the values that flags and YAML file set.
+        config: see `config_options`.
+        defaults: a function that returns field -> value from the values that flags and YAML file set.
         argv: the arguments. Default: the command line.
-        configs: folder of recipes/ whose files `--config` takes by name. Default: the folder of `default_config`.
+        configs: see `config_options`.
 
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
         G2POError: if a file, a model's folder or a package is missing, or an option has no effect.
     """
-    *parsed, given = parse(types, argv, **parser_options(default_config, defaults, configs, types))
+    of_machine = {} if torch.accelerator.is_available() else CPU
+    if any(issubclass(kind, G2POConfig) for kind in types):  # not of teaching, which has exams
+        of_machine = {"eval_on_start": True, **of_machine}
+    sources = config_options(config, configs)
+    *parsed, given = parse(types, argv, **sources, defaults=lambda flags: {**of_machine, **defaults(flags)})
     values = {name: value for options in parsed for name, value in vars(options).items()}
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
@@ -76,23 +81,16 @@ def parse_arguments(
     return tuple(parsed)
 
 
-def parser_options(
-    default_config: Path | Callable[[Keys], Keys] | None = None,
-    defaults: Keys | Callable[[Keys], Keys] | None = None,
-    configs: str = "",
-    types: Sequence[type] = (),
-) -> dict[str, Any]:
-    """Return the options of `parser.read` for a recipe's command line."""
-    if isinstance(default_config, Path):
-        configs = configs or default_config.parent.name
-    of_machine = {} if torch.accelerator.is_available() else CPU
-    if any(issubclass(kind, G2POConfig) for kind in types):  # not of teaching, which has exams
-        of_machine = {"eval_on_start": True, **of_machine}
-    return {
-        "find_config": partial(find_config, kind=configs),
-        "default_config": default_config,
-        "defaults": lambda given: {**of_machine, **(defaults(given) if callable(defaults) else defaults or {})},
-    }
+def config_options(config: str | Callable[[Keys], Keys] | None, configs: str = "") -> dict[str, Any]:
+    """Return the arguments of `parser.read` for a recipe's YAML files.
+
+    Args:
+        config: the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
+        configs: folder of recipes/ whose files `--config` takes by name. Default: the folder in the name `config`.
+    """
+    if isinstance(config, str):
+        configs, config = configs or config.partition("/")[0], find_config(config)
+    return {"find_config": partial(find_config, kind=configs), "default_config": config}
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
@@ -114,10 +112,8 @@ class Task:
         held_out: rows of the evaluations.
         reported: rows of the panel that is reported. Empty: the held-out ones.
         facts: number and kind of the tasks, for the start of the log and the model card.
-        trainer: further arguments of the trainer, such as `environment_factory`.
-        prompt: wording of prompts. `None`: the environment's default.
+        trainer: further arguments of the trainer, such as `environment_factory` and `prompt_template`.
         evaluation: `environment`, `panel` and `panel_options` with which `g2po evaluate` plays the reported panel.
-        settings: further settings for run.json.
         panel: name of the reported panel in the table.
     """
 
@@ -126,84 +122,103 @@ class Task:
     reported: Sequence[Keys] = ()
     facts: Mapping[str, str]
     trainer: Keys
-    prompt: PromptTemplate | None = None
     evaluation: Keys | None = None
-    settings: Keys = field(default_factory=dict)
     panel: str = "Held-out tasks"
 
+    @classmethod
+    def of_panels(
+        cls, environment: str, held_out: NamedPanel, reported: NamedPanel | None, trainer: Keys, **task: Any
+    ):
+        """Return a task whose evaluations and environment are those of panels of a bundled environment."""
+        load = import_module(f"g2po_envs.{environment}.panels").load_panel
+        first = load(held_out[0], **held_out[1])
+        others = load(reported[0], **reported[1]).rows if reported else ()
+        name, options = reported or held_out
+        shared = sum(row in first.rows for row in others)
+        remedy = f"{shared} of its tasks are in evaluations, which choose the checkpoint: report on others"
+        require(not shared, "reported", name, remedy)
+        return cls(
+            held_out=first.rows,
+            reported=others,
+            trainer={"environment_factory": first.environment_factory, **trainer},
+            evaluation={"environment": environment, "panel": name, "panel_options": dict(options)},
+            **task,
+        )
 
-def split_panel(
-    rows: Callable[[int], Sequence[Keys]], number: int, reported: int | None, args: G2POConfig
-) -> tuple[Sequence[Keys], Sequence[Keys], dict[str, int]]:
-    """Return the rows of evaluations, the reported rows, and the options of the reported panel.
 
-    Args:
-        rows: number -> that many held-out rows.
-        number: rows of evaluations.
-        reported: rows to report success on. `None`: `number` others if evaluations choose a checkpoint, else none.
-        args: the trainer's arguments.
+def numbered_panels(
+    name: str, options: Keys, number: int, reported: int | None, args: G2POConfig
+) -> tuple[NamedPanel, NamedPanel | None]:
+    """Return the panel of evaluations, and the one to report: the `reported` tasks after its `number` tasks.
+
+    `reported=None`: as many others if evaluations choose a checkpoint, else no other panel.
     """
     others = reported or (number if args.load_best_model_at_end else 0)
-    found = rows(number + others)
-    return found[:number], found[number:], {"number": others or number, "skip": number if others else 0}
+    report = (name, {**options, "number": others, "skip": number}) if others else None
+    return (name, {**options, "number": number}), report
 
 
-def kept_path(path: str) -> str:
-    """Return a path for run.json: below `~` as it is, else absolute."""
-    return path if path.startswith("~") else str(Path(path).absolute())
-
-
-def train(
-    tasks: Callable[[Any, G2POConfig], Task],
-    types: Sequence[type],
-    default_config: Path | Callable[[Keys], Keys],
-    dataset_name: str | None = None,
-    model: str | Path | None = None,
-    trainer_class: Callable[..., G2POTrainer] = G2POTrainer,
-    defaults: Callable[[Keys], Keys] | None = None,
-) -> None:
-    """Parse the command line and train on the tasks of a recipe.
+@dataclass(frozen=True)
+class Recipe:
+    """A training: its tasks, its options and its defaults.
 
     Args:
-        tasks: the recipe, a function of its options and of the trainer's arguments.
-        types: dataclasses of the options and of the trainer's arguments, and TRL's `ModelConfig`.
-        default_config: see `parse_arguments`.
+        tasks: a function of the options and of the trainer's arguments.
+        options: dataclass of the options.
+        config: see `config_options`.
         dataset_name: for the model card.
         model: folder of the model that is trained by default. `None`: there is none.
+        config_class: dataclass of the trainer's arguments.
         trainer_class: the trainer.
         defaults: see `parse_arguments`.
     """
-    options, args, model_args = parse_arguments(types, default_config, defaults)
-    model = model_args.model_name_or_path or model
-    require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
-    check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    args.eval_on_start &= checkpoint is None and getattr(options, "eval_before", True)
-    with args.main_process_first(desc="tasks"):
-        task = tasks(options, args)
-    if args.process_index == 0:
-        print("\n".join(f"{name}: {fact}" for name, fact in task.facts.items()), flush=True)
-    processing_class = None
-    if (template := getattr(options, "chat_template", None)) is not None:
-        sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
-        processing_class = load_processing_class(str(model), model_args.model_revision, **sides)
-        processing_class.chat_template = Path(template).read_text(encoding="utf-8")
-    trainer = trainer_class(
-        model=str(model),
-        args=args,
-        train_dataset=tasks_dataset(task.train),
-        eval_dataset=tasks_dataset(task.held_out),
-        prompt_template=task.prompt,
-        processing_class=processing_class,
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-        card_facts=task.facts,
-        **task.trainer,
-    )
-    settings = {"script": asdict(options), "model": asdict(model_args), **task.settings}
-    settings |= {} if task.evaluation is None else {"evaluation": task.evaluation}
-    reported = tasks_dataset(task.reported) if task.reported else None
-    run_recipe(trainer, checkpoint, settings, dataset_name, reported, task.panel)
+
+    tasks: Callable[[Any, G2POConfig], Task]
+    options: type
+    config: str | Callable[[Keys], Keys]
+    dataset_name: str | None = None
+    model: str | Path | None = None
+    config_class: type[G2POConfig] = G2POConfig
+    trainer_class: Callable[..., G2POTrainer] = G2POTrainer
+    defaults: Callable[[Keys], Keys] = lambda given: {}
+
+    @property
+    def types(self) -> tuple[type, ...]:
+        """Dataclasses of all arguments."""
+        return self.options, self.config_class, ModelConfig
+
+    def train(self) -> None:
+        """Parse the command line, load the tasks, and train."""
+        options, args, model_args = parse_arguments(self.types, self.config, self.defaults)
+        model = model_args.model_name_or_path or self.model
+        require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
+        check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
+        checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+        args.eval_on_start &= checkpoint is None and getattr(options, "eval_before", True)
+        with args.main_process_first(desc="tasks"):
+            task = self.tasks(options, args)
+        if args.process_index == 0:
+            print("\n".join(f"{name}: {fact}" for name, fact in task.facts.items()), flush=True)
+        processing_class = None
+        if (template := getattr(options, "chat_template", None)) is not None:
+            sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
+            processing_class = load_processing_class(str(model), model_args.model_revision, **sides)
+            processing_class.chat_template = Path(template).read_text(encoding="utf-8")
+        trainer = self.trainer_class(
+            model=str(model),
+            args=args,
+            train_dataset=tasks_dataset(task.train),
+            eval_dataset=tasks_dataset(task.held_out),
+            processing_class=processing_class,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+            card_facts=task.facts,
+            **task.trainer,
+        )
+        settings = {"script": asdict(options), "model": asdict(model_args)}
+        settings |= {"evaluation": task.evaluation} if task.evaluation else {}
+        reported = tasks_dataset(task.reported) if task.reported else None
+        run_recipe(trainer, checkpoint, settings, self.dataset_name, reported, task.panel)
 
 
 class _ReportBefore(TrainerCallback):
@@ -220,26 +235,25 @@ class _ReportBefore(TrainerCallback):
 class _SaveOnInterrupt(TrainerCallback):
     """Ctrl-C, if steps would be lost, stops after the next optimizer step with a checkpoint; a second one at once."""
 
-    def __init__(self):
-        self.pressed, self.step, self.saved = False, 0, 0
+    pressed = unsaved = False
 
     def _press(self, number, frame):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.step == self.saved:
+        if not self.unsaved:
             raise KeyboardInterrupt
         self.pressed = True
         print("\nStopping with a checkpoint after the next update. Ctrl-C again stops at once.", file=sys.stderr)
 
+    def on_train_begin(self, args, state, control, **kwargs):
+        signal.signal(signal.SIGINT, self._press)
+
     def on_step_end(self, args, state, control, **kwargs):
-        if self.step == 0:
-            self.saved = state.global_step - 1
-            signal.signal(signal.SIGINT, self._press)
-        self.step = state.global_step
+        self.unsaved = True
         control.should_save |= self.pressed
         control.should_training_stop |= self.pressed
 
     def on_save(self, args, state, control, **kwargs):
-        self.saved = state.global_step
+        self.unsaved = False
 
     def on_train_end(self, args, state, control, **kwargs):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -260,9 +274,8 @@ def run_recipe(
         checkpoint: folder of the checkpoint to resume from. `None`: start from scratch.
         settings: the recipe's settings, written to output_dir/run.json with the trainer's.
         dataset_name: for the model card.
-        report_dataset: the reported panel, played before and after training. Required with `load_best_model_at_end`,
-            which chooses a checkpoint by its success on `eval_dataset`: the maximum of several evaluations is biased
-            upwards. `None`: the trainer's `eval_dataset`.
+        report_dataset: the reported panel, played before and after training; `None`: `eval_dataset`. It is required
+            with `load_best_model_at_end`: the maximum of several evaluations of `eval_dataset` is biased upwards.
         panel: name of the reported panel in the table.
 
     Raises:
@@ -275,17 +288,16 @@ def run_recipe(
     trainer.folder.settings = settings
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
     args.run_name = args.run_name or Path(args.output_dir).name
-    live = LiveView(args.output_dir)
+    live, interrupt = LiveView(args.output_dir), _SaveOnInterrupt()
     if os.environ.get(VIEW):
         remedy = "--view shows trajectories: leave one of them out"
         require(args.save_trajectories, "save_trajectories", False, remedy)
         trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
-    trainer.verdict.waits = True  # print it after the table
-    interrupt = _SaveOnInterrupt()
     if args.save_strategy != "no" and trainer.accelerator.num_processes == 1:  # torchrun stops others at once
         trainer.add_callback(interrupt)
+    trainer.verdict.waits = True  # print it after the table
     try:
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
         if interrupt.pressed:
@@ -295,12 +307,11 @@ def run_recipe(
         if main:
             print(f"\n{_how_to_resume(trainer)}", file=sys.stderr)
         raise SystemExit(130) from None
+    state = trainer.state
     if report_dataset is not None:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
-    elif not any("eval_success_rate" in row and row["step"] == trainer.state.global_step
-                 for row in trainer.state.log_history):  # fmt: skip
+    elif not any("eval_success_rate" in row for row in state.log_history if row["step"] == state.global_step):
         trainer.evaluate()  # `eval_strategy` did not evaluate after the last step
-
     trainer.save_model(args.output_dir)
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
@@ -308,42 +319,39 @@ def run_recipe(
         print(_how_it_went(trainer, panel))
     live.close()
     trainer.close()
-    exit_code = 0
+    pushed = True
     try:
         if args.push_to_hub:
             trainer.push_to_hub(dataset_name=dataset_name)
     except HubError as error:
         print(error, file=sys.stderr)
-        exit_code = EXIT_NOT_PUSHED
+        pushed = False
     trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
-    if exit_code:
-        sys.exit(exit_code)
+    if not pushed:
+        sys.exit(EXIT_NOT_PUSHED)
 
 
 def _how_it_went(trainer: G2POTrainer, panel: str) -> str:
     """Return the table of success before and after training, the diagnosis, and the next command."""
     args, evaluations, folder = trainer.args, trainer.folder.evaluations, quote(trainer.args.output_dir)
     before, after = before_and_after(evaluations)
-    parts = [
-        f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
-        format_table({"after": after} if before is after else {"before": before, "after": after}),
-    ]
     others = at_other_temperatures(evaluations, after["name"], args.other_eval_temperatures)
-    parts += [f"\n{text}" for text in (others, trainer.verdict.text) if text]
-    parts += [
-        f"\nModel, trajectories and metrics are in {args.output_dir}",
-        f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}",
-    ]
-    return "\n".join(parts)
+    return "\n".join(
+        [
+            f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
+            format_table({"after": after} if before is after else {"before": before, "after": after}),
+            *(f"\n{text}" for text in (others, trainer.verdict.text) if text),
+            f"\nModel, trajectories and metrics are in {args.output_dir}",
+            f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}",
+        ]
+    )
 
 
 def _how_to_resume(trainer: G2POTrainer) -> str:
     """Return the text about a stopped run: its last checkpoint and how to resume."""
-    args, step = trainer.args, trainer.state.global_step
+    args, stopped = trainer.args, f"Stopped at step {trainer.state.global_step}"
     checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
     if checkpoint is None:
-        return (
-            f"Stopped at step {step}, before the first checkpoint (save_steps). The same command with --overwrite "
-            "starts again."
-        )
-    return f"Stopped at step {step}. The same command with --resume-from-checkpoint auto continues from {checkpoint}."
+        again = "The same command with --overwrite starts again."
+        return f"{stopped}, before the first checkpoint (save_steps). {again}"
+    return f"{stopped}. The same command with --resume-from-checkpoint auto continues from {checkpoint}."

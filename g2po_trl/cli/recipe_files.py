@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..environments.loading import beside, bundled_environments
+from ..environments.loading import beside
 from ..utils.errors import G2POError
 from .parser import read_config
 
@@ -47,12 +47,6 @@ def find_config(name: str, option: str = "config", kind: str = "") -> Path:
     paths = (path for path in folder.glob(f"{kind or '*'}/*.yaml") if path.parent.name not in others)
     names = ", ".join(sorted(f"{path.parent.name}/{path.stem}" for path in paths))
     raise G2POError(f"{option} is {name!r}, which is not a file: pass one, or one of {names}", option, name)
-
-
-def bundled_model(target: str | None) -> str | None:
-    """Return the folder of the model that a recipe trains by default, or `None`."""
-    folder = bundled_environments().get((target or "").partition("-")[0])
-    return str(folder / "tiny_model") if folder and (folder / "tiny_model").is_dir() else None
 
 
 def keys_beside(flags: Mapping[str, Any], name: str = "config.yaml") -> dict[str, Any]:

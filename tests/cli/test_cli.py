@@ -471,6 +471,7 @@ def test_the_wheel_holds_all_of_it(tmp_path):
 def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
     stop, control, state = _SaveOnInterrupt(), TrainerControl(), TrainerState(global_step=1)
     try:
+        stop.on_train_begin(None, state, control)
         stop.on_step_end(None, state, control)
         assert not control.should_save and not control.should_training_stop
         signal.raise_signal(signal.SIGINT)
@@ -480,6 +481,7 @@ def test_ctrl_c_saves_what_would_be_lost_and_a_second_one_stops_at_once():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         stop = _SaveOnInterrupt()
+        stop.on_train_begin(None, state, control)
         stop.on_step_end(None, state, TrainerControl())
         stop.on_save(None, state, control)
         with pytest.raises(KeyboardInterrupt):

@@ -1,9 +1,6 @@
 """The one parser: types, spellings, precedence, and what it says about words that it does not know."""
 
 import dataclasses
-import runpy
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from g2po_trl.cli.parser import flag, option, parse
-from g2po_trl.cli.recipe_files import recipes_folder
-from g2po_trl.cli.spelling import misspelled
+from g2po_trl.cli.parser import option, parse
 
 
 @dataclass
@@ -137,23 +132,6 @@ def test_what_a_command_line_cannot_have(capsys, monkeypatch, words, told):
 def test_what_a_file_cannot_have(capsys, tmp_path, text, told):
     (tmp_path / "a.yaml").write_text(text)
     assert told in refused(capsys, "here", "--config", str(tmp_path / "a.yaml"))
-
-
-@pytest.mark.parametrize("script", sorted(recipes_folder().glob("t*_*.py")), ids=lambda path: path.stem)
-def test_all_flags_of_recipes_are_known_without_importing_them(script, monkeypatch):
-    monkeypatch.syspath_prepend(script.parent)
-    types = runpy.run_path(str(script))["TYPES"]
-    names = [field.name for one in types for field in dataclasses.fields(one) if field.init]
-    assert len(names) > 150 and misspelled([flag(name) for name in names]) is None
-    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m --view".split(), ["--view"]) is None
-
-
-def test_a_typo_in_a_flag_is_answered_before_torch_is_imported():
-    code = "import sys; from g2po_trl.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "train", "alfworld", "--max-turnz", "3"]
-    for words in (command, [*command, "--num-processes", "2"]):
-        run = subprocess.run(words, capture_output=True, text=True)
-        assert run.returncode == 2 and run.stdout == "False\n" and "did you mean --max-turns?" in run.stderr
 
 
 def test_help(capsys, tmp_path):

@@ -22,7 +22,7 @@ from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
-from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe, train
+from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
 
@@ -34,13 +34,13 @@ CONFIGURATIONS = [
 
 
 def load_recipe(name):
-    return runpy.run_path(str(RECIPES / f"train_{name}.py"))
+    return runpy.run_path(str(RECIPES / f"train_{name}.py"))["RECIPE"]
 
 
 def parse(name, *flags, recipe="alfworld"):
     loaded = load_recipe(recipe)
     argv = ["--config", name, "--use_cpu", "true", "--bf16", "false", *map(str, flags)]
-    return parse_arguments(loaded["TYPES"], loaded["DEFAULT_CONFIG"], argv=argv)
+    return parse_arguments(loaded.types, loaded.config, argv=argv)
 
 
 @pytest.fixture
@@ -65,18 +65,18 @@ def test_evaluation_before_training_can_be_switched_off(monkeypatch, tmp_path, f
     def make(args, **given):
         raise Made(args.eval_on_start)
 
-    recipe = load_recipe("alfworld")
-    monkeypatch.setattr("sys.argv", ["train", "--output-dir", str(tmp_path / "out"), *flags])
     task = Task(train=[{"seed": 0}], held_out=[{"seed": 1}], facts={}, trainer={})
+    recipe = dataclasses.replace(load_recipe("alfworld"), tasks=lambda *_: task, model=tmp_path, trainer_class=make)
+    monkeypatch.setattr("sys.argv", ["train", "--output-dir", str(tmp_path / "out"), *flags])
     with pytest.raises(Made, match=str(expected)):
-        train(lambda *_: task, recipe["TYPES"], recipe["DEFAULT_CONFIG"], model=tmp_path, trainer_class=make)
+        recipe.train()
 
 
 def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_flags_that_exist():
     """`g2po evaluate --model` of its run needs all settings."""
     known = {"--help-all", "--model", "--view", "--config", "--num-processes", "--accelerate-config"}
     for name in NAMES:
-        options, *others = load_recipe(name)["TYPES"]
+        options, *others = load_recipe(name).types
         given = {"environment": "a:B", "tasks": "tasks.jsonl"} if name == "environment" else {}
         assert masked(dataclasses.asdict(options(**given))) == dataclasses.asdict(options(**given))
         known |= {
@@ -127,9 +127,10 @@ def test_every_configuration_is_read(path, own, monkeypatch, unchecked):
     kind, given = path.parent.name, yaml.safe_load(path.read_text())
     name = f"teach_{path.stem}" if kind == "teach" else f"train_{kind}{'_ppo' if 'ppo' in path.stem else ''}"
     name = name if (RECIPES / f"{name}.py").is_file() else "teach_environment"
-    recipe = runpy.run_path(str(RECIPES / f"{name}.py"))
+    script = runpy.run_path(str(RECIPES / f"{name}.py"))
+    types = script["RECIPE"].types if "RECIPE" in script else script["TYPES"]
     flags = [*(own if name == "teach_environment" else own[4:]), "--use_cpu", "true", "--bf16", "false"]
-    *_, args, model = parse_arguments(recipe["TYPES"], argv=[*flags, "--config", str(path)])
+    *_, args, model = parse_arguments(types, argv=[*flags, "--config", str(path)])
     assert args.output_dir == "out" and args.model_init_kwargs["dtype"] == model.dtype
     if given.get("load_best_model_at_end"):
         (reported,) = (key for key in given if re.fullmatch(r"(num_)?report_\w+", key) and key != "report_to")
@@ -139,23 +140,23 @@ def test_every_configuration_is_read(path, own, monkeypatch, unchecked):
 def test_reported_games_are_others_than_those_that_choose(tmp_path):
     from g2po_envs.alfworld.panels import load_panel
 
-    tasks = load_recipe("alfworld")["tasks"]
+    tasks = load_recipe("alfworld").tasks
     best = ("--load_best_model_at_end", "true", "--eval_strategy", "steps", "--eval_steps", 1)
     few = ("--num_games", 2, "--num_eval_games", 3, "--cache_dir", tmp_path, "--output_dir", tmp_path)
     options, args, _ = parse("tiny", *few, *best)
     task = tasks(options, args)
     assert len(task.held_out) == len(task.reported) == 3
     panel = load_panel(task.evaluation["panel"], **task.evaluation["panel_options"])
-    assert panel.rows == task.reported and panel.data == task.settings["report_manifest"]
+    assert panel.rows == task.reported
     assert not {row["task_id"] for row in task.held_out} & {row["task_id"] for row in task.reported}
     told = panel.environment_factory.keywords
     assert told["hidden_actions"] == ("help", "look", "inventory", "examine") and told["intro"] is False
-    for eval_games, report_games in (
-        (None, str(tmp_path / "alfworld-tiny-0" / "held-out-6")),
-        ("official:valid_unseen", None),
+    for field, eval_games, report_games in (
+        ("reported", None, str(tmp_path / "alfworld-tiny-0" / "held-out-6")),
+        ("report_games", "official:valid_unseen", None),
     ):
         options.eval_games, options.report_games = eval_games, report_games
-        with refused("report_games"):
+        with refused(field):
             tasks(options, args)
     options.eval_games, args.load_best_model_at_end = None, False
     assert not tasks(options, args).reported
@@ -222,13 +223,17 @@ def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
 
 
 def test_arguments_of_a_recipe(tmp_path, own):
-    (config := tmp_path / "mine.yaml").write_text("gamma: 0.5\nbeta: 0.25\n")
-    types, cpu = load_recipe("environment")["TYPES"], {"use_cpu": True, "bf16": False, "beta": 0.75}
+    (tmp_path / "mine.yaml").write_text("gamma: 0.5\nbeta: 0.25\n")
+    types = load_recipe("environment").types
+
+    def cpu(given):
+        return {"use_cpu": True, "bf16": False, "beta": 0.75}
+
     for flags in (["--config", "mine.yaml"], ["--config=mine.yaml"]):
         script, args, model = parse_arguments(types, None, cpu, [*own, "--use_peft", "--lora_r", "3", *flags])
         assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("tasks.jsonl", 0.5, 0.25, 3)
         assert args.model_init_kwargs["dtype"] == "float32", "of the model's arguments"
-    assert parse_arguments(types, config, cpu, [*own, "--beta", "0"])[1].beta == 0
+    assert parse_arguments(types, "mine.yaml", cpu, [*own, "--beta", "0"])[1].beta == 0
     assert parse_arguments(types, None, cpu, own)[1].beta == 0.75
     parse_arguments(types, argv=[*own, "--lora_r", "3", "--use_peft", "false"])  # given as off: a decision
 
@@ -248,10 +253,10 @@ def test_arguments_of_a_recipe(tmp_path, own):
 def test_what_a_recipe_refuses(own, capsys, flags, text):
     if text is None:  # an option without its condition
         with refused(flags.split()[0][2:]):
-            parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags.split()])
+            parse_arguments(load_recipe("environment").types, argv=[*own, *flags.split()])
         return
     with pytest.raises(SystemExit):
-        parse_arguments(load_recipe("environment")["TYPES"], argv=[*own, *flags.split()])
+        parse_arguments(load_recipe("environment").types, argv=[*own, *flags.split()])
     assert text in capsys.readouterr().err
 
 

@@ -19,8 +19,8 @@ from ...runs.iterations import load_log
 from ...utils.options import Options, require
 from ..parser import Parser, field_defaults, option
 from ..parser import read as read_values
-from ..recipe_files import bundled_model, recipes_folder
-from .train import check_flags, read, resolve
+from ..recipe_files import recipes_folder
+from .train import read, resolve, set_command
 
 MEANS = ("mean_turns", "prompt_tokens", "completion_tokens")
 
@@ -61,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     script, arguments = resolve(request)
     is_recipe = script.parent == recipes_folder()
     require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")
-    check_flags(arguments, "g2po estimate")
+    set_command("g2po estimate")
     settings = recipe_settings(script, arguments)
-    settings["model_name_or_path"] = settings["model_name_or_path"] or bundled_model(request.target)
     sharded = any(name in (request.accelerate_config or "") for name in ("fsdp", "zero3"))
     plan = Plan(settings, request.num_processes or 1, sharded)
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
@@ -72,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """Return every field of a recipe: from the flags, else its configuration, else its default."""
-    from ..recipe import parser_options  # with TRL, which is slow to import
+    from ..recipe import config_options  # with TRL, which is slow to import
 
     sys.path.insert(0, str(script.parent))
-    recipe = runpy.run_path(str(script))
-    options = {**parser_options(recipe["DEFAULT_CONFIG"]), "defaults": lambda given: {}}
-    _, values, _ = read_values(recipe["TYPES"], arguments, command="g2po estimate", **options)
-    return {**field_defaults(recipe["TYPES"]), **values}
+    recipe = runpy.run_path(str(script))["RECIPE"]
+    _, values, _ = read_values(recipe.types, arguments, command="g2po estimate", **config_options(recipe.config))
+    settings = {**field_defaults(recipe.types), **values}
+    return {**settings, "model_name_or_path": settings["model_name_or_path"] or recipe.model}

@@ -14,7 +14,6 @@ import g2po_envs
 from ...utils.errors import G2POError
 from ...utils.options import require
 from ..parser import option, parse
-from ..recipe_files import bundled_model
 
 _ENVIRONMENTS = Path(g2po_envs.__file__).parent
 SOURCES = {kind: _ENVIRONMENTS / "starters" / kind for kind in ("environment", "agent")}
@@ -57,7 +56,9 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
                 (copy / name).write_text(text, encoding="utf-8")
     if model is None:
         own_model = SOURCES[kind] / BUNDLED
-        shutil.copytree(own_model if own_model.is_dir() else bundled_model("alfworld"), folder / BUNDLED)
+        shutil.copytree(
+            own_model if own_model.is_dir() else _ENVIRONMENTS / "alfworld" / "tiny_model", folder / BUNDLED
+        )
 
 
 def quoted(word: str, file: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ...utils.options import require
-from .train import check_flags, read, resolve, run_in_place
+from .train import read, resolve, run_in_place, set_command
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
@@ -45,5 +45,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("num_processes", "accelerate_config", "view"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
     script, arguments = resolve(request, "teach")
-    check_flags(arguments, "g2po teach")
+    set_command("g2po teach")
     run_in_place(script, arguments)

@@ -18,7 +18,6 @@ from .. import parser
 from ..launch import VIEW, launch
 from ..played import environment_or_agent
 from ..recipe_files import OWN_RECIPE, find_config, recipe_file, recipe_names, recipes_folder
-from ..spelling import misspelled
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -94,12 +93,10 @@ def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
     return recipe_file(OWN_RECIPE, command), ["--environment", resolve_environment_name(environment), *request.passed]
 
 
-def check_flags(arguments: Sequence[str], command: str) -> None:
-    """End the process if an argument of a recipe is no flag; the recipe would say so after importing torch and TRL."""
+def set_command(command: str) -> None:
+    """Have a recipe's messages name the command, and suggest its flags too."""
     parser.COMMAND = command
     parser.COMMAND_FLAGS = [parser.flag(option.name) for option in fields(Request) if option.init]
-    if message := misspelled(arguments, parser.COMMAND_FLAGS):
-        parser.Parser((), prog=command).error(message)
 
 
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
@@ -119,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     script, arguments = resolve(request)
     is_recipe = script.parent == recipes_folder()
     if is_recipe:
-        check_flags(arguments, "g2po train")
+        set_command("g2po train")
     config, processes = request.accelerate_config, request.num_processes
     if config is not None:
         config = find_config(config, "accelerate_config", kind="accelerate")
