@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..environments.causes import in_words, inner
+from ..environments.causes import in_words
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.failures import where_raised
 from ..environments.tasks import check_task_columns
@@ -23,9 +23,9 @@ def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
     kinds = {action.partition(" ")[0]: action for action in reversed(admissible_actions)}
     near = []
     for action in [*reversed(kinds.values())][:6]:
-        *words, _ = action.split(" ")
-        near += [" ".join([*words, "xyzzy"]), f"{action} xyzzy", f" {action}\n", *[" ".join(words)] * bool(words)]
-    return [*IMPOSSIBLE, *dict.fromkeys(near)]
+        words = action.split(" ")[:-1]
+        near += [" ".join([*words, "xyzzy"]), f"{action} xyzzy", f" {action}\n", " ".join(words)]
+    return [*dict.fromkeys([*IMPOSSIBLE, *near])]
 
 
 def check_environment(
@@ -49,7 +49,7 @@ def check_environment(
     check_task_columns(environment_factory, task)
     for finding in contract_findings(environment_factory, task, actions, max_steps):
         if finding.level == "error":
-            raise EnvironmentContractError(finding.text, finding.facts.get("field", finding.kind.name))
+            raise EnvironmentContractError(finding.text, finding.facts.get("field") or finding.kind.name)
 
 
 def contract_findings(
@@ -71,12 +71,12 @@ def contract_findings(
     if missing:
         return [Kind.METHODS.found(name=name, methods=missing)]
     try:
-        return _Probe(name, environment, task).play(actions, max_steps)
+        return _Tested(name, environment, task).play(actions, max_steps)
     finally:
         environment.close()
 
 
-class _Probe:
+class _Tested:
     """An environment under test, and its distinct violations by what makes them equal."""
 
     def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
@@ -85,29 +85,24 @@ class _Probe:
 
     def play(self, actions: Sequence[str] | None, max_steps: int) -> list[Finding]:
         first, again = self._reset(), self._reset()
-        if first is not None and again is not None:
-            if first != again:
-                texts = (first.text, again.text) if first.text != again.text else (repr(first), repr(again))
-                facts = dict(zip(("first", "then"), different_parts(*texts)))
-                self.findings["start"] = Kind.RANDOM_RESET.found(name=self.name, **facts)
-            for action in mutated_actions(first.admissible_actions or ()):
-                if self._step(action) is None:
-                    self._reset()
-            self._step_through(actions, max_steps)
-            if not has_errors(self.findings.values()):
-                self._compare_actions(first.admissible_actions or ())
+        if first is None or again is None:
+            return list(self.findings.values())
+        if first != again:
+            texts = (first.text, again.text) if first.text != again.text else (repr(first), repr(again))
+            before, then = different_parts(*texts)
+            self.findings["start"] = Kind.RANDOM_RESET.found(name=self.name, first=before, then=then)
+        listed, rng = first.admissible_actions or [], random.Random(0)
+        for played in (mutated_actions(listed), [None] * max_steps if actions is None else actions):
+            seen = self._reset()
+            for action in played:
+                if seen is None and (seen := self._reset()) is None:
+                    break
+                seen = self._step(rng.choice(seen.admissible_actions or ["look"]) if action is None else action)
+        if listed and not has_errors(self.findings.values()):
+            self._compare_actions(listed)
         return list(self.findings.values())
 
-    def _step_through(self, actions: Sequence[str] | None, max_steps: int) -> None:
-        rng, observation = random.Random(0), self._reset()
-        for action in [None] * max_steps if actions is None else actions:
-            if observation is None and (action is not None or (observation := self._reset()) is None):
-                return
-            if action is None:
-                action = rng.choice(observation.admissible_actions or ["look"])
-            observation = self._step(action)
-
-    def _compare_actions(self, admissible_actions: Sequence[str]) -> None:
+    def _compare_actions(self, listed: Sequence[str]) -> None:
         """Add a warning about listed actions that get the same response as an invalid action."""
 
         def respond(action: str) -> tuple[Any, ...]:
@@ -115,11 +110,11 @@ class _Probe:
             result = validate_step(self.environment.step(action), f"{self.name}.step")
             return result.observation.text, result.observation.images, result.reward, result.terminated
 
-        invalid = respond("xyzzy plugh") if admissible_actions else None
-        if same := [action for action in admissible_actions if respond(action) == invalid]:
-            facts = {"count": len(same), "listed": len(admissible_actions), "response": invalid[0][:60]}
+        invalid = respond("xyzzy plugh")
+        if same := [action for action in listed if respond(action) == invalid]:
             shown = [*map(repr, same[:3]), *["…"] * (len(same) > 3)]
-            self.findings["no effect"] = Kind.NO_EFFECT.found(**facts, actions=shown)
+            facts = {"count": len(same), "listed": len(listed), "response": invalid[0][:60], "actions": shown}
+            self.findings["no effect"] = Kind.NO_EFFECT.found(**facts)
 
     def _reset(self) -> Observation | None:
         return self._call(Kind.RAISED_IN_RESET, "", "reset", validate_observation, **deepcopy(self.task))
@@ -133,14 +128,10 @@ class _Probe:
         """Return the validated result of a method; after an error `None`, with a finding."""
         try:
             return validate(getattr(self.environment, method)(*args, **task), f"{self.name}.{method}")
+        except (EnvironmentContractError, ConnectionError) as error:  # whose messages have the remedy
+            text = " ".join(str(error).split())
+            self.findings.setdefault(text, Kind.REFUSED.found(error=text, field=getattr(error, "field", None)))
         except Exception as error:
-            text, where = in_words(error)[:300], where_raised(error)
-            same = f"{', '.join(type(part).__name__ for part in inner(error))}{where}"
-            facts = {"name": self.name, "error": text, "where": where, "action": action}
-            if isinstance(error, EnvironmentContractError):
-                same = " ".join(str(error).split())
-                kind, facts = Kind.REFUSED, {"what": "", "error": same, "field": error.field}
-            elif isinstance(error, ConnectionError):  # of a server: its message has the remedy
-                kind, same, facts = Kind.REFUSED, "connection", {"what": f"{self.name}: ", "error": text + where}
-            self.findings.setdefault(same, kind.found(**facts))
-            return None
+            facts = {"error": in_words(error)[:300], "where": where_raised(error), "action": action}
+            self.findings.setdefault(type(error).__name__ + facts["where"], kind.found(name=self.name, **facts))
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from ..evaluation.agents import ChatActor, DirectAgent
 from ..prompts.template import PromptTemplate
 from ..rollout.player import Player
 from . import measure
+from .contract import contract_findings
 from .findings import Finding, Kind, has_errors, worst_first
-from .play import TEXTS, Answer, Played, play, probe, probed, random_answer, replay_difference
+from .play import TEXTS, Answer, Played, play, random_answer, replay_difference, slow
 
 if TYPE_CHECKING:
     from ..evaluation.chat_models import ChatModel
@@ -45,9 +46,8 @@ class Examination:
         environment_factory: as passed to the trainer; for an agent, as `agent_factory` makes it.
         tasks: dataset rows.
         episodes: episodes per task, e.g. the group size.
-        turns: maximum turns of an episode.
+        episode_limits: limits of an episode.
         limits: limits of environment workers.
-        episode_limits: limits of an episode, in addition to `turns`.
         state_key_ignores: details that keys leave out, as in training.
         texts: an agent's random responses without tool calls.
         model: folder of the model whose tokenizer should know the words of the episodes.
@@ -57,17 +57,15 @@ class Examination:
     environment_factory: Callable
     tasks: Sequence[dict[str, Any]]
     episodes: int = 8
-    turns: int = 30
-    limits: PoolLimits | None = None
-    episode_limits: EpisodeLimits | None = None
+    episode_limits: EpisodeLimits = field(default_factory=lambda: EpisodeLimits(max_turns=30))
+    limits: PoolLimits = field(default_factory=PoolLimits)
     state_key_ignores: Sequence[str] | None = None
     texts: Sequence[str] = TEXTS
     model: str | Path | None = None
     name: str | None = None
 
     def __post_init__(self):
-        self.episode_limits = replace(self.episode_limits or EpisodeLimits(), max_turns=self.turns)
-        self.limits = PoolLimits.of(self.limits)
+        self.turns = self.episode_limits.max_turns
         self.one_worker = replace(self.limits, num_environment_workers=1)
         self.is_agent = is_agent(self.environment_factory)
 
@@ -76,7 +74,7 @@ class Examination:
         try:
             return self._of_each(lambda part: part._agent() if part.is_agent else part._environment())
         except ValueError as error:  # e.g. tools without a description, variables that are not set, unknown tasks
-            return [Kind.REFUSED.found(what="", error=str(error))]
+            return [Kind.REFUSED.found(error=str(error))]
 
     def with_model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, prompt_template: PromptTemplate | None = None
@@ -110,9 +108,8 @@ class Examination:
         findings = []
         for name, factory in environments.items():
             rows = [dict(player_of(self.environment_factory, row)[1]) for row in self.tasks if row[COLUMN] == name]
-            limits = self.episode_limits.by(name)
-            changes = {"tasks": rows, "turns": limits.max_turns, "episode_limits": limits, "name": name}
-            part = replace(self, environment_factory=factory, **changes)
+            own = {"tasks": rows, "episode_limits": self.episode_limits.by(name), "name": name}
+            part = replace(self, environment_factory=factory, **own)
             findings += [replace(finding, environment=name) for finding in find(part)]
         return worst_first(findings)
 
@@ -121,7 +118,7 @@ class Examination:
         factory = text_environment_factory(self.environment_factory, self.episode_limits)
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
             played = self._play_at_random(pool, self.tasks)
-            findings = [*measure.agent_failures(played), *measure.environment_findings(played, "a model call")]
+            findings = [*measure.agent_failures(played), *measure.environment_findings(played)]
             if not played.episodes:
                 return findings
             again = [] if played.failures else [self._replayed(second, self.tasks, played)]
@@ -134,39 +131,28 @@ class Examination:
         """Return findings about the contract, and about whether a model can learn in the environment."""
         history = default_history(self.environment_factory, None)
         factory = text_environment_factory(self.environment_factory, self.episode_limits, history)
-        patient = replace(self.one_worker, environment_reset_timeout=10 * self.limits.environment_reset_timeout)
         findings, tasks = [], []
         for number, task in enumerate(self.tasks, 1):
             try:
                 check_task_columns(factory, task)
                 tasks.append(task)
             except ValueError as error:
-                findings.append(Kind.REFUSED.found(what=f"task {number}: ", error=str(error)))
-        if not tasks:
-            return findings
-        with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(probed(factory), patient) as second:
-            return findings + self._in_pools(pool, second, tasks)
-
-    def _in_pools(self, pool: EnvironmentPool, second: EnvironmentPool, tasks: list[dict[str, Any]]) -> list[Finding]:
-        starts, failures = first_steps(pool, tasks, tasks)
-        errors = [Kind.FAILED.found(what="in a worker it", failure=describe_failure(one)) for one in failures]
-        if any(failure.kind in ("timeout", "crash") for failure in failures):
-            return errors[:1]
-        playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
-        played = self._play_at_random(second, playable)
-        errors += [Kind.FAILED.found(what="a random episode", failure=describe_failure(f)) for f in played.failures]
-        if played.takes_long:
-            return errors[-1:]
-        findings = [found for task in tasks for found in probe(second, task, self.turns)]
-        findings += [] if has_errors(findings) else errors
-        if played.steps:
-            findings += measure.environment_findings(played, "a step")
-            findings += [] if played.has_task else [Kind.NO_TASK.found()]
-            findings += [] if played.lists_actions else [Kind.NO_ACTIONS.found()]
-        if has_errors(findings):
-            return findings
-        findings += [self._replayed(pool, playable, played), *self._states(played)]
-        return findings + ([measure.outcomes(played, self.turns)] if played.answers_are_known else [])
+                findings.append(Kind.REFUSED.found(error=f"task {number}: {error}"))
+        with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
+            starts, failures = first_steps(pool, tasks, tasks)
+            playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
+            played = Played() if slow(failures) else self._play_at_random(second, playable)
+            failures += played.failures
+            errors = [Kind.FAILED.found(failure=describe_failure(failure)) for failure in slow(failures) or failures]
+            if slow(failures):
+                return errors[:1]
+            findings += [found for task in tasks for found in contract_findings(factory, task, max_steps=self.turns)]
+            findings += [] if has_errors(findings) else errors
+            findings += measure.environment_findings(played)
+            if has_errors(findings) or not tasks:
+                return findings
+            findings += [self._replayed(pool, playable, played), *self._states(played)]
+        return findings + ([measure.outcomes(played, self.turns)] if played.has_tools or played.lists_actions else [])
 
     def _play_at_random(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> Played:
         return play(pool, tasks, self.episodes, self.episode_limits, random_answer(random.Random(0), self.texts))
@@ -194,20 +180,20 @@ class Examination:
     def _model(
         self, chat: ChatModel, sampling: Sampling, settings: Any, template: PromptTemplate | None
     ) -> list[Finding]:
-        played, lengths = Played(), []
-        template = template and template.of(self.name)
+        template, lengths, played = template and template.of(self.name), [], Played()
         playing = played_as(self.environment_factory, self.episode_limits, template, settings.history)
         factory, template, history = playing
         agent = DirectAgent(template, settings.history_length, settings.max_prompt_length, history)
+        rows = [task for task in self.tasks for _ in range(self.episodes)]
+        groups = [number // self.episodes for number in range(len(rows))]
+        seeds = [derived_seed(0, number) for number in range(len(rows))]
         with EnvironmentPool(factory, self.limits) as pool:
             player = Player(pool, ChatActor.of(chat, agent), self.episode_limits)
-            rows = [task for task in self.tasks for _ in range(self.episodes)]
-            groups = [number // self.episodes for number in range(len(rows))]
-            seeds = [derived_seed(0, number) for number in range(len(rows))]
             trajectories, _ = player.play(
                 rows, sampling, groups, seeds, on_end=lambda episode: lengths.extend(episode.usage)
             )
         for start in range(0, len(rows), self.episodes):
+            played.groups.append([])
             played.add(trajectories[start : start + self.episodes])
         findings = measure.agent_failures(played, "the agent" if self.is_agent else "an episode")
         if not played.episodes:

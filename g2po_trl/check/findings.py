@@ -15,6 +15,7 @@ _EPISODES = "{who} succeed in {successes} of {episodes} episodes; {ended} end wi
 _VISITS = "{kind}episodes of a task visit a state {visits:.1f} times on average; {alone:.0%} of the steps are alone"
 _EXPERT = "the expert succeeds in {successes} of {episodes} episodes within {turns} turns (median {steps:g}); others: "
 _TEACH = "or fine-tune it on demonstrations (g2po teach)."
+_TRAINED = f"Use a model that was trained to call tools, {_TEACH}"
 
 
 class Wording(NamedTuple):
@@ -33,7 +34,7 @@ class Kind(Enum):
     """What a finding is about, with its wording."""
 
     # The contract of an environment, and what its workers do
-    REFUSED = _error("{what}{error}")
+    REFUSED = _error("{error}")
     METHODS = _error("{name} has no method {methods}", "Derive it from TextEnvironment.")
     CONSTRUCTION = _error("constructing {name} raised {error}{where}", "Bind its arguments with functools.partial.")
     RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
@@ -46,21 +47,16 @@ class Kind(Enum):
         "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}",
         "List only executable actions, or describe their effect.",
     )
-    FAILED = _error("{what} {failure}")
+    FAILED = _error("in a worker it {failure}")
     NOT_REPLAYED = Wording(
         "the same actions do not lead to the same states in another process: {difference}",
         "An episode that loses its worker then ends as lost. Seed all randomness from the task (hash() of a text and "
         "the order of a set differ by process), and show no clocks and random names.",
     )
     CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
-    SLOW = Wording(
-        "{what} takes {step:.3g} ms, a reset {reset:.3g} ms", "Use a cache, or raise num_environment_workers."
-    )
     LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
-    LONG_TEXT = Wording(
-        "an observation or a request has {characters} characters", "Shorten it, or raise max_prompt_length."
-    )
+    LONG_TEXT = Wording("an observation has {characters} characters", "Shorten it, or raise max_prompt_length.")
     NO_TASK = Wording(
         "reset gives no Observation.task: later prompts may lack the goal", "Set it, or repeat the goal."
     )
@@ -115,14 +111,11 @@ class Kind(Enum):
         "prompts have at most {longest} tokens, completions {written:g} (median); {cut:.0%} of them reach the limit",
         "Raise max_completion_length (and the agent's own max_tokens), or ask for shorter answers.",
     )
-    FORMAT = Wording(
-        "{broken} of {completions} completions lack the required format", f"Read some (g2po play); {_TEACH}"
-    )
-    ADMISSIBLE = Wording("{admissible} of {listed} actions are among the listed ones", f"Use a larger model, {_TEACH}")
-    TOOL_CALLS = Wording(
-        "{called} of {offered} completions call a tool; {parsed} of these can be parsed, {known} call a known one",
-        f"Use a model that was trained to call tools, {_TEACH}",
-    )
+    FORMAT = Wording("{count} of {number} completions have the required format", f"Read some (g2po play); {_TEACH}")
+    ADMISSIBLE = Wording("{count} of {number} actions are among the listed ones", f"Use a larger model, {_TEACH}")
+    TOOL_CALLS = Wording("{count} of {number} completions call a tool", _TRAINED)
+    READABLE_CALLS = Wording("{count} of {number} tool calls can be parsed", _TRAINED)
+    KNOWN_CALLS = Wording("{count} of {number} parsed calls are of a known tool", _TRAINED)
     SPELLED_WORDS = Wording(
         "the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words, or a larger model."
     )
@@ -134,9 +127,13 @@ class Kind(Enum):
         is_final=True,
     )
 
-    def found(self, /, *, level: str | None = None, **facts: Any) -> Finding:
+    def found(self, level: str | None = None, /, **facts: Any) -> Finding:
         """Return a finding of this kind, at its usual level unless another is given."""
         return Finding(self, level or self.value.level, facts)
+
+    def judged(self, fits: bool, /, **facts: Any) -> Finding:
+        """Return a finding that is "ok" if it `fits`, and else a warning."""
+        return self.found("ok" if fits else "warning", **facts)
 
 
 @dataclass(frozen=True)

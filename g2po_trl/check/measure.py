@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ..credit.graph import StateGraph, record
 from ..environments.episode_limits import LIMITS
@@ -23,13 +21,19 @@ from .findings import Finding, Kind
 from .play import Played
 from .statistics import count_in_keys, shared_share
 
-SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
 MANY = 0.2  # of a model's completions
 FEW = 0.1  # of the expert's episodes
 SHOWN = 3  # failures of an agent
 SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
 SHOWN_WORDS = 8
+RATIOS = {  # of a model's steps: metric, and the share from which it is fine
+    Kind.FORMAT: ("valid_action_ratio", 0.8),
+    Kind.ADMISSIBLE: ("admissible_action_ratio", 0.5),
+    Kind.TOOL_CALLS: ("tool_call_ratio", 0.01),
+    Kind.READABLE_CALLS: ("readable_call_ratio", 0.8),
+    Kind.KNOWN_CALLS: ("known_call_ratio", 0.8),
+}
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -40,19 +44,20 @@ def faults(played: Played) -> list[Finding]:
     return [Kind[cause.name].found(**vars(tally), counted=tally.counted) for cause in FAULTS if cause.holds(tally)]
 
 
-def environment_findings(played: Played, what: str) -> Iterator[Finding]:
-    """Yield findings about the time of `what`, e.g. a step, about long texts, and about limits that ended episodes."""
-    if played.step_seconds and (step := median(played.step_seconds)) > SLOW_STEP:
-        yield Kind.SLOW.found(what=what, step=1000 * step, reset=1000 * median(played.reset_seconds))
-    if played.longest > LONG_TEXT:
-        yield Kind.LONG_TEXT.found(characters=played.longest)
-    number, reasons = (
-        len(played.episodes),
-        Counter((t.failure_reason or "").partition(":")[0] for t in played.episodes),
-    )
+def environment_findings(played: Played) -> Iterator[Finding]:
+    """Yield findings about observations, and about limits that ended episodes."""
+    longest = max((len(step.observation) for step in played.steps), default=0)
+    if longest > LONG_TEXT:
+        yield Kind.LONG_TEXT.found(characters=longest)
+    reasons = Counter((episode.failure_reason or "").partition(":")[0] for episode in played.episodes)
     for limit in LIMITS:
-        if reasons[limit] > MANY * number:
-            yield Kind.LIMIT.found(count=reasons[limit], episodes=number, limit=limit)
+        if reasons[limit] > MANY * reasons.total():
+            yield Kind.LIMIT.found(count=reasons[limit], episodes=reasons.total(), limit=limit)
+    of_texts = [one for one in played.episodes if one.steps and one.steps[0].messages is None]
+    if not all(one.task for one in of_texts):
+        yield Kind.NO_TASK.found()
+    if not played.lists_actions:
+        yield Kind.NO_ACTIONS.found()
 
 
 def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) -> list[Finding]:
@@ -61,15 +66,14 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     if all(len(group) == 1 for group in groups) or len(played.steps) == len(played.episodes):
         return []
     graph = StateGraph.from_groups(groups)
-    statistics = graph.statistics()
-    alone = statistics["singleton_step_fraction"]
     # Where a turn has one state, its number is all that tells states apart.
     most_turns = sum(max(len(trajectory.steps) for trajectory in group) for group in groups)
-    is_known = played.answers_are_known or is_agent  # random actions without a list lead nowhere
-    if (graph.num_nodes > most_turns or not is_known) and (counted := count_in_keys(played.episodes)):
-        return [Kind.COUNTER.found(counter=counted)]
+    is_known = played.has_tools or played.lists_actions or is_agent  # random actions without a list lead nowhere
+    if (graph.num_nodes > most_turns or not is_known) and (counter := count_in_keys(played.episodes)):
+        return [Kind.COUNTER.found(counter=counter)]
+    visits, alone = (graph.statistics()[name] for name in ("mean_group_size", "singleton_step_fraction"))
     found = Kind.RARE_STATES if alone > 0.5 else Kind.RECURRENCE
-    return [found.found(kind=kind, visits=statistics["mean_group_size"], alone=alone)] if is_known else []
+    return [found.found(kind=kind, visits=visits, alone=alone)] if is_known else []
 
 
 def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
@@ -80,26 +84,20 @@ def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
     has_files = all(is_workspace_key(step.key) for step in played.steps)
     key = "your state key" if is_own else "files and new messages" if has_files else "the default key"
     used, (news, normalised) = shared_share(groups), (shared_share(groups, key) for key in NEWS_KEYS.values())
-    is_coarser = not is_own and not has_files and max(news, normalised) > used + MANY
-    return [_level(not is_coarser, Kind.KEYS, used=used, key=key, news=news, normalised=normalised)]
+    is_finest = not is_own and not has_files and max(news, normalised) > used + MANY
+    return [Kind.KEYS.judged(not is_finest, used=used, key=key, news=news, normalised=normalised)]
 
 
 def outcomes(played: Played, turns: int, who: str = "random actions", learner: str = "") -> Finding:
     """Return a finding about successes and rewards. `learner`: who learns nothing if rewards are equal."""
-    trajectories = played.episodes
-    rewards, successes = [t.reward for t in trajectories], sum(t.success for t in trajectories)
-    all_won, are_equal = successes == len(trajectories), len(set(rewards)) == 1
-    kind = Kind.ALL_WON if all_won else Kind.EQUAL_REWARDS if are_equal else Kind.OUTCOMES
-    return kind.found(
-        who=who,
-        successes=successes,
-        episodes=len(trajectories),
-        ended=sum(t.outcome != "truncated" for t in trajectories),
-        turns=turns,
-        low=min(rewards),
-        high=max(rewards),
-        learner=learner or "a model that acts randomly",
-    )
+    episodes = played.episodes
+    rewards, successes = [one.reward for one in episodes], sum(one.success for one in episodes)
+    is_equal = len(set(rewards)) == 1
+    kind = Kind.ALL_WON if successes == len(episodes) else Kind.EQUAL_REWARDS if is_equal else Kind.OUTCOMES
+    ended = sum(one.outcome != "truncated" for one in episodes)
+    facts = {"who": who, "successes": successes, "episodes": len(episodes), "ended": ended, "turns": turns}
+    learner = learner or "a model that acts randomly"
+    return kind.found(**facts, low=min(rewards), high=max(rewards), learner=learner)
 
 
 def agent_failures(played: Played, who: str = "the agent") -> list[Finding]:
@@ -124,37 +122,22 @@ def agent_findings(played: Played, turns: int) -> Iterator[Finding]:
     if level == "warning" and all(len(trajectory.steps) <= 1 for trajectory in played.episodes):
         yield Kind.ONE_CALL.found()  # one that raises in its first call may make more
     for (error, where), count in errors.items():
-        yield Kind.RAISED_IN_AGENT.found(level=level, error=error, where=where, count=count, episodes=number)
+        yield Kind.RAISED_IN_AGENT.found(level, error=error, where=where, count=count, episodes=number)
     if out := sum(bool(info.get("out_of_turns")) for info in infos):
         yield Kind.TOO_MANY_CALLS.found(turns=turns, count=out, episodes=number)
-    if refused := [info for info in infos if info.get("refused_requests")]:
-        refusal = refused[-1].get("refusal", "")
-        yield Kind.REFUSED_REQUESTS.found(count=len(refused), episodes=number, refusal=refusal)
+    if refused := [info.get("refusal", "") for info in infos if info.get("refused_requests")]:
+        yield Kind.REFUSED_REQUESTS.found(count=len(refused), episodes=number, refusal=refused[-1])
 
 
 def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> Iterator[Finding]:
     """Yield findings about a model's completions: lengths in tokens, format, listed actions, tool calls."""
-    steps = played.steps
-    if steps:
-        longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
-        cut = sum(step.completion_truncated for step in steps) / len(steps)
-        yield _level(cut <= MANY, Kind.LENGTHS, longest=longest, written=written, cut=cut)
-    formatted = [step.valid for step in steps if step.call is None]
-    if broken := formatted.count(False):
-        yield _level(broken <= MANY * len(formatted), Kind.FORMAT, broken=broken, completions=len(formatted))
-    if listed := [step.admissible for step in steps if step.admissible is not None]:
-        fits = 2 * sum(listed) > len(listed)
-        yield _level(fits, Kind.ADMISSIBLE, admissible=sum(listed), listed=len(listed))
-    if calls := Counter(step.call for step in steps if step.call is not None):
-        called = calls.total() - calls["none"]
-        parsed = called - calls["unreadable"]
-        known = parsed - calls["unknown"]
-        fits = known > 0 and known >= called * (1 - MANY)
-        yield _level(fits, Kind.TOOL_CALLS, offered=calls.total(), called=called, parsed=parsed, known=known)
-
-
-def _level(fits: bool, kind: Kind, **facts: Any) -> Finding:
-    return kind.found(level="ok" if fits else "warning", **facts)
+    cut = sum(step.completion_truncated for step in played.steps) / max(1, len(played.steps))
+    longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
+    yield Kind.LENGTHS.judged(cut <= MANY, longest=longest, written=written, cut=cut)
+    summary = Summary.of(played.episodes)
+    for kind, (metric, least) in RATIOS.items():
+        if number := summary.numbers[metric]:
+            yield kind.judged(summary.totals[metric] >= least * number, count=summary.totals[metric], number=number)
 
 
 def expert_finding(played: Played, turns: int) -> Finding:
@@ -164,9 +147,10 @@ def expert_finding(played: Played, turns: int) -> Finding:
     number = len(played.episodes) + len(played.failures)
     steps = median([len(trajectory.steps) for trajectory in won or played.episodes] or [0])
     reasons = sorted({*others, *map(describe_failure, played.failures)})[:SHOWN]
-    fails, needs_all = len(won) < FEW * number, won and steps >= turns > 1 and reasons
-    found = Kind.EXPERT_FAILS.found if fails else partial(_level, not needs_all, Kind.EXPERT)
-    return found(successes=len(won), episodes=number, turns=turns, steps=steps, reasons=reasons)
+    facts = {"successes": len(won), "episodes": number, "turns": turns, "steps": steps, "reasons": reasons}
+    if len(won) < FEW * number:
+        return Kind.EXPERT_FAILS.found(**facts)
+    return Kind.EXPERT.judged(not (won and reasons and steps >= turns > 1), **facts)
 
 
 def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions: bool = False) -> list[Finding]:
@@ -196,8 +180,8 @@ def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions:
         counts.update({word for text in written for word in _WORD.findall(text)})
 
     def is_spelled(word: str) -> bool:  # inside a text and at its beginning
-        texts = word, f" {word}"
-        return all(len(tokenizer.encode(text, add_special_tokens=False).ids) > 1 for text in texts)
+        tokens = tokenizer.encode_batch([word, f" {word}"], add_special_tokens=False)
+        return all(len(one.ids) > 1 for one in tokens)
 
     spelled = [word for word, _ in counts.most_common() if is_spelled(word)]
     shown = [*spelled[:SHOWN_WORDS], *[f"… ({len(spelled)} words)"] * (len(spelled) > SHOWN_WORDS)]

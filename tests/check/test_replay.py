@@ -21,8 +21,8 @@ def test_lists_keys_ends_and_failures_are_compared():
         return found and found.facts["difference"]
 
     assert after() is None
-    assert "listed actions" in after(admissible_actions=["stay"])
-    assert "state key" in after(state_key="another")
+    assert "admissible_actions is" in after(admissible_actions=["stay"])
+    assert "state_key is" in after(state_key="another")
     longer = replace(episode, steps=episode.steps + episode.steps[:1])
     assert "ended after 'go'" in difference(Countdown, {"turns": 3}, longer).facts["difference"]
     assert difference(Dying, {"turns": 3, "reward": 13.0}, episode) is not None

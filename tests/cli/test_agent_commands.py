@@ -16,6 +16,7 @@ from g2po_trl.check.examine import examine
 from g2po_trl.cli.commands.init import FILES
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import resolve_agent_name
 from g2po_trl.environments.setup import agent_factory
 
@@ -171,12 +172,12 @@ def agent(task, client):
     while True:
         ask(client, 'a')
 
-warning NOT_REPLAYED: before step 2
+warning NOT_REPLAYED: at step 2
 def agent(task, client):
     ask(client, 'a')
     return ask(client, str(time.time_ns())) == 'yes'
 
-error NOT_REPLAYED: before step 1
+error NOT_REPLAYED: at step 1
 def agent(task, client):
     ask(client, str(os.getpid()))
     return ask(client, 'b') == 'yes'
@@ -206,7 +207,7 @@ def agent(task, client):
     connection.request('POST', '/v1/chat/completions', body, headers)
     connection.getresponse()
 
-warning LONG_TEXT: 9002
+warning LONG_TEXT: 9006
 def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')
 """
 
@@ -218,7 +219,10 @@ def test_check_finds(finding, write):
     level, kind = head.split()
     write(body + PORT * ("bind()" in body))
     limits = PoolLimits(environment_step_timeout=20)
-    found = {one.kind.name: one for one in examine(agent_factory("agent.py", 4), [{}], turns=4, limits=limits)}
+    found = {
+        one.kind.name: one
+        for one in examine(agent_factory("agent.py", 4), [{}], episode_limits=EpisodeLimits(4), limits=limits)
+    }
     assert found[kind].level == level and fact in " ".join(map(str, found[kind].facts.values())), found
 
 

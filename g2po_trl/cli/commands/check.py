@@ -109,9 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment,
         tasks,
         options.episodes or (4 if plays else 8),
-        limits.max_turns,
-        PoolLimits.of(options),
         limits,
+        PoolLimits.of(options),
         (run.get("trainer") or config).get("state_key_ignores"),
         options.response or TEXTS,
         None if options.base_url else model,
@@ -154,7 +153,7 @@ def _with_expert(findings: list[Finding], expert: Callable, examination: Examina
         factory, rows, answer = expert_play(examination.environment_factory, expert, tasks, examination.episode_limits)
         of_expert = replace(examination, environment_factory=factory, tasks=rows, episodes=1).with_expert(answer)
     except G2POError as error:
-        return worst_first([*findings, Kind.REFUSED.found(what="the expert: ", error=str(error))])
+        return worst_first([*findings, Kind.REFUSED.found(error=f"the expert: {error}")])
     refuted = set() if any(found.kind is Kind.EXPERT_FAILS for found in of_expert) else {Kind.NO_REWARD}
     return worst_first([*of_expert, *(finding for finding in findings if finding.kind not in refuted)])
 
