@@ -66,8 +66,3 @@ def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:
     """Return one of the tasks, counted from 1."""
     require(1 <= line <= len(tasks), "line", line, f"there are {len(tasks)} tasks; choose one of them")
     return dict(tasks[line - 1])
-
-
-def ended(outcome: str, steps: int, reward: float) -> str:
-    """Return how an episode ended, in words."""
-    return f"{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}"

@@ -14,8 +14,8 @@ from ..utils.errors import G2POError
 from ..utils.extras import missing_extra
 from ..utils.show import outlive_readers, printable
 
-# What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
-_NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}
+# Of a path that a user chose, and may choose otherwise.
+_PATHS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
 
 
 def set_up_process() -> None:
@@ -32,8 +32,9 @@ def set_up_process() -> None:
     if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
-    for name, beginning in _NOISE.items():
-        logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))
+    beginning = "Failed to load CPU gemm_4bit_forward from kernels-community"  # at every start
+    of_bitsandbytes = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    of_bitsandbytes.addFilter(lambda record: not str(record.msg).startswith(beginning))
     # TRL and PEFT read it of every model.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
@@ -48,16 +49,13 @@ def describe_error(error: BaseException) -> str | None:
         return f"a file of weights is damaged ({error}): restore it, or pass another model"
     if not isinstance(error, OSError):
         return None
-    what, text = error.filename or "the output", str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the disk is full: {what} cannot be written ({error.strerror}). Complete files are kept: free some "
-            "space, and continue by the same command with --resume-from-checkpoint auto"
-        )
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
-        return f"{what} cannot be opened or written ({error.strerror}): choose another folder"
-    if any(words in text for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
-        first = text.strip().splitlines()[0]
+        what = f"the disk is full: {error.filename or 'the output'} cannot be written ({error.strerror})"
+        return f"{what}. Free some space, and continue by the same command with --resume-from-checkpoint auto"
+    if error.errno in _PATHS and error.filename:
+        return f"{error.filename} cannot be opened or written ({error.strerror}): choose another path"
+    if any(words in str(error) for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
+        first = str(error).strip().splitlines()[0]
         return f"the model is neither a folder nor available from the Hub: {first} Without network: --model FOLDER"
     return None
 

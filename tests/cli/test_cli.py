@@ -166,7 +166,7 @@ main(["play", *{arguments!r}])
     assert "> move pen to fridge\n\n[2] Wrong place. You hold pen. On the floor: egg." in run.stdout
     assert run.stdout.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in run.stdout
     for text in ("2\n\n", "2\n"):
-        assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
+        assert played(text, *task).stdout.endswith("failure after 1 step, reward 0: stopped\n")
     assert played("x\n", *task, "--max-turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
     assert "line is 99" in played("", "--line", "99").stderr
     assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr

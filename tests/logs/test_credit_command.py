@@ -119,6 +119,6 @@ def test_the_command_names_file_and_line(tmp_path, capsys):
     file = write(tmp_path / "runs.jsonl", [LINE, {**LINE, "reward": "high"}])
     code, _, error = outcome(capsys, "credit", file)
     assert code == 1 and f"{file}, line 2: reward is 'high'" in error
-    assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
+    assert "file is" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
     assert "error: calls is " in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
     assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()

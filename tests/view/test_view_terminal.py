@@ -91,7 +91,7 @@ def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
         with refused("episode"):
             main([str(run), "--text", "--episode", episode])
     for flags, field in (
-        (["--text", "--serve"], "serve"),
+        (["--text", "--serve"], "text"),
         (["--text", "--iterations", "1", "2"], "text"),
         (["--episode", "1.1"], "episode"),
         (["--text", "--episode", "3"], "episode"),

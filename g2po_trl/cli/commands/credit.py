@@ -23,7 +23,7 @@ from typing import Any
 from ...credit.estimators.registry import ESTIMATORS, compares_steps, estimator_name, make_estimator
 from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
-from ...logs.credit import TraceCredit, counts, credit_traces, extremes, rows, states
+from ...logs.credit import counts, credit_traces, extremes, rows, states
 from ...logs.traces import Traces, trajectories_of_file
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
@@ -56,21 +56,19 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     options, _ = parse((Options,), argv, command="g2po credit", description=__doc__)
     name, kwargs, gamma, output = options.estimator, options.estimator_kwargs, options.gamma, options.output
-    try:
-        estimator = make_estimator(name, kwargs)
-        _check_output(output)
-        credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
-        settings = {
-            "advantage_estimator": name,
-            "estimator_name": estimator_name(name, kwargs),
-            "estimator_kwargs": kwargs or None,
-            "gamma": gamma,
-        }
-        source = {"file": str(options.file), "state_key": options.state_key}
-        _write(output, credit, {"traces": source, "estimator": settings})
-    except OSError as error:
-        what = error.filename or output
-        raise G2POError(f"{what} cannot be read or written: {error.strerror or error}", "output", what) from error
+    estimator = make_estimator(name, kwargs)
+    if (output / "run.json").exists() or (output / "trajectories").exists():
+        from ...runs.ownership import read_description  # needs more than numpy
+
+        remedy = "it holds another run, pass another --output FOLDER"
+        require("traces" in read_description(output, "run.json"), "output", str(output), remedy)
+    credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
+    settings = {"advantage_estimator": name, "estimator_name": estimator_name(name, kwargs)}
+    settings |= {"estimator_kwargs": kwargs or None, "gamma": gamma}
+    source = {"file": str(options.file), "state_key": options.state_key}
+    write_json(output / "run.json", {"traces": source, "estimator": settings}, indent=1)
+    write_jsonl(output / TRAJECTORIES, credit.traces.trajectories)
+    write_json_lines(output / "credit.jsonl", rows(credit))
     print(printable(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n"))
     print(printable(f"{extremes(credit)}\n\n{states(credit, compares_steps(name, kwargs))}\n"))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
@@ -78,10 +76,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _read(file: Path, state_key: str | None) -> Traces:
-    kind = "" if state_key is None else state_key.partition(":")[0]
-    threshold = similarity_threshold(state_key) if kind == "similar" else None
-    function = load(state_key) if threshold is None and state_key and ":" in state_key else None
-    is_known = state_key is None or threshold is not None or callable(function)
+    require(file.is_file(), "file", str(file), "there is no such file")
+    is_similar, is_named = (state_key or "").startswith("similar"), ":" in (state_key or "")
+    threshold = similarity_threshold(state_key) if is_similar else None
+    function = load(state_key) if is_named and not is_similar else None
+    is_known = state_key is None or is_similar or callable(function)
     require(is_known, "state_key", state_key, "write file.py:function, module:function or similar:0.9")
     try:
         traces = trajectories_of_file(file, function)
@@ -91,18 +90,3 @@ def _read(file: Path, state_key: str | None) -> Traces:
         trajectories = traces.trajectories
         merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
     return traces
-
-
-def _check_output(output: Path) -> None:
-    """Refuse a folder with the files of something else, e.g. a training run."""
-    if (output / "run.json").exists() or (output / "trajectories").exists():
-        from ...runs.ownership import read_description  # needs more than numpy
-
-        remedy = "it holds another run, pass another --output FOLDER"
-        require("traces" in read_description(output, "run.json"), "output", str(output), remedy)
-
-
-def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:
-    write_json(output / "run.json", described, indent=1)
-    write_jsonl(output / TRAJECTORIES, credit.traces.trajectories)
-    write_json_lines(output / "credit.jsonl", rows(credit))

@@ -11,7 +11,6 @@ from shlex import quote
 
 import g2po_envs
 
-from ...utils.errors import G2POError
 from ...utils.options import require
 from ..parser import option, parse
 
@@ -42,11 +41,12 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
     folder.mkdir(parents=True, exist_ok=True)
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
     for source in filter(Path.is_file, (SOURCES[kind] / name for name in FILES[kind])):
-        name, text = source.name, source.read_text(encoding="utf-8")
-        text = text.replace("runs/{NAME}", quoted(f"runs/{own}", name)).replace("{NAME}", own)
-        for key, value in {**settings, "MODEL": quoted(model or BUNDLED, name)}.items():
-            text = text.replace(f"{{{key}}}", value)
-        (folder / name).write_text(text, encoding="utf-8")
+        text = source.read_text(encoding="utf-8")
+        words = {"runs/{NAME}": quote(f"runs/{own}"), "{NAME}": own, "{MODEL}": quote(model or BUNDLED)}
+        words |= {f"{{{key}}}": value for key, value in settings.items()}
+        for key, word in words.items():
+            text = text.replace(key, word)
+        (folder / source.name).write_text(text, encoding="utf-8")
     if kind == "coding":
         for line in (SOURCES[kind] / "repositories.jsonl").read_text(encoding="utf-8").splitlines():
             files = json.loads(line)
@@ -59,13 +59,6 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
         shutil.copytree(
             own_model if own_model.is_dir() else _ENVIRONMENTS / "alfworld" / "tiny_model", folder / BUNDLED
         )
-
-
-def quoted(word: str, file: str) -> str:
-    """Return a word quoted for the shell or for YAML, if it has special characters."""
-    if quote(word) == word or file.endswith(".py"):
-        return word
-    return json.dumps(word) if file.endswith(".yaml") else quote(word)
 
 
 @dataclass
@@ -83,12 +76,7 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     text = "Write a folder with a small game or agent, its tasks, a configuration and a test."
     options, _ = parse((Options,), argv, command="g2po init", description=text)
-    is_one = not (options.agent and options.coding)
-    require(is_one, "agent", True, "leave it out, a coding agent is an agent")
     folder, kind = options.folder, "coding" if options.coding else "agent" if options.agent else "environment"
-    try:
-        write_folder(folder, options.model, kind)
-    except OSError as error:
-        raise G2POError(f"{folder} cannot be written ({error}): choose another folder", "folder", folder) from error
+    write_folder(folder, options.model, kind)
     copied = "" if options.model else f", {BUNDLED}/ ({'0.2' if kind == 'coding' else '0.7'} M parameters)"
     print(f"{folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(folder))} && g2po check")

@@ -19,8 +19,8 @@ from ...report.plain import five_lines
 from ...report.summary import analyse, verdict_on
 from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
-from ...utils.errors import G2POError
 from ...utils.json import write_json
+from ...utils.options import require
 from ...utils.show import wrapped
 from ..parser import option, parse
 
@@ -38,16 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = read_run(args.run)
     iterations = load_iterations(args.run)
     unfinished = sum(iteration.unfinished for iteration in iterations)
-    if not (iterations := [iteration for iteration in iterations if iteration.groups]):
-        message = f"{args.run} has no episode that was written to its end: wait for one, or restore the files"
-        raise G2POError(message, "run", args.run)
+    iterations = [iteration for iteration in iterations if iteration.groups]
+    require(bool(iterations), "run", str(args.run), "it has no episode that was written to its end: wait for one")
     numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
-    try:
-        write_json(output / "analysis.json", numbers, indent=1)
-    except OSError as error:
-        message = f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER"
-        raise G2POError(message, "output", output) from error
+    write_json(output / "analysis.json", numbers, indent=1)
     verdict = verdict_on(iterations, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
     if unfinished:

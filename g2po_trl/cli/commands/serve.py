@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from g2po_envs.adapters.serving import make_app
 
 from ...environments.loading import load
-from ...utils.errors import G2POError
-from ...utils.extras import install_command
 from ...utils.options import Options
 from ..parser import option, parse
 
@@ -39,22 +37,9 @@ class ServeOptions(Options):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options, _ = parse(
-        (ServeOptions,),
-        argv,
-        command="g2po serve",
-        description="Serve an environment over OpenEnv; each session plays in its own process.\n\n"
-        "    g2po serve environment.py:TidyEnvironment --port 8000",
-    )
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise G2POError(f"serving needs openenv: {install_command('openenv')}") from error
-    app = make_app(
-        load(options.environment),
-        options.max_sessions,
-        options.environment_variables,
-        options.max_turns,
-        options.host,
-    )
+    options, _ = parse((ServeOptions,), argv, command="g2po serve", description=__doc__)
+    import uvicorn  # of an extra
+
+    limits = options.max_sessions, options.environment_variables, options.max_turns
+    app = make_app(load(options.environment), *limits, options.host)
     uvicorn.run(app, host=options.host, port=options.port)

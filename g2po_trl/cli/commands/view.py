@@ -41,35 +41,25 @@ class ViewOptions(Options):
     output: Path | None = option(
         "the page to write; default: view.html in the first folder, or view-beside-SECOND.html", None, metavar="FILE"
     )
-    iterations: list[int] = option("iterations of a training run to include; default: all", [])
-    prompts: bool = option("include the texts of prompts", True)
+    iterations: list[int] = option("iterations of a training run to include; default: all", [], needs="serve=False")
+    prompts: bool = option("include the texts of prompts", True, needs="serve=False")
     open: bool = option("open a browser", True)
     serve: bool = option("serve the page on 127.0.0.1 instead of writing it", False)
-    port: int | None = option("port of --serve; default: any free port", None, within="[0, 65535]")
+    port: int | None = option("port of --serve; default: any free port", None, within="[0, 65535]", needs="serve")
     push_space: str | None = option(
         "upload the page to this static Space of the Hugging Face Hub", None, metavar="OWNER/NAME"
     )
-    text: bool = option("print to the terminal; --iterations N chooses one", False)
+    text: bool = option("print to the terminal; --iterations N chooses one", False, needs="serve=False")
     episode: str | None = option(
-        "with --text: group and episode, e.g. 3.2; default: a failed episode", None, metavar="G.E"
+        "group and episode, e.g. 3.2; default: a failed one", None, metavar="G.E", needs="text"
     )
 
     def __post_init__(self):
         super().__post_init__()
         require(bool(self.folders), "FOLDER", self.folders, "name the folder of a run or an evaluation")
-        writes = not (self.text or self.serve)
-        conditions = {  # option -> whether it is given, whether it has an effect, and without which flags
-            "output": (self.output, writes, "--text and --serve"),
-            "push_space": (self.push_space, writes, "--text and --serve"),
-            "serve": (self.serve, not self.text, "--text"),
-            "episode": (self.episode, self.text, "writing a page"),
-            "prompts": (not self.prompts, writes, "--text and --serve"),
-            "port": (self.port, self.serve, "writing a page"),
-            "iterations": (self.iterations, not self.serve, "--serve"),
-        }
-        for name, (is_given, is_used, with_) in conditions.items():
-            remedy = f"it has no effect with {with_}, leave it out"
-            require(is_used or not is_given, name, getattr(self, name), remedy)
+        for name in ("output", "push_space"):
+            is_used = not (getattr(self, name) and (self.text or self.serve))
+            require(is_used, name, getattr(self, name), "it has no effect with --text and --serve, leave it out")
         shows_one = len(self.folders) == 1 and len(self.iterations) < 2
         require(shows_one or not self.text, "text", True, "pass one folder, and of a training run one iteration")
         is_place = self.episode is None or re.fullmatch(r"\d+\.\d+", self.episode)
@@ -79,28 +69,27 @@ class ViewOptions(Options):
 def main(argv: Sequence[str] | None = None) -> None:
     args, _ = parse((ViewOptions,), argv, command="g2po view", description=__doc__)
     sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
-    is_run = not args.iterations or bool(sources.run)
-    require(is_run, "iterations", args.iterations, "pass one training run, or leave it out")
     missing = set(args.iterations) - set(sources.numbers)
-    require(not missing, "iterations", sorted(missing), f"there are {sources.numbers}")
+    require(
+        not missing, "iterations", sorted(missing), f"there are {sources.numbers or 'none but of one training run'}"
+    )
     if args.serve:
         with contextlib.suppress(KeyboardInterrupt):
             _serve(sources, args)
-        return
-    if args.text:
+    elif args.text:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
         episode = tuple(map(int, args.episode.split("."))) if args.episode else None
         print(view.text(*(args.iterations or (None,)), episode))
-        return
-    chosen = sorted(set(args.iterations)) or sources.numbers
+    else:
+        _write(sources, args)
+
+
+def _write(sources: Sources, args: ViewOptions) -> None:
     others = "-".join(source.name for source in sources.sources[1:])
     path = args.output or args.folders[0] / (f"view-beside-{others}.html" if others else "view.html")
-    try:
-        page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
-    except OSError as error:
-        problem = f"{path} cannot be written ({error.strerror or error})"
-        raise G2POError(f"{problem}: pass --output FILE, or --serve", "output", path) from error
+    chosen = sorted(set(args.iterations)) or sources.numbers
+    page = write_page(sources, path, chosen, args.prompts, public=bool(args.push_space))
     beside = [path.stat().st_size for path in data_folder(page).glob("*.js")]
     data = f", and {data_folder(page)} ({sum(beside) / 2**20:.1f} MB), which it loads" if beside else ""
     print(f"{page} ({page.stat().st_size / 2**20:.1f} MB){data}", flush=True)
@@ -114,10 +103,8 @@ def _serve(sources: Sources, args: ViewOptions) -> None:
     try:
         server = Server(sources, args.port or 0)
     except OSError as error:
-        remedy = "pass another --port, or none"
-        raise G2POError(f"port {args.port} cannot be used ({error}): {remedy}", "port", args.port) from error
-    names = ", ".join(str(folder) for folder in args.folders)
-    print(f"{names}: {server.address} until Ctrl-C", flush=True)
+        raise G2POError(f"port {args.port} cannot be used ({error}): pass another", "port", args.port) from error
+    print(f"{', '.join(map(str, args.folders))}: {server.address} until Ctrl-C", flush=True)
     with tempfile.NamedTemporaryFile("w", suffix=".html") as page:  # a browser's arguments are seen by all users
         page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
         page.flush()
