@@ -719,19 +719,20 @@ class G2POTrainer(GRPOTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # While it is open, the folder will have another name when it is uploaded.
-        if not self._staging.is_open and hub.ready_to_push(self):
+        if not self._staging.is_open:
+            if self.is_world_process_zero():
+                hub.write_gitignore(self.args.output_dir)
             super()._push_from_checkpoint(checkpoint_folder)
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """Save the model to `output_dir` and upload it with its card.
 
-        Arguments are those of `Trainer.push_to_hub`; `private`, of newer releases of transformers, is passed by name.
+        Arguments are those of `Trainer.push_to_hub`; `private` is passed by name.
 
         Raises:
             HubError: if the upload fails; the model is in `output_dir`.
         """
-        of_repository = {"private": kwargs["private"]} if "private" in kwargs else {}
-        with hub.model_pushed(self, token, **of_repository):
+        with hub.model_pushed(self, token, kwargs.get("private")):
             return super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:

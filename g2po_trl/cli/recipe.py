@@ -26,7 +26,7 @@ from ..prompts.images import load_processing_class
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
-from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
+from ..runs.summary import REPORT, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.errors import G2POError
 from ..utils.options import require, switches_of, without_effect
@@ -335,12 +335,11 @@ def _how_it_went(trainer: G2POTrainer, panel: str) -> str:
     """Return the table of success before and after training, the diagnosis, and the next command."""
     args, evaluations, folder = trainer.args, trainer.folder.evaluations, quote(trainer.args.output_dir)
     before, after = before_and_after(evaluations)
-    others = at_other_temperatures(evaluations, after["name"], args.other_eval_temperatures)
     return "\n".join(
         [
             f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
             format_table({"after": after} if before is after else {"before": before, "after": after}),
-            *(f"\n{text}" for text in (others, trainer.verdict.text) if text),
+            *([f"\n{trainer.verdict.text}"] if trainer.verdict.text else []),
             f"\nModel, trajectories and metrics are in {args.output_dir}",
             f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}",
         ]

@@ -18,13 +18,7 @@ from ..utils.options import require
 
 @dataclass(frozen=True)
 class Iteration:
-    """One rollout of a run.
-
-    Args:
-        number: number of the iteration, from 1.
-        groups: for each group, its trajectories.
-        unfinished: number of incomplete lines in its files, which are skipped.
-    """
+    """One rollout of a run: its number, from 1, its groups, and how many incomplete lines were skipped."""
 
     number: int
     groups: list[list[Trajectory]]
@@ -35,28 +29,40 @@ class Iteration:
         return StateGraph.from_groups(self.groups, gamma)
 
 
+def trajectory_files(run: str | Path, name: str = "train") -> dict[int, list[Path]]:
+    """Return the files with the trajectories that a run kept of each iteration, one per rank, by its number."""
+    files: dict[int, list[Path]] = {}
+    for path in sorted(Path(run, "trajectories").glob("*.jsonl")):
+        if found := re.fullmatch(rf"{name}-(\d+)(-rank\d+)?", path.stem):  # not the panel train-hard
+            files.setdefault(int(found[1]), []).append(path)
+    return dict(sorted(files.items()))
+
+
 def load_iterations(run: str | Path) -> list[Iteration]:
     """Read a run's training trajectories, of all ranks. Raises `G2POError` without any."""
-    files = _files(run, "train")
-    if not files:
-        others = any(Path(run, "trajectories").glob("*.jsonl")) or any(Path(run, "exams").glob("*.jsonl"))
-        more = ". `g2po view` shows its evaluations" if others else ""
-        require(False, "run", str(run), f"it holds no trajectories; pass the output_dir of a run with them{more}")
-    return [_read_iteration(number, paths) for number, paths in sorted(files.items())]
+    files = trajectory_files(run)
+    remedy = "it holds no trajectories of training; pass the output_dir of a run with them (`g2po view` shows others)"
+    require(bool(files), "run", str(run), remedy)
+    return [_read_iteration(number, paths) for number, paths in files.items()]
 
 
 def load_iteration(run: str | Path, number: int) -> Iteration:
     """Read one iteration. Raises `KeyError` if the run does not have it."""
-    files = _files(run, "train")
-    if number not in files:
-        raise KeyError(f"{str(run)!r} has no trajectories of iteration {number}; there are {sorted(files)}")
-    return _read_iteration(number, files[number])
+    return _read_iteration(number, trajectory_files(run)[number])
+
+
+def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
+    read = [trajectory for path in paths for trajectory in read_unfinished(path)]
+    groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
+    for one in filter(None, read):
+        groups.setdefault(one.task_id if one.group is None else one.group, []).append(one)
+    return Iteration(number, list(groups.values()), read.count(None))
 
 
 def load_replaced(run: str | Path) -> list[Trajectory]:
     """Return the trajectories of all groups that dynamic sampling replaced; empty if there are none."""
-    read = [_read_iteration(number, paths) for number, paths in sorted(_files(run, "replaced").items())]
-    return [trajectory for iteration in read for group in iteration.groups for trajectory in group]
+    files = trajectory_files(run, "replaced").values()
+    return [one for paths in files for path in paths for one in read_unfinished(path) if one is not None]
 
 
 def load_evaluations(run: str | Path) -> list[dict[str, Any]]:
@@ -71,37 +77,7 @@ def load_exams(run: str | Path) -> list[dict[str, Any]]:
     return [{"name": "exam", **one} for one in json.loads(path.read_text())] if path.is_file() else []
 
 
-def files_of_iteration(run: str | Path, number: int) -> list[Path]:
-    """Return the files with the trajectories of an iteration, one per rank."""
-    return _files(run, "train").get(number, [])
-
-
-def iteration_numbers(run: str | Path) -> list[int]:
-    """Return the numbers of the iterations whose trajectories a run kept."""
-    return sorted(_files(run, "train"))
-
-
 def load_log(run: str | Path) -> list[dict[str, Any]]:
     """Return the logged metrics of each iteration so far; none without a log.jsonl."""
-    path = Path(run) / "log.jsonl"
+    path = Path(run, "log.jsonl")
     return iterations_of(read_json_lines(path)) if path.is_file() else []
-
-
-def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
-    files: dict[int, list[Path]] = {}
-    for path in sorted(Path(run, "trajectories").glob("*.jsonl")):
-        if found := re.fullmatch(rf"{re.escape(name)}-(\d+)(-rank\d+)?", path.stem):  # not the panel train-hard
-            files.setdefault(int(found[1]), []).append(path)
-    return files
-
-
-def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
-    groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
-    unfinished = 0
-    for trajectory in (trajectory for path in paths for trajectory in read_unfinished(path)):
-        if trajectory is None:
-            unfinished += 1
-            continue
-        name = trajectory.task_id if trajectory.group is None else trajectory.group
-        groups.setdefault(name, []).append(trajectory)
-    return Iteration(number, list(groups.values()), unfinished)

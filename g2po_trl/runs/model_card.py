@@ -14,7 +14,6 @@ from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported
 
-_PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "torch", "vllm")
 _TEMPLATE = """# {name}
 
 {base}, trained as an agent in {environment} with g2po-trl, a [TRL](https://github.com/huggingface/trl) trainer for
@@ -51,19 +50,6 @@ Those that differ from the defaults:
 {settings}
 
 Versions: {versions}.
-
-## Citation
-
-```bibtex
-@article{{wang2026g2po,
-    title  = {{Group-Graph Policy Optimization for Long-Horizon Agentic Reinforcement Learning}},
-    author = {{Wang, Yunan and Song, Minghui and Zhang, Zihan and Huang, Shaohan and Huang, Haizhen and Wei, Furu and
-              Deng, Weiwei and Sun, Feng and Zhang, Qi}},
-    year   = {{2026}},
-    eprint = {{2606.22995}},
-    archivePrefix = {{arXiv}},
-}}
-```
 """
 
 
@@ -76,10 +62,7 @@ def card_of(
     on_hub = base != "?" and not Path(base).exists()
     where = trainer.hub_model_id or args.hub_model_id or args.output_dir
     name = model_name or Path(args.output_dir).name
-    adapter = model.active_adapter if is_peft_model(model) else None
     facts = {"Training tasks": f"{len(trainer.train_dataset)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
-    if adapter is not None:
-        facts[f"Adapter `{adapter}`"] = _describe_adapter(model.active_peft_config)
     defaults, resumable = {one.name: one.default for one in fields(args)}, args.fields_with("resumable")
     changed = {name: value for name, value in args.to_dict().items() if value != defaults.get(name)}
     settings = {name: value for name, value in changed.items() if value and name not in resumable}
@@ -90,15 +73,13 @@ def card_of(
         environment=f"`{trainer.player.pool.name}`" + (f" ({dataset_name})" if dataset_name else ""),
         estimator=trainer.estimator_name,
         steps=trainer.state.global_step + trainer.iteration.inner_steps,
-        results="\n\n".join([results, *([trainer.verdict.text] if trainer.verdict.text else [])]),
+        results=f"{results}\n\n{trainer.verdict.text or ''}".rstrip(),
         facts=table_of(facts),
         where=where,
         settings=table_of(settings),
-        versions=", ".join(
-            f"{package} {number}" for package, number in installed_versions().items() if package in _PACKAGES
-        ),
+        versions=", ".join(f"{name} {number}" for name, number in installed_versions().items()),
     )
-    library = "transformers" if adapter is None else "peft"
+    library = "peft" if is_peft_model(model) else "transformers"
     data = ModelCardData(base_model=base if on_hub else None, library_name=library, model_name=name, tags=list(tags))
     return ModelCard(f"---\n{data}\n---\n\n{content}")
 
@@ -113,23 +94,11 @@ def results_of(evaluations: Sequence[dict[str, Any]], best_was_chosen: bool) -> 
     """Return tables of the first and the last evaluation, oldest first, of each panel or of the panel "report"."""
     tables = []
     for panel, (before, after) in before_and_after_by_panel(evaluations).items():
-        chosen = ""
-        if best_was_chosen:
-            chosen = " The checkpoint was chosen on another evaluation set."
-            if not is_reported(panel):
-                chosen = " The checkpoint was chosen on this evaluation set, so its success is too high on average."
+        where = "on another evaluation set" if is_reported(panel) else "here, so success is too high on average"
+        chosen = f" The checkpoint was chosen {where}." if best_was_chosen else ""
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
         tables.append(
             f"{after['episodes']} episodes of a fixed evaluation set (`{panel}`, tasks `{after['panel']}`), "
             f"temperature {after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
         )
     return "\n\n".join(tables) or "This run made no evaluation."
-
-
-def _describe_adapter(config: Any) -> str:
-    """Return a PEFT configuration as a line: kind, rank, alpha and modules, as far as it has them."""
-    modules = getattr(config, "target_modules", None)
-    modules = ", ".join(sorted(modules)) if isinstance(modules, (set, list)) else modules
-    parts = {"r": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None), "modules": modules}
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    return ", ".join([str(kind), *(f"{name} {value}" for name, value in parts.items() if value is not None)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from textwrap import indent
 from typing import Any
 
 from transformers import TrainerCallback
@@ -53,21 +55,13 @@ class SampleTable(TrainerCallback):
         if not rows or not state.is_world_process_zero:
             return
         if "tensorboard" in args.report_to:
-            self._to_tensorboard(rows, state.global_step)
-        for name in ("wandb", "trackio"):
-            if name in args.report_to:
-                _to_table(name, rows)
+            writer = next((one.tb_writer for one in self.callbacks if isinstance(one, TensorBoardCallback)), None)
+            for row in rows if writer is not None else ():
+                head = ", ".join(f"{name} {row[name]}" for name in COLUMNS[:-1])
+                text = f"{head}\n\n{indent(row['transcript'], '    ')}"  # Markdown: as it stands
+                writer.add_text(f"trajectories/{row['task']}", text, state.global_step)
+        for name in {"wandb", "trackio"} & set(args.report_to):
+            import pandas
 
-    def _to_tensorboard(self, rows: list[dict[str, Any]], step: int) -> None:
-        writer = next((c.tb_writer for c in self.callbacks if isinstance(c, TensorBoardCallback)), None)
-        for row in rows if writer is not None else ():
-            head = ", ".join(f"{name} {row[name]}" for name in COLUMNS[:-1])
-            indented = "\n".join(f"    {line}" for line in row["transcript"].splitlines())  # Markdown: as it stands
-            writer.add_text(f"trajectories/{row['task']}", f"{head}\n\n{indented}", step)
-
-
-def _to_table(name: str, rows: list[dict[str, Any]]) -> None:
-    import pandas
-
-    backend = __import__(name)
-    backend.log({"trajectories": backend.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))})
+            backend, frame = import_module(name), pandas.DataFrame(rows, columns=list(COLUMNS))
+            backend.log({"trajectories": backend.Table(dataframe=frame)})

@@ -49,17 +49,6 @@ def is_reported(panel: str) -> bool:
     return panel == REPORT or panel.startswith(f"{REPORT}_t")
 
 
-def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
-    """Return a line for each further temperature that was evaluated: success before and after, in percent."""
-    lines, played = [], before_and_after_by_panel(evaluations)
-    for temperature in temperatures:
-        if (name := at_temperature(panel, temperature)) in played:
-            first, last = (f"{100 * _number(entry['success_rate']):.1f}" for entry in played[name])
-            before = "" if played[name][0] is played[name][1] else f"{first} before, "
-            lines.append(f"At temperature {temperature}, success: {before}{last} after")
-    return "\n".join(lines)
-
-
 def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """Return summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with their difference."""
     summaries = list(columns.values())
@@ -68,7 +57,7 @@ def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     for metric in METRICS:
         if metric.title and all(metric.name in one for one in summaries):
             rows.append((metric.title, [one[metric.name] for one in summaries], metric.scale))
-        if metric.name == "success_rate" and all(_number(one.get("success_rate_error")) >= 0 for one in summaries):
+        if metric.name == "success_rate" and all(one.get("success_rate_error") is not None for one in summaries):
             rows.append(("  ± standard error", [one["success_rate_error"] for one in summaries], 100))
     if all("episodes" in one for one in summaries):
         rows.append(("episodes", [one["episodes"] for one in summaries], 0))
@@ -76,7 +65,7 @@ def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     header = " " * width + "".join(f"{name:>10}" for name in [*columns, *["change"] * (len(columns) == 2)])
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
-        values = [_number(value) for value in values]
+        values = [float("nan") if value is None else value for value in values]  # a file has null for nan
         cells = [f"{value * scale:10.1f}" if scale else f"{value:10.0f}" for value in values]
         if len(values) == 2 and label.startswith("  ±"):
             cells.append(f"{hypot(*values) * scale:10.1f}")
@@ -84,8 +73,3 @@ def format_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
     return "\n".join(lines)
-
-
-def _number(value: float | None) -> float:
-    """Return a number from a file, in which a number without episodes is `None`."""
-    return float("nan") if value is None else value

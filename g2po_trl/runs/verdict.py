@@ -159,20 +159,10 @@ class Cause(Enum):
         "{admissible:,} of {listed:,} actions were among those that the environment listed",
         "Use a stronger model, or fine-tune it on demonstrations (`g2po teach`).",
     )
-    ALL_FAILED = (
-        lambda t: not t.successes,
-        "Nothing to learn from: in all {groups:,} groups every episode failed, with equal rewards",
-        "Start from a larger model or one fine-tuned on demonstrations (`g2po teach`), or from easier tasks.",
-    )
-    ALL_SUCCEEDED = (
-        lambda t: t.successes == t.counted,
-        "Success could not rise: in all {groups:,} groups every episode succeeded, with equal rewards",
-        "Use harder tasks.",
-    )
     EQUAL_REWARDS = (
         lambda t: not t.unequal_groups,
         "Nothing to compare: {successes:,} of {episodes:,} episodes succeeded, with equal rewards in each group",
-        "Use tasks that the model solves sometimes, or larger groups (num_generations).",
+        "Use tasks that the model solves sometimes, a larger or fine-tuned model (`g2po teach`), or larger groups.",
     )
 
     def __init__(self, holds: Callable[[Tally], bool], text: str, remedy: str):
@@ -197,7 +187,7 @@ def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
     causes = [Cause.ERRORS, Cause.CUT_OFF, *FAULTS[:3]]
     if not tally.unequal_groups:
         causes += [] if tally.successes else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Cause.NO_REWARD]
-        causes += [Cause.ALL_FAILED, Cause.ALL_SUCCEEDED, *([Cause.EQUAL_REWARDS] if compares else [])]
+        causes += [Cause.EQUAL_REWARDS] if compares or tally.successes in (0, tally.counted) else []
     elif compares == "steps" and not estimator.startswith(_EPISODES_ALONE):
         causes.append(Cause.NEVER_COMPARED)
     return next((cause for cause in causes if cause.holds(tally)), None)

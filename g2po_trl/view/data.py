@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..runs.iterations import iteration_numbers, load_evaluations, load_exams, load_iteration, load_log
+from ..runs.iterations import load_evaluations, load_exams, load_iteration, load_log, trajectory_files
 from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..utils.options import require
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, folder: str | Path, live: bool = False):
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
-        self.numbers = iteration_numbers(self.folder)
+        self.numbers = list(trajectory_files(self.folder))
         described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..runs.iterations import files_of_iteration, iteration_numbers, load_iteration
+from ..runs.iterations import load_iteration, trajectory_files
 from ..runs.metrics import success_error, wins
 from ..trajectory import OUTCOMES, Step
 from .texts import Texts, task_data
@@ -44,7 +44,7 @@ class EpisodeIndex:
         that does not exist; the name is `None` for completions without a call.
         """
         with self._lock:
-            iterations = [self._iteration(n) for n in numbers or iteration_numbers(self.folder)]
+            iterations = [self._iteration(n) for n in numbers or trajectory_files(self.folder)]
             rows = dict(enumerate(self._rows.all))
             tasks = [{**task, "row": rows.get(task["row"])} for task in self._tasks.values()]
             texts = {"states": list(self._states.all), "actions": list(self._actions.all)}
@@ -55,7 +55,7 @@ class EpisodeIndex:
         return {"iterations": [{"n": one["n"], "error": one["error"]} for one in self.data()["iterations"]]}
 
     def _iteration(self, number: int) -> dict[str, Any]:
-        stats = [path.stat() for path in files_of_iteration(self.folder, number)]
+        stats = [path.stat() for path in trajectory_files(self.folder).get(number, [])]
         mark = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
         if number not in self._read or self._read[number][0] != mark:
             self._read[number] = mark, self._index(number)

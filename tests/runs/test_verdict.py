@@ -38,8 +38,8 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
     ("groups", "reason"),
     [
         ([LOST] * 3, Cause.NO_REWARD),
-        ([[episode(outcome="truncated")] * 2], Cause.ALL_FAILED),
-        ([WON, WON], Cause.ALL_SUCCEEDED),
+        ([[episode(outcome="truncated")] * 2], Cause.EQUAL_REWARDS),
+        ([WON, WON], Cause.EQUAL_REWARDS),
         ([WON, LOST], Cause.EQUAL_REWARDS),
         ([ERRORS, ERRORS], Cause.ERRORS),
         ([ERRORS, LOST], Cause.NO_REWARD),
