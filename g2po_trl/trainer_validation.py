@@ -135,9 +135,10 @@ def check_errors(records: Sequence[TrajectoryRecord], own_errors: list[str], max
     for what, ended in (("before their first step", not_begun), ("in an environment error", failed)):
         if (rate := len(ended) / len(records)) > max_error_rate:
             reasons = gather_object(own_errors[:1]) if ended is failed else not_begun
-            raise RuntimeError(
+            raise G2POError(
                 f"{rate:.0%} of the trajectories ended {what}, more than max_error_rate={max_error_rate:.0%}. Nothing "
-                f"can be learned from them: fix the cause, or raise max_error_rate. The first:\n{reasons[0]}"
+                f"can be learned from them: fix the cause, or raise max_error_rate. The first:\n{reasons[0]}",
+                "max_error_rate",
             )
 
 

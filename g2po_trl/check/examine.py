@@ -200,6 +200,6 @@ class Examination:
             return findings
         findings += measure.agent_findings(played, self.turns) if self.is_agent else []
         findings += measure.completion_findings(played, lengths)
-        if any(step.admissible is not False for step in played.steps):  # else no action had an effect
-            findings += self._states(played, kind="")
+        had_effect = any(step.admissible is not False for step in played.steps)
+        findings += self._states(played, kind="") if had_effect else measure.faults(played)
         return [*findings, measure.outcomes(played, self.turns, "the model's responses", "this model")]

@@ -132,6 +132,8 @@ def agent_findings(played: Played, turns: int) -> Iterator[Finding]:
 def completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> Iterator[Finding]:
     """Yield findings about a model's completions: lengths in tokens, format, listed actions, tool calls."""
     cut = sum(step.completion_truncated for step in played.steps) / max(1, len(played.steps))
+    if not lengths:  # no prompt fits
+        return
     longest, written = max(read for read, _ in lengths), median(written for _, written in lengths)
     yield Kind.LENGTHS.judged(cut <= MANY, longest=longest, written=written, cut=cut)
     summary = Summary.of(played.episodes)

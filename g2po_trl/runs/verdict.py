@@ -86,6 +86,11 @@ class Tally:
         """Number of episodes with a result."""
         return self.episodes - self.errors
 
+    @property
+    def acts(self) -> bool:
+        """Whether actions may have had an effect: else nothing is known of the environment's states."""
+        return self.valid >= ALMOST_NONE * self.completions and self.admissible >= ALMOST_NONE * self.listed
+
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
         return asdict(self)
@@ -120,7 +125,7 @@ class Cause(Enum):
         "Lower max_prompt_length so that prompt and completion fit, or shorten observations.",
     )
     SINGLE_STATE = (
-        lambda t: t.single_states > MOST * t.groups,
+        lambda t: t.single_states > MOST * t.groups and t.acts,
         "{single_states:,} of {groups:,} groups have one state only, so actions do not differ in where they lead",
         "Show in the observation or the state_key what an action changes.",
     )

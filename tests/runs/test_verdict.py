@@ -161,3 +161,11 @@ def test_faults_of_the_environment_come_in_their_order(groups, faults):
     tally = Tally()
     tally.add(groups, Summary())
     assert [cause for cause in FAULTS if cause.holds(tally)] == faults
+
+
+def test_of_a_model_whose_actions_have_no_effect_the_states_say_nothing():
+    """It stays in the first state of any environment."""
+    tally = Tally(episodes=8, groups=1, single_states=1, completions=40, valid=40, listed=40)
+    assert reason_of(tally) is Cause.NOT_LISTED
+    tally.admissible = 20
+    assert reason_of(tally) is Cause.SINGLE_STATE

@@ -291,7 +291,7 @@ def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer,
     written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert written["failure_reasons"] == {"prompt too long": 4}
     trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
-    with pytest.raises(RuntimeError, match="max_prompt_length"):
+    with refused("max_error_rate"):
         trainer.train()
 
 
