@@ -226,7 +226,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = Player.of(args, setup.factory, actor, excluded=self.task_errors, any_running=on_any)
         self.strategy = self._make_strategy()
         sample = sample_conversation(actor.encode, template.messages("observation", "task"))
-        self.start_check = StartCheck(self.update, self.ref_model, sample, args.temperature, not args.reshaping)
+        self.start_check = StartCheck(self.update, sample, args.temperature, not args.reshaping)
         self._read_starts(check_start(self.player.pool, setup.first_tasks))
         rank, num_ranks = accelerator.process_index, accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -270,18 +270,17 @@ class G2POTrainer(GRPOTrainer):
 
     def make_update(self) -> Update:
         """Return the configured update of the model."""
-        update = Update.of(
+        is_adapter = self.beta != 0.0 and is_peft_model(self.model)
+        reference = AdapterReference(self.model, gather_params_of(self)) if is_adapter else self.ref_model
+        return Update.of(
             self.args,
             self.model,
             self.accelerator,
             self._get_per_token_logps_and_entropies,
             get_tokenizer(self.processing_class).pad_token_id,
-            self.ref_model,
+            reference,
             ImageInputs.of(self.processing_class, self.model),
         )
-        if self.beta != 0.0 and is_peft_model(self.model):
-            update.log_probs.adapter_reference = AdapterReference(self.model, gather_params_of(self))
-        return update
 
     def _make_strategy(self) -> RolloutStrategy:
         args, bar = self.args, partial(self._bar, "rollout")
@@ -303,8 +302,9 @@ class G2POTrainer(GRPOTrainer):
 
     def _keep_reference(self) -> None:
         """Let checkpoints keep the reference: an adapter's, or a model of its own that is not sharded."""
-        if (adapter := self.update.log_probs.adapter_reference) is not None:
-            self.resumption.kept_in_files.append(adapter)
+        reference = self.update.log_probs.reference
+        if isinstance(reference, AdapterReference):
+            self.resumption.kept_in_files.append(reference)
         if self.ref_model is not None and not is_sharded(self):
             state = ReferenceState(self.accelerator.unwrap_model(self.ref_model), self.args.sync_ref_model)
             self.resumption.parts["reference"] = state
@@ -438,8 +438,7 @@ class G2POTrainer(GRPOTrainer):
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:
         """Add the old log-probabilities, if the loss cannot use its own, and the reference's, if `beta` is above 0."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        self.iteration.log(self.update.add_log_probs(self.model, self.ref_model, micro_batches, unwrapped))
+        self.iteration.log(self.update.log_probs.add(self.model, micro_batches))
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -469,8 +468,8 @@ class G2POTrainer(GRPOTrainer):
                 losses.append(self.update.backward(model, mini_batch, forward_backward))
         loss = sum(losses) / len(losses)
         iteration.advance(time.perf_counter() - started)
-        if iteration.is_complete:
-            iteration.log(self.update.metrics())
+        if iteration.is_complete and not self.update.log_probs.needs_old_log_probs:
+            iteration.log(self.update.log_probs.metrics())
         return loss
 
     def _step_optimizer(self, model: torch.nn.Module) -> None:

@@ -7,16 +7,13 @@ mini-batch is split into micro-batches by *tokens*. Two numbers keep the gradien
   of the rollout or, with `mini_batch_size`, of an average mini-batch, since TRL does not see these mini-batches;
 - `loss_scale`, the factor of a micro-batch's loss for losses that average inside a micro-batch.
 
-All ranks receive all rows, which are small beside a model, and make the same plan (`balance`); each makes its own
-tensors.
-
-A micro-batch contains its rows twice: padded, for TRL's loss, and as the model reads them, in which tokens that rows
-have in common stand once (`tree`).
+All ranks receive all rows, which are small beside a model, and make the same plan (`balance`). A micro-batch contains
+its rows twice: padded, for TRL's loss, and as the model reads them, where common tokens stand once (`tree`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +22,10 @@ import torch
 
 from ..trajectory import Trajectory
 from ..utils.images import Picture
+from ..utils.options import require
 from .balance import BatchingConfig, Planned
 from .images import OwnersOf, images_of, keyed
-from .tree import lay_out, round_up
+from .tree import Tree, lay_out, round_up
 
 # How a TRL loss averages, and so how its micro-batches add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -43,8 +41,7 @@ class StepBatch:
     Args:
         prompt_ids, completion_ids: token ids of each row, as the engine read and generated them.
         advantages: (rows,) float32.
-        trained: (rows,) bool; a row that is not trained (a truncated completion, with `mask_truncated_completions`)
-            stays in the batch with mask 0.
+        trained: (rows,) bool; a row that is not (truncated, with `mask_truncated_completions`) has mask 0.
         logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
         images: images of each row's prompt, in the order of their tokens; `None`: no row has any.
     """
@@ -68,21 +65,21 @@ class StepBatch:
             mask_truncated: do not train completions truncated by the length limit.
 
         Raises:
-            ValueError: if the number of advantages or log-probabilities does not fit, or a prompt is empty.
+            G2POError: if the number of advantages or log-probabilities does not fit, or a prompt is empty.
         """
         steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
-        if advantages.shape != (len(steps),):
-            raise ValueError(f"advantages has shape {advantages.shape}: pass one for each of {len(steps)} steps")
+        require(
+            advantages.shape == (len(steps),), "advantages", advantages.shape, f"pass one for each of {len(steps)}"
+        )
         kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
         rows = [steps[i][1] for i in kept]
         for step in rows:
-            numbers = len(step.prompt_ids), len(step.completion_ids), len(step.logprobs or step.completion_ids)
-            if not numbers[0] or numbers[1] != numbers[2]:
-                raise ValueError(
-                    f"a step has {numbers[0]} prompt tokens, {numbers[1]} completion tokens and {numbers[2]} "
-                    "logprobs: there must be a prompt, and one of the latter for each token"
-                )
+            numbers = [len(step.prompt_ids), len(step.completion_ids), len(step.logprobs or step.completion_ids)]
+            fits = numbers[0] > 0 and numbers[1] == numbers[2]
+            require(
+                fits, "logprobs", numbers, "a step has a prompt, and as many log-probabilities as completion tokens"
+            )
         with_logprobs = all(step.logprobs is not None for step in rows)
         return cls(
             [np.array(step.prompt_ids, dtype=np.int32) for step in rows],
@@ -96,15 +93,17 @@ class StepBatch:
     @classmethod
     def concatenate(cls, batches: Sequence[StepBatch]) -> StepBatch:
         """Return the rows of all batches, in order."""
-        with_logprobs = all(batch.logprobs is not None for batch in batches)
-        with_images = any(batch.images is not None for batch in batches)
+
+        def joined(name: str) -> list[Any]:
+            return [row for batch in batches for row in getattr(batch, name)]
+
         return cls(
-            [ids for batch in batches for ids in batch.prompt_ids],
-            [ids for batch in batches for ids in batch.completion_ids],
+            joined("prompt_ids"),
+            joined("completion_ids"),
             np.concatenate([batch.advantages for batch in batches]),
             np.concatenate([batch.trained for batch in batches]),
-            [row for batch in batches for row in batch.logprobs] if with_logprobs else None,
-            [images for batch in batches for images in batch.images_of_rows] if with_images else None,
+            joined("logprobs") if all(batch.logprobs is not None for batch in batches) else None,
+            joined("images_of_rows") if any(batch.images is not None for batch in batches) else None,
         )
 
     def __len__(self) -> int:
@@ -116,11 +115,7 @@ class StepBatch:
         return [()] * len(self) if self.images is None else self.images
 
     def with_gradient(self, kl: bool) -> np.ndarray:
-        """Return (rows,) bool, whether a row has a gradient.
-
-        A row that is not trained has none. Without a KL term, a row of advantage 0 has none either, since each loss
-        multiplies a token's term by the advantage of its row.
-        """
+        """Return (rows,) bool, whether a row has a gradient: it is trained and has an advantage or a KL term."""
         return self.trained & ((self.advantages != 0) | kl)
 
     def num_trained_tokens(self, rows: Sequence[int] | None = None) -> int:
@@ -155,32 +150,44 @@ class StepBatch:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
             `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) if the engine returned them.
         """
-        prompt_width = round_up(max([1, *(len(self.prompt_ids[row]) for row in rows)]), pad_to_multiple_of)
+        prompts, completions = ([of[row] for row in rows] for of in (self.prompt_ids, self.completion_ids))
+        prompt_width = round_up(max([1, *map(len, prompts)]), pad_to_multiple_of)
         # At least 2: TRL's metrics take a tensor of width 1 for one value per row, and would count filler rows.
-        completion_width = round_up(max([2, *(len(self.completion_ids[row]) for row in rows)]), pad_to_multiple_of)
-        prompt_ids = torch.full((num_rows, prompt_width), pad_token_id, dtype=torch.long)
-        completion_ids = torch.full((num_rows, completion_width), pad_token_id, dtype=torch.long)
-        prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
-        advantages = torch.zeros(num_rows, dtype=torch.float32)
-        logprobs = None if self.logprobs is None else torch.zeros(num_rows, completion_width)
-        prompt_mask[:, -1] = 1  # a filler row attends to one token: attention over nothing is undefined
-        for i, row in enumerate(rows):
-            prompt, completion = self.prompt_ids[row], self.completion_ids[row]
-            prompt_ids[i, prompt_width - len(prompt) :] = torch.from_numpy(prompt)
-            prompt_mask[i, prompt_width - len(prompt) :] = 1
-            completion_ids[i, : len(completion)] = torch.from_numpy(completion)
-            completion_mask[i, : len(completion)] = int(self.trained[row])
-            advantages[i] = float(self.advantages[row])
-            if logprobs is not None:
-                logprobs[i, : len(completion)] = torch.from_numpy(self.logprobs[row])
+        completion_width = round_up(max([2, *map(len, completions)]), pad_to_multiple_of)
+
+        def padded(values: Iterable[np.ndarray], width: int, fill: float, left: bool = False) -> torch.Tensor:
+            made = torch.full((num_rows, width), fill)
+            for row, of in enumerate(values):
+                made[row, slice(width - len(of), None) if left else slice(len(of))] = torch.from_numpy(of).to(made)
+            return made
+
+        trained = (np.full_like(self.completion_ids[row], self.trained[row]) for row in rows)
         tensors = {
-            "prompt_ids": prompt_ids,
-            "prompt_mask": prompt_mask,
-            "completion_ids": completion_ids,
-            "completion_mask": completion_mask,
-            "advantages": advantages,
+            "prompt_ids": padded(prompts, prompt_width, pad_token_id, left=True),
+            "prompt_mask": padded(map(np.ones_like, prompts), prompt_width, 0, left=True),
+            "completion_ids": padded(completions, completion_width, pad_token_id),
+            "completion_mask": padded(trained, completion_width, 0),
+            "advantages": padded(self.advantages[rows, None], 1, 0.0)[:, 0],
         }
-        return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
+        tensors["prompt_mask"][:, -1] = 1  # a filler row attends to one token: attention over nothing is undefined
+        if self.logprobs is not None:
+            logprobs = (self.logprobs[row] for row in rows)
+            tensors["sampling_per_token_logps"] = padded(logprobs, completion_width, 0.0)
+        return tensors
+
+    def micro_batch(self, trees: Sequence[Tree], num_rows: int, config: BatchingConfig) -> dict[str, Any]:
+        """Return the rows of some trees, filled up to `num_rows`: what `collate`, `lay_out` and `images_of` return.
+
+        `rows` are their numbers.
+        """
+        rows = [row for tree in trees for row in tree.rows]
+        sequences = {row: np.concatenate([self.prompt_ids[row], self.completion_ids[row]]) for row in rows}
+        num_scored = {row: len(self.completion_ids[row]) * bool(self.trained[row]) for row in rows}
+        made = self.collate(rows, num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        made |= lay_out(trees, sequences, num_scored, config.pad_token_id, config.row_multiple)
+        if self.images is not None:
+            made |= images_of(trees, sequences, self.images, config.owners_of)
+        return made | {"rows": rows}
 
 
 def make_mini_batches(
@@ -188,28 +195,23 @@ def make_mini_batches(
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """Return one rank's part of the step samples that each rank played, [mini-batch][micro-batch], and metrics.
 
-    A micro-batch has the tensors of `collate`, `lay_out` and `images_of`, and `num_items_in_batch`, `loss_scale`,
-    `weight` (trained tokens of all ranks) and `rows` (numbers of its rows).
+    A micro-batch has what `StepBatch.micro_batch` returns, `num_items_in_batch`, `loss_scale`, and as `weight` the
+    number of trained tokens of all ranks.
     """
     batch, num_ranks = StepBatch.concatenate(batches), len(batches)
-    inputs, kept = batch.sequences(config.owners_of), batch.with_gradient(config.kl)
-    plan = config.plan(inputs, kept, num_ranks, rng)
-    num_tokens, sequences = batch.num_trained_tokens(), batch.sequences()
+    kept = batch.with_gradient(config.kl)
+    plan = config.plan(batch.sequences(config.owners_of), kept, num_ranks, rng)
+    num_tokens = batch.num_trained_tokens()
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
-    scored_lengths = [len(ids) * bool(trained) for ids, trained in zip(batch.completion_ids, batch.trained)]
 
-    def collate(trees: Planned) -> dict[str, Any]:
+    def micro_batch_of(trees: Planned) -> dict[str, Any]:
         rows = [[row for tree in of_rank for row in tree.rows] for of_rank in trees]
-        num_rows = max(1, *map(len, rows))
-        micro_batch = batch.collate(rows[rank], num_rows, config.pad_token_id, config.pad_to_multiple_of)
-        micro_batch |= lay_out(trees[rank], sequences, scored_lengths, config.pad_token_id, config.row_multiple)
-        if batch.images is not None:
-            micro_batch |= images_of(trees[rank], sequences, batch.images, config.owners_of)
-        scale = loss_scale(config.loss_type, micro_batch, len(batch), num_tokens, num_ranks, len(plan))
-        micro_batch |= {"num_items_in_batch": torch.tensor(num_items), "loss_scale": scale, "rows": rows[rank]}
-        return micro_batch | {"weight": sum(map(batch.num_trained_tokens, rows))}
+        made = batch.micro_batch(trees[rank], max(1, *map(len, rows)), config)
+        scale = loss_scale(config.loss_type, made, len(batch), num_tokens, num_ranks, len(plan))
+        weight = sum(map(batch.num_trained_tokens, rows))
+        return made | {"num_items_in_batch": torch.tensor(num_items), "loss_scale": scale, "weight": weight}
 
-    mini_batches = [[collate(trees) for trees in mini_batch] for mini_batch in plan]
+    mini_batches = [[micro_batch_of(trees) for trees in mini_batch] for mini_batch in plan]
     return mini_batches, config.metrics(batch.lengths().sum(1), kept, list(map(len, batches)), plan)
 
 
@@ -223,13 +225,12 @@ def loss_scale(
 ) -> float:
     """Return the factor of a micro-batch's loss, such that the losses of a mini-batch's micro-batches can be summed.
 
-    `loss_type` is one of `LOSS_TYPES`. A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows
-    and `total_tokens` completion tokens over all ranks; ranks' gradients are averaged. Token-mean losses divide by
-    `num_items_in_batch` already.
+    A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows and `total_tokens` completion tokens
+    over all ranks; ranks' gradients are averaged. Token-mean losses divide by `num_items_in_batch` already.
     """
-    rows, mask = len(micro_batch["advantages"]), micro_batch["completion_mask"]
-    if loss_type in ROW_MEAN_LOSSES:
-        return rows * num_processes * num_mini_batches / max(total_rows, 1)
+    if loss_type in TOKEN_MEAN_LOSSES:
+        return 1.0
+    part, total = len(micro_batch["advantages"]), total_rows
     if loss_type in MICRO_BATCH_TOKEN_MEAN_LOSSES:
-        return int(mask.sum()) * num_processes * num_mini_batches / max(total_tokens, 1)
-    return 1.0
+        part, total = int(micro_batch["completion_mask"].sum()), total_tokens
+    return part * num_processes * num_mini_batches / max(total, 1)

@@ -29,46 +29,40 @@ class LogProbs:
 
     Args:
         score: log-probabilities of a model.
+        unwrap: returns a model without its wrappers.
         beta: weight of the KL term; 0 needs no reference.
-        needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
+        reference: the reference; of a model with an adapter, its weights.
         correction: importance correction; `None` for engines without it.
         checkpointing: `gradient_checkpointing_kwargs`; checkpointing is switched off while scoring.
         old_of_engine: the engine's log-probabilities are the old ones, if it returned them.
 
     Attributes:
-        adapter_reference: reference of a model with an adapter, if `beta` is not 0.
+        needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
     """
 
     def __init__(
         self,
         score: Score,
+        unwrap: Callable[[torch.nn.Module], torch.nn.Module],
         beta: float,
-        needs_old_log_probs: bool,
+        reference: torch.nn.Module | AdapterReference | None = None,
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
         old_of_engine: bool = False,
     ):
-        self.old_of_engine = old_of_engine
-        self.score, self.beta, self.needs_old_log_probs = score, beta, needs_old_log_probs
-        self.correction, self.checkpointing = correction, checkpointing
-        self.adapter_reference: AdapterReference | None = None
+        self.score, self.unwrap, self.beta, self.reference = score, unwrap, beta, reference
+        self.correction, self.checkpointing, self.old_of_engine = correction, checkpointing, old_of_engine
+        self.needs_old_log_probs = False
         self._statistics = SamplingStatistics()
         self._updating: dict[str, Any] | None = None
 
-    def add(
-        self,
-        model: torch.nn.Module,
-        reference: torch.nn.Module | None,
-        micro_batches: Sequence[dict[str, Any]],
-        unwrapped: torch.nn.Module | None = None,
-    ) -> None:
+    def add(self, model: torch.nn.Module, micro_batches: Sequence[dict[str, Any]]) -> dict[str, float]:
         """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to the micro-batches of a rollout.
 
-        Without a `reference`, it is the model with its initial adapter, see `AdapterReference`. `unwrapped` is the
-        model, if `model` is a wrapper.
+        Returns:
+            `sampling/*`, if it is known before the update.
         """
         self._statistics = SamplingStatistics()
-        unwrapped = model if unwrapped is None else unwrapped
         with evaluation_mode(model), torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches if self.needs_old_log_probs else ():
                 if self.old_of_engine and "sampling_per_token_logps" in micro_batch:
@@ -77,20 +71,19 @@ class LogProbs:
                 micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
                 self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
             if self.beta != 0.0:
-                with self.as_reference(model, reference, unwrapped) as compared:
+                with self.as_reference(model) as compared:
                     for micro_batch in micro_batches:
                         micro_batch["ref_per_token_logps"] = self.score(compared, micro_batch)
+        return self.metrics() if self.needs_old_log_probs else {}
 
     @contextmanager
-    def as_reference(
-        self, model: torch.nn.Module, reference: torch.nn.Module | None, unwrapped: torch.nn.Module
-    ) -> Iterator[torch.nn.Module]:
-        """Yield the model that scores as the reference inside; see `add`."""
-        if reference is not None:
-            yield reference
-            return
-        with self.adapter_reference.in_place(unwrapped):
-            yield model
+    def as_reference(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """Yield the model that scores as the reference inside: its own, or this one with the reference's weights."""
+        if isinstance(self.reference, AdapterReference):
+            with self.reference.in_place(self.unwrap(model)):
+                yield model
+        else:
+            yield self.reference
 
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
@@ -110,9 +103,8 @@ class LogProbs:
         """Add to the statistics and, with a correction, set the micro-batch's importance ratio."""
         if "sampling_per_token_logps" not in micro_batch:
             return
-        sampling_logps, mask = (
-            micro_batch[name].to(logps.device) for name in ("sampling_per_token_logps", "completion_mask")
-        )
+        names = ("sampling_per_token_logps", "completion_mask")
+        sampling_logps, mask = (micro_batch[name].to(logps.device) for name in names)
         ratio = outside = None
         if self.correction is not None:
             ratio, outside = self.correction(logps, sampling_logps, mask)

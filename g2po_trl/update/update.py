@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
 from ..utils.trl_compat import set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
-from .images import images_of
 from .layout import Layout
-from .log_probs import Correction, LogProbs
+from .log_probs import LogProbs
 from .policy.importance import importance_ratio
-from .tree import common_prefix, grow, is_exact, lay_out, one_each
+from .policy.reference import AdapterReference
+from .tree import common_prefix, grow, is_exact, one_each
 
 # Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
 _NATS, _NATS_IN_HALF = 1e-3, 0.1
@@ -38,8 +39,9 @@ class Update:
             (model, ids, mask, length of completions) -> (log-probabilities, …).
         config: how samples are batched, but for what `layout` decides.
         seed: seed of the order in which samples are trained.
-        beta, correction, checkpointing, old_of_engine: see `LogProbs`.
-        needs_old_log_probs: see `LogProbs`; a function of the rollout's number of mini-batches.
+        num_iterations: passes over a rollout.
+        mini_batches_per_step: mini-batches that an optimizer step trains, over all passes.
+        log_probs: options of `LogProbs`.
     """
 
     def __init__(
@@ -49,17 +51,16 @@ class Update:
         per_token: Callable[..., tuple],
         config: BatchingConfig,
         seed: int,
-        beta: float,
-        needs_old_log_probs: Callable[[int], bool],
-        correction: Correction | None = None,
-        checkpointing: dict[str, Any] | None = None,
-        old_of_engine: bool = False,
+        num_iterations: int,
+        mini_batches_per_step: int,
+        **log_probs: Any,
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
-        self.config, self.seed, self.needs_old_log_probs = config, seed, needs_old_log_probs
+        self.config, self.seed = config, seed
+        self.num_iterations, self.mini_batches_per_step = num_iterations, mini_batches_per_step
         self.guard = GradientGuard(accelerator)
-        needs_old = needs_old_log_probs(config.num_mini_batches)
-        self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing, old_of_engine)
+        self.log_probs = LogProbs(self.score, accelerator.unwrap_model, **log_probs)
+        self._plan_old_log_probs(config.num_mini_batches)
 
     @classmethod
     def of(
@@ -69,7 +70,7 @@ class Update:
         accelerator: Accelerator,
         per_token: Callable[..., tuple],
         pad_token_id: int,
-        reference: torch.nn.Module | None = None,
+        reference: torch.nn.Module | AdapterReference | None = None,
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
     ) -> Update:
         """Return the update with the attributes of `args`, those of a `G2POConfig`."""
@@ -78,10 +79,17 @@ class Update:
             model,
             accelerator,
             args.pad_to_multiple_of,
-            others=[] if reference is None else [reference],
+            others=[reference] if isinstance(reference, torch.nn.Module) else [],
             temperature=args.temperature,
             image_inputs=image_inputs,
             checkpointing=args.gradient_checkpointing,
+        )
+        config = BatchingConfig(
+            args.steps_per_generation,
+            args.max_tokens_per_micro_batch,
+            args.loss_type,
+            pad_token_id,
+            mini_batch_size=args.mini_batch_size,
         )
         correction = partial(
             importance_ratio,
@@ -94,22 +102,20 @@ class Update:
             layout,
             accelerator,
             per_token,
-            BatchingConfig(
-                args.steps_per_generation,
-                args.max_tokens_per_micro_batch,
-                args.loss_type,
-                pad_token_id,
-                mini_batch_size=args.mini_batch_size,
-            ),
+            config,
             args.seed,
-            args.beta,
-            needs_old_log_probs=lambda mini_batches: (
-                args.gradient_accumulation_steps % (mini_batches * args.num_iterations) != 0
-            ),
+            args.num_iterations,
+            args.gradient_accumulation_steps,
+            beta=args.beta,
+            reference=reference,
             correction=correction if args.corrects_sampling and args.vllm_importance_sampling_correction else None,
             checkpointing=args.gradient_checkpointing_kwargs,
             old_of_engine=args.old_log_probs == "auto" and is_exact,
         )
+
+    def _plan_old_log_probs(self, num_mini_batches: int) -> None:
+        trained_at_once = self.mini_batches_per_step % (num_mini_batches * self.num_iterations) == 0
+        self.log_probs.needs_old_log_probs = not trained_at_once
 
     def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
@@ -121,7 +127,7 @@ class Update:
         mini_batches, metrics = self.split(batches, step)
         while not self.verify_layout(model, mini_batches, batches):
             mini_batches, metrics = self.split(batches, step)
-        self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
+        self._plan_old_log_probs(len(mini_batches))
         return mini_batches, metrics
 
     def split(self, batches: Sequence[StepBatch], step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
@@ -138,13 +144,14 @@ class Update:
         lengths, images = batch.lengths().sum(1) * batch.trained, batch.images_of_rows
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
-        by_length = sorted(trees, key=lambda tree: lengths[tree["rows"]].max(), reverse=True) or micro_batches[:1]
-        longest = max(gather_object([int(lengths[by_length[0]["rows"]].max()) if trees else 0]))
+        trees.sort(key=lambda tree: lengths[tree["rows"]].max(), reverse=True)
+        longest = max(gather_object([int(lengths[trees[0]["rows"]].max()) if trees else 0]))
         if not layout.needs_check(longest):
             return True
-        layout.checked_length, compared = longest, by_length[:1]
+        layout.checked_length, compared = longest, (trees or micro_batches)[:1]
         if layout.has_images:
-            compared += [tree for tree in by_length if any(images[row] for row in tree["rows"])][:1] or compared
+            shown = [tree for tree in trees or compared if any(images[row] for row in tree["rows"])]
+            compared += shown[:1] or compared
         reason = next(filter(None, [self._why_inexact(model, tree, batch, lengths) for tree in compared]), None)
         if reason is not None:
             layout.fall_back(f"on sequences of up to {longest} tokens {reason}")
@@ -162,41 +169,31 @@ class Update:
         why = ""
         with evaluation_mode(model), torch.no_grad():
             alone = [self.score(model, self.micro_batch(batch.take([row]), "padded"))[0] for row in chosen]
+            alone = [wanted[: sizes[row]] for row, wanted in zip(chosen, alone)]
             try:
                 found = self.score(model, tree)
+                off = [found[rows.index(row), : len(wanted)] - wanted for row, wanted in zip(chosen, alone)]
             except Exception as error:  # models that do not take it raise errors of any class
-                found, why = None, f" ({type(error).__name__}: {error})"
-        off = [
-            torch.full_like(wanted, torch.inf) if found is None else found[rows.index(row), : sizes[row]] - wanted
-            for row, wanted in ((row, wanted[: sizes[row]]) for row, wanted in zip(chosen, alone))
-        ]
+                off, why = [torch.full_like(wanted, torch.inf) for wanted in alone], f" ({error!r})"
         off = torch.cat(off).float().abs().nan_to_num(torch.inf)
-        if "branches" in tree and not is_exact(tree, [batch.sequences()[row] for row in rows], sizes[rows].tolist()):
+        if "branches" in tree and not is_exact(tree, batch.take(rows).sequences(), sizes[rows].tolist()):
             off, why = torch.full_like(off, torch.inf), " (branches attend to other tokens than their own)"
         sums = torch.stack([off.sum(), off.new_tensor(len(off))])
         total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        limit = _NATS if self.layout.precision(model) == torch.float32 else _NATS_IN_HALF
-        if total <= limit * max(tokens, 1):
+        mean = total / max(tokens, 1)
+        if mean <= (_NATS if self.layout.precision(model) == torch.float32 else _NATS_IN_HALF):
             return None
-        return (
-            f"log-probabilities differ from those of a sequence alone by {total / max(tokens, 1):.2g} on average, and "
-            f"rounding explains {limit:.2g}{why}"
-        )
+        return f"log-probabilities differ from those of a sequence alone by {mean:.2g} nats on average{why}"
 
     def micro_batch(self, batch: StepBatch, layout: str | None = None) -> dict[str, Any]:
         """Return all rows of a batch, in order, as one micro-batch in a layout, to be scored; default: the current."""
-        config, rows, sequences = self.batching_config(layout), range(len(batch)), batch.sequences()
-        inputs = batch.sequences(config.owners_of)
-        lengths, overlaps = list(map(len, sequences)), [0, *map(common_prefix, inputs, inputs[1:])]
+        config, rows = self.batching_config(layout), range(len(batch))
+        sequences = batch.sequences(config.owners_of)
+        lengths, overlaps = list(map(len, sequences)), [0, *starmap(common_prefix, pairwise(sequences))]
         trees = one_each(rows, lengths)
         if config.layout != "padded":
             trees = grow(rows, lengths, overlaps, sum(lengths), config.fork_cost)
-        micro_batch = batch.collate(rows, len(batch), config.pad_token_id, config.pad_to_multiple_of)
-        if batch.images is not None:
-            micro_batch |= images_of(trees, sequences, batch.images, config.owners_of)
-        completions = list(map(len, batch.completion_ids))
-        micro_batch |= lay_out(trees, sequences, completions, config.pad_token_id, config.row_multiple)
-        return micro_batch | {"rows": list(rows)}
+        return batch.micro_batch(trees, len(batch), config)
 
     def batching_config(self, kind: str | None = None) -> BatchingConfig:
         """Return the options of batching for a layout; default: the current."""
@@ -210,21 +207,6 @@ class Update:
             scale_of=layout.scale_of,
             kl=self.log_probs.beta != 0.0,
         )
-
-    def add_log_probs(
-        self,
-        model: torch.nn.Module,
-        reference: torch.nn.Module | None,
-        micro_batches: list[dict[str, Any]],
-        unwrapped: torch.nn.Module | None = None,
-    ) -> dict[str, float]:
-        """Add log-probabilities that the loss compares with; return `sampling/*` metrics known before the update."""
-        self.log_probs.add(model, reference, micro_batches, unwrapped)
-        return self.log_probs.metrics() if self.log_probs.needs_old_log_probs else {}
-
-    def metrics(self) -> dict[str, float]:
-        """Return the `sampling/*` metrics that the update itself computes. All ranks call it together."""
-        return {} if self.log_probs.needs_old_log_probs else self.log_probs.metrics()
 
     @without_cudnn_attention()
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:

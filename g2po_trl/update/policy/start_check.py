@@ -63,7 +63,6 @@ class StartCheck(TrainerCallback):
 
     Args:
         update: scores step samples as in training.
-        reference: the reference model; `None` if it is the model without its adapter, or if there is none.
         sample: a short conversation, as step samples.
         temperature: temperature of log-probabilities.
         comparable: whether the engine samples from the whole distribution.
@@ -72,13 +71,11 @@ class StartCheck(TrainerCallback):
     def __init__(
         self,
         update: Update,
-        reference: torch.nn.Module | None,
         sample: StepBatch,
         temperature: float,
         comparable: bool = True,
     ):
-        self.update, self.reference, self.sample, self.temperature = update, reference, sample, temperature
-        self.comparable = comparable
+        self.update, self.sample, self.temperature, self.comparable = update, sample, temperature, comparable
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_begun = self._has_seen_engine = False
@@ -98,12 +95,12 @@ class StartCheck(TrainerCallback):
             G2POError: if no path agrees with the model's own forward pass, if that is not causal, or if the reference,
                 or the model in training mode, differs.
         """
-        unwrapped, log_probs = self.accelerator.unwrap_model(model), self.update.log_probs
+        log_probs = self.update.log_probs
         with evaluation_mode(model):
             scored = self._choose_path(model)
             most = self._tolerance(model)
             if with_reference:
-                with log_probs.as_reference(model, self.reference, unwrapped) as reference:
+                with log_probs.as_reference(model) as reference:
                     off = self._difference(scored, self._score(reference, self.sample))
                 remedy = (
                     f"the reference is not the model that begins: before the first step they differ by {off:.2g} nats "
@@ -111,7 +108,7 @@ class StartCheck(TrainerCallback):
                 )
                 require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
-            without_randomness(unwrapped)
+            without_randomness(self.accelerator.unwrap_model(model))
             off = self._difference(self._score(model, self.sample), scored)
         remedy = (
             f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
