@@ -11,7 +11,7 @@ from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
 from ..utils.options import require
 from .episode_sets import EpisodeSet, sets_of_run
-from .groups import group_data, is_g2po
+from .groups import group_data, lambda_of
 from .index import index_of
 from .texts import Prompts, Texts
 
@@ -24,12 +24,7 @@ _SETTINGS = (
 class Run:
     """A training run's folder, or one of `g2po credit`, read on demand.
 
-    Args:
-        folder: the `output_dir` of a training run, or the `--output` of `g2po credit`.
-        live: accept a run that has begun and has no trajectories yet.
-
-    Raises:
-        ValueError: if the folder has no trajectories.
+    Raises `ValueError` without trajectories; a run that is `live` may have none yet.
     """
 
     def __init__(self, folder: str | Path, live: bool = False):
@@ -39,6 +34,7 @@ class Run:
         described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
+        self.evaluations = [*load_evaluations(self.folder), *load_exams(self.folder)]
         self._prompts = Prompts(self.folder, model)
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
@@ -51,13 +47,15 @@ class Run:
     def about(self) -> dict[str, Any]:
         """Return name and settings."""
         settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings, **(self.log or {})}
-        names = [name for name in _SETTINGS if name != "value_lambda" or is_g2po(self.settings)]  # only G2PO reads it
-        shown = {name: _as_text(settings[name]) for name in names if settings.get(name) is not None}
+        if lambda_of(self.settings) is None:  # then nothing reads it
+            settings["value_lambda"] = None
+        given = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
+        shown = {name: value if isinstance(value, (int, float)) else str(value) for name, value in given.items()}
         return {"name": self.name, "settings": shown}
 
     def sets(self) -> list[EpisodeSet]:
         """Return the evaluations whose trajectories were saved."""
-        return sets_of_run(self.folder, self._evaluations(), self._prompts)
+        return sets_of_run(self.folder, self.evaluations, self._prompts)
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
@@ -75,34 +73,19 @@ class Run:
             "optimizer_steps_per_iteration": steps,
             "planned": -(-last // steps) if steps and last > 0 else None,  # iterations
             "curves": curves,
-            "evaluations": self._evaluations(),
-            "iterations": self.numbers,
+            "evaluations": self.evaluations,
         }
 
     def iteration(self, number: int, prompts: bool = True) -> dict[str, Any]:
         """Return the groups of a rollout with their graphs, advantages and steps; if `prompts`, with their texts.
 
-        `value_lambda` is that of the node values with G2PO; `None` for other estimators, whose node values are mean
-        returns. `unfinished`: number of incomplete lines, which are skipped.
+        `value_lambda`: see `lambda_of`. `unfinished`: number of incomplete lines, which are skipped.
         """
-        read = load_iteration(self.folder, number)
-        settings = self.settings
-        value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
-        texts = Texts(self.folder)
-        decode = self._prompts if prompts else None
-        shown = [group_data(group, texts, settings, value_lambda, decode) for group in read.groups]
-        return {
-            "n": number,
-            "value_lambda": value_lambda if is_g2po(settings) else None,
-            "unfinished": read.unfinished,
-            "groups": shown,
-            "texts": texts.all,
-        }
-
-    def _evaluations(self) -> list[dict[str, Any]]:
-        return [*load_evaluations(self.folder), *load_exams(self.folder)]
-
-
-def _as_text(value: Any) -> Any:
-    """Return an object as `name value, name value`, and other values unchanged."""
-    return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
+        read, texts, decode = (
+            load_iteration(self.folder, number),
+            Texts(self.folder),
+            self._prompts if prompts else None,
+        )
+        shown = [group_data(group, texts, self.settings, decode) for group in read.groups]
+        facts = {"n": number, "value_lambda": lambda_of(self.settings), "unfinished": read.unfinished}
+        return {**facts, "groups": shown, "texts": texts.all}

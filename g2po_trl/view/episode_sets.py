@@ -29,8 +29,7 @@ class EpisodeSet:
         step: the optimizer step of a training run; `None` for `g2po evaluate`.
         success: success rate as recorded by the run; `None` if not recorded.
         files: pairs of seed and file of trajectories; evaluations of a training run have one file and no seed.
-        folder: folder of the run or evaluation.
-        prompts: decodes prompts.
+        folder, prompts: folder of the run or evaluation, and its prompts.
     """
 
     key: str
@@ -46,36 +45,32 @@ class EpisodeSet:
 
     def data(self, prompts: bool = True) -> dict[str, Any]:
         """Return the episodes by task, in the set's order. `unfinished`: incomplete lines, which are skipped."""
-        texts, kinds = Texts(self.folder), _task_types(self.folder)
-        decode = self.prompts if prompts else None
+        texts, kinds, decode = Texts(self.folder), _task_types(self.folder), self.prompts if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
         order: dict[str, int] = {}
-        unfinished = 0
-        for seed, path in self.files:
-            for trajectory in read_unfinished(path):
-                if trajectory is None:
-                    unfinished += 1
-                    continue
-                name, info = trajectory.task_id, trajectory.info
-                order.setdefault(name, info.get("panel_index", len(order)))
-                kind = ", ".join(filter(None, [trajectory.environment, kinds.get(name)])) or None
-                known = task_data(trajectory, texts)
-                task = tasks.setdefault(name, {**known, "kind": kind, "episodes": []})
-                task["task"] = task["task"] or trajectory.task
-                tokens = [info.get("prompt_tokens"), info.get("completion_tokens")]
-                task["episodes"].append(
-                    {
-                        **episode_data(trajectory, texts),
-                        "seed": seed,
-                        "trial": info.get("trial", 0),
-                        "last": info.get("last_trial", True),
-                        "tokens": None if None in tokens else tokens,
-                        "reflections": [texts.number(str(note)) for note in info.get("reflections", ())],
-                        "steps": [step_data(step, texts, decode) for step in trajectory.steps],
-                    }
-                )
-        ordered = sorted(tasks.values(), key=lambda task: order[task["id"]])
-        return {**self.about(), "tasks": ordered, "texts": texts.all, "unfinished": unfinished}
+        read = [(seed, one) for seed, path in self.files for one in read_unfinished(path)]
+        for seed, one in read:
+            if one is None:
+                continue
+            info = one.info
+            order.setdefault(one.task_id, info.get("panel_index", len(order)))
+            kind = ", ".join(filter(None, [one.environment, kinds.get(one.task_id)])) or None
+            task = tasks.setdefault(one.task_id, {**task_data(one, texts.number), "kind": kind, "episodes": []})
+            task["task"] = task["task"] or one.task
+            tokens = [info.get("prompt_tokens"), info.get("completion_tokens")]
+            task["episodes"].append(
+                {
+                    **episode_data(one, texts),
+                    "seed": seed,
+                    "trial": info.get("trial", 0),
+                    "last": info.get("last_trial", True),
+                    "tokens": None if None in tokens else tokens,
+                    "reflections": [texts.number(str(note)) for note in info.get("reflections", ())],
+                    "steps": [step_data(step, texts, decode) for step in one.steps],
+                }
+            )
+        found = {"texts": texts.all, "unfinished": sum(one is None for _, one in read)}
+        return {**self.about(), "tasks": sorted(tasks.values(), key=lambda task: order[task["id"]]), **found}
 
 
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
@@ -102,14 +97,10 @@ class Evaluation:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
-        found = [
-            (int(match[1]), path)
-            for path in self.folder.glob("trajectories/*.jsonl")
-            if (match := re.fullmatch(r".+-(\d+)", path.stem))
-        ]
+        named = [(re.fullmatch(r".+-(\d+)", path.stem), path) for path in self.folder.glob("trajectories/*.jsonl")]
+        self._files = sorted((int(found[1]), path) for found, path in named if found)
         remedy = "it holds no trajectories, start the evaluation again with the same command"
-        require(bool(found), "folder", str(folder), remedy)
-        self._files = sorted(found)
+        require(bool(self._files), "folder", str(folder), remedy)
         self._settings = read_description(self.folder, "settings.json")
 
     def about(self) -> dict[str, Any]:
@@ -132,9 +123,6 @@ class Evaluation:
 
 def _task_types(folder: Path) -> dict[str, str]:
     """Return task id -> task type, from the rows in panels/ that have both."""
-    kinds = {}
-    for path in folder.glob("panels/*.jsonl"):
-        for row in read_json_lines(path):
-            if row.get("task_id") is not None and row.get("task_type") is not None:
-                kinds[str(row["task_id"])] = str(row["task_type"])
-    return kinds
+    rows = [row for path in folder.glob("panels/*.jsonl") for row in read_json_lines(path)]
+    kinds = {str(row.get("task_id")): row.get("task_type") for row in rows}
+    return {name: str(kind) for name, kind in kinds.items() if kind is not None}

@@ -1,7 +1,4 @@
-"""A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step.
-
-Two marks point to failures: the *turning point* of an episode, and the reason why a group *taught nothing*.
-"""
+"""A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step."""
 
 from __future__ import annotations
 
@@ -22,18 +19,14 @@ from .words import state_text
 _ZERO = 1e-6  # values and advantages below it are 0, but for rounding
 
 
-def is_g2po(settings: Mapping[str, Any]) -> bool:
-    """Return whether the run was trained with G2PO, whose advantages have the parts A_EP, A_NC and A_EC."""
+def lambda_of(settings: Mapping[str, Any]) -> float | None:
+    """Return λ of the node values of a run with G2PO; `None` for other estimators, whose values are mean returns."""
     name = settings.get("estimator_name") or settings.get("advantage_estimator") or "g2po"
-    return row_of(name) is ESTIMATORS["g2po"]
+    return settings.get("value_lambda", 1.0) if row_of(name) is ESTIMATORS["g2po"] else None
 
 
 def group_data(
-    group: Sequence[Trajectory],
-    texts: Texts,
-    settings: Mapping[str, Any],
-    value_lambda: float,
-    prompts: Prompts | None = None,
+    group: Sequence[Trajectory], texts: Texts, settings: Mapping[str, Any], prompts: Prompts | None = None
 ) -> dict[str, Any]:
     """Return a group as plain data.
 
@@ -41,19 +34,18 @@ def group_data(
         group: the trajectories of one task.
         texts: collects the texts; the data refers to them by number.
         settings: settings of the estimator.
-        value_lambda: λ of the node values.
         prompts: decodes prompts and tokens. `None`: leave them out.
 
     Returns:
         Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
-        G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now.
-        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `success`: number of successful
-        episodes. `nothing`: see `taught_nothing`; `turns` of an episode: see `turning_points`. A node has its state
-        key as "key", unless it is the text of the state.
+        G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; `adds_up`: whether the parts sum to `trained`.
+        `nothing`: see `taught_nothing`; `turns` of an episode: see `turning_points`. A node has its state key as
+        "key", unless it is the text of the state.
     """
-    graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
+    value_lambda = lambda_of(settings)
+    graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), 1.0 if value_lambda is None else value_lambda)
     steps = [step for trajectory in group for step in trajectory.steps]
-    parts = _parts(graph, settings) if is_g2po(settings) else None
+    parts = None if value_lambda is None else _parts(graph, settings)
     trained = np.array([step.advantage for step in steps], dtype=float)  # NaN: not stored
     stored = not np.isnan(trained).all()
 
@@ -71,25 +63,23 @@ def group_data(
         {"turns": turns, "steps": list(map(data_of, places)), **episode_data(one, texts)}
         for one, turns, places in zip(group, turning_points(group, graph), of_episode)
     ]
-    visited, first = np.unique(graph.node, return_index=True)
+    firsts = [steps[i] for node, i in zip(*np.unique(graph.node, return_index=True)) if node >= 0]  # of each node
+    labels = state_labels([state_text(step) for step in firsts], [step.key for step in firsts])
     nodes = [
         {
-            **shown_data(steps[i], texts),
-            "o": texts.number(state_text(steps[i])),
-            "key": None if steps[i].key == state_text(steps[i]) else texts.number(steps[i].key),
+            **shown_data(step, texts),
+            "o": texts.number(state_text(step)),
+            "key": None if step.key == state_text(step) else texts.number(step.key),
             "v": round(float(graph.node_values[node]), 4),
             "visits": int(graph.node_visits[node]),
-            "actions": texts.number("\n".join(steps[i].admissible_actions or ())),
+            "actions": texts.number("\n".join(step.admissible_actions or ())),
+            "label": label,
         }
-        for node, i in zip(visited, first)
-        if node >= 0
+        for node, (step, label) in enumerate(zip(firsts, labels))
     ]
-    keys = [texts.all[node["o"] if node["key"] is None else node["key"]] for node in nodes]
-    for node, label in zip(nodes, state_labels([texts.all[node["o"]] for node in nodes], keys)):
-        node["label"] = label
     sums = None if parts is None else parts.sum(axis=1)
     return {
-        **task_data(group[0], texts),
+        **task_data(group[0], texts.number),
         "stored": stored,
         "adds_up": None if sums is None else not (np.abs(trained - sums) >= 1e-3).any(),
         "success": sum(t.success for t in group),

@@ -21,34 +21,25 @@ _NAME = re.compile(r'<tool_call>\s*\{[^{}]*?"name"\s*:\s*"([^"]*)"')
 
 
 class EpisodeIndex:
-    """Data by which a page finds an episode of a run; changed files are read again.
+    """Data by which a page finds an episode in the folder of a run; changed files are read again."""
 
-    Args:
-        folder: folder of a training run, or of `g2po credit`.
-    """
-
-    def __init__(self, folder: str | Path):
-        self.folder, self._lock = Path(folder), Lock()
-        self._states, self._actions, self._rows = Texts(), Texts(), Texts()
+    def __init__(self, folder: Path):
+        self.folder, self._lock = folder, Lock()
+        self._states, self._actions, self._places = Texts(), Texts(), Texts()
         self._tasks: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, int] = {}
         self._read: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def data(self, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """Return the index of some iterations (`None`: all) as plain data.
 
-        Keys: "tasks", with their rows as text; "states" and "actions", texts of at most `LONGEST` characters;
-        "iterations", each with "n", "groups", "error" (see `success_error`) and "tools". A group has "task", a
-        position in "tasks", and "episodes": triples of outcome (a position in "outcomes"), states and actions
-        (positions). "tools" are lists of a tool's name, its calls, calls that could not be parsed, and calls of a tool
-        that does not exist; the name is `None` for completions without a call.
+        Of an iteration: "error" (see `success_error`), "tools" (see `_tools`), and "groups", each with "task", a
+        position in "tasks", and "episodes": triples of positions in "outcomes", "states" and "actions". The texts have
+        at most `LONGEST` characters.
         """
         with self._lock:
             iterations = [self._iteration(n) for n in numbers or trajectory_files(self.folder)]
-            rows = dict(enumerate(self._rows.all))
-            tasks = [{**task, "row": rows.get(task["row"])} for task in self._tasks.values()]
-            texts = {"states": list(self._states.all), "actions": list(self._actions.all)}
-        return {"outcomes": list(OUTCOMES), "tasks": tasks, **texts, "iterations": iterations}
+            found = {"tasks": list(self._tasks.values()), "states": self._states.all, "actions": self._actions.all}
+        return {"outcomes": list(OUTCOMES), **found, "iterations": iterations}
 
     def errors(self) -> dict[str, Any]:
         """Return only "n" and "error" of the iterations, for runs that are compared."""
@@ -65,8 +56,8 @@ class EpisodeIndex:
         groups, calls = [], Counter()
         read = load_iteration(self.folder, number).groups
         for group in read:
-            self._tasks.setdefault(group[0].task_id, task_data(group[0], self._rows))
-            place = self._places.setdefault(group[0].task_id, len(self._places))
+            self._tasks.setdefault(group[0].task_id, task_data(group[0], str))
+            place = self._places.number(group[0].task_id)
             episodes = []
             for trajectory in group:
                 calls.update(call for step in trajectory.steps for call in _calls(step))
@@ -77,10 +68,7 @@ class EpisodeIndex:
         return {"n": number, "groups": groups, "error": success_error(map(wins, read)), "tools": _tools(calls)}
 
 
-@cache
-def index_of(folder: Path) -> EpisodeIndex:
-    """Return the index of a folder, the same whenever it is opened."""
-    return EpisodeIndex(folder)
+index_of = cache(EpisodeIndex)  # of a folder, the same whenever it is opened
 
 
 def _searched(step: Step) -> str:

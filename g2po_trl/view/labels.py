@@ -17,12 +17,8 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
     """Return a label for each state: the first words of its text, except words in many texts of the group.
 
     A text without other words is labelled by its first words that are not function words, and a text without words by
-    "". Equal labels are distinguished by the first word of each key that the other keys do not have, or else by
-    numbers.
-
-    Args:
-        texts: the shown text of each state.
-        keys: state key of each. `None`: the texts.
+    "". Equal labels are distinguished by the first word of each key (`None`: text) that the other keys do not have, or
+    else by numbers.
     """
     words = [_words_of(text) for text in texts]
     counts = Counter(word.lower() for one in set(map(tuple, words)) for word in one)
@@ -34,13 +30,10 @@ def state_labels(texts: Sequence[str], keys: Sequence[str] | None = None) -> lis
 
     large = [[word for word in one if word.lower() not in _SMALL and not word.isdigit()] for one in words]
     labels = [_cut(list(filter(tells, one)) or some or one) for one, some in zip(words, large)]
-    alike: dict[str, list[int]] = {}
-    for place, label in enumerate(labels):
-        alike.setdefault(label, []).append(place)
-    for label, places in alike.items():
-        if len(places) > 1 and label:
-            for place, mark in zip(places, _marks([(keys or texts)[place] for place in places])):
-                labels[place] = f"{label} {mark}"
+    for label in {label for label, number in Counter(labels).items() if label and number > 1}:
+        places = [place for place, other in enumerate(labels) if other == label]
+        for place, mark in zip(places, _marks([(keys or texts)[place] for place in places])):
+            labels[place] = f"{label} {mark}"
     return labels
 
 
@@ -59,9 +52,8 @@ def _words_of(text: str) -> list[str]:
 
 def _cut(words: Sequence[str]) -> str:
     """Return as many words as fit; if the first word does not fit, its beginning."""
-    if not words:
-        return ""
-    label = words[0] if len(words[0]) <= LONGEST else words[0][: LONGEST - 1] + "…"
+    label = "".join(words[:1])
+    label = label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
     for word in words[1:]:
         if len(label) + 1 + len(word) > LONGEST:
             break

@@ -13,8 +13,6 @@ from typing import Any
 
 from ..utils.json import atomic_write, to_json
 from ..utils.masking import masked
-from .data import Run
-from .episode_sets import Evaluation
 from .sources import Sources, open_folder
 
 _STATIC = Path(__file__).parent / "static"
@@ -44,17 +42,10 @@ class InlinePage:
         folder: folder of a training run or an evaluation.
         iterations: iterations of a training run to include. `None`: the last one.
         height: height in pixels.
-        other: a second folder, to compare with the first.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        iterations: Sequence[int] | None = None,
-        height: int = 900,
-        other: str | Path | None = None,
-    ):
-        sources = Sources(*(open_folder(path) for path in (folder, other) if path is not None))
+    def __init__(self, folder: str | Path, iterations: Sequence[int] | None = None, height: int = 900):
+        sources = Sources(open_folder(folder))
         chosen = list(iterations or sources.numbers[-1:])
         blocks = [_block(name, _packed(read())) for name, read in sources.pieces(chosen).items()]
         self.page = shell("\n".join([_block("overview", _packed(sources.overview(chosen))), *blocks]))
@@ -67,7 +58,7 @@ class InlinePage:
 
 
 def write_page(
-    sources: Run | Evaluation | Sources,
+    sources: Sources,
     path: str | Path,
     iterations: Sequence[int] | None = None,
     prompts: bool = True,
@@ -79,13 +70,12 @@ def write_page(
     `data_folder`, which the page loads on demand. `public`: without texts that look like secrets, and with `~` for the
     home folder.
     """
-    path = Path(path)
-    sources = sources if isinstance(sources, Sources) else Sources(sources)
+    path, files, size = Path(path), {}, 0
     folder = data_folder(path)
     for old in folder.glob("*.js"):
         if old.stem.isdigit():
             old.unlink()
-    blocks, files, size = [_block("overview", _packed(sources.overview(iterations), public))], {}, 0
+    blocks = [_block("overview", _packed(sources.overview(iterations), public))]
     for name, read in sources.pieces(iterations, prompts).items():
         packed = _packed(read(), public)
         size += len(packed)

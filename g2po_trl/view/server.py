@@ -1,8 +1,6 @@
 """The viewer's server on loopback, which reads data on demand: runs may be large or still running.
 
 Its address contains a random token, since other users of the machine can reach loopback, too.
-
-The page asks for the version every POLL_SECONDS, and for the overview when it has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from ..utils.json import to_json
 from .page import shell
 from .sources import Sources, open_folder, version_of
 
-POLL_SECONDS = 3  # between two questions of a page, see live.js
+POLL_SECONDS = 3  # after which a page asks for the version again, see live.js
 
 
 class Server(LoopbackServer):

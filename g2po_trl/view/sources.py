@@ -37,14 +37,7 @@ def version_of(folders: Iterable[str | Path]) -> str:
 
 
 class Sources:
-    """The data of a page: everything in one folder, or success and evaluations of several.
-
-    Args:
-        *sources: results of `open_folder`.
-
-    Raises:
-        ValueError: if one of several has nothing to be compared.
-    """
+    """The data of a page: everything in one folder, or success and evaluations of several, which each must have."""
 
     def __init__(self, *sources: Run | Evaluation):
         self.sources = sources
@@ -64,13 +57,12 @@ class Sources:
 
         "training": whether the only folder has iterations. "charts": name, title and scale of the drawn metrics.
         """
-        sets = [
-            {"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in self.sets().items()
-        ]
+        found = self.sets().items()
+        sets = [{"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in found]
         names = _names([source.folder for source in self.sources])
         sources = [{**source.overview(), "name": name} for source, name in zip(self.sources, names)]
         if self.run:
-            sources[0]["iterations"] = self.numbers if iterations is None else iterations
+            sources[0]["iterations"] = self.numbers if iterations is None else list(iterations)
         return {
             "name": " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
             "sources": sources,
@@ -80,15 +72,13 @@ class Sources:
             "charts": [[one.short, one.title, one.scale] for one in METRICS if one.short and one.short != "success"],
         }
 
-    def pieces(
-        self, iterations: Sequence[int] | None = None, prompts: bool = True
-    ) -> dict[str, Callable[[], dict[str, Any]]]:
+    def pieces(self, iterations: Sequence[int] | None = None, prompts: bool = True) -> dict[str, Callable[[], Any]]:
         """Return, by name, functions that read the data that the page loads on demand.
 
         "iteration-NUMBER", "set-ID" of an evaluation, and "index-PLACE" of a folder with iterations.
         """
         chosen = self.numbers if iterations is None else iterations
-        found: dict[str, Callable[[], dict[str, Any]]] = {
+        found: dict[str, Callable[[], Any]] = {
             f"iteration-{number}": partial(self.run.iteration, number, prompts) for number in chosen if self.run
         }
         for place, source in enumerate(self.sources):

@@ -10,23 +10,19 @@ from ..utils.options import require
 from ..utils.show import one_line, printable
 from .data import Run
 from .episode_sets import Evaluation
+from .words import NOTHING
 
 SMOOTHED = 5  # iterations of a mean, as in the page
 STEPS = 60  # of an episode that are shown, half of them from its end
-OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
+OBSERVATION = 12  # lines of an observation that are shown
 ENDS = {"success": "solved", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
 _MARKS = {"success": ("good", "█"), "error": ("bad", "!"), "lost": ("bad", "!")}  # else failed
+_WHY = {"limit": " (turn limit)", "fault": " (fault)", "return": " (back in an earlier state)"}
 _CODES = {"good": "32", "bad": "31", "soft": "2", "bold": "1"}
 
 
 class TerminalView:
-    """A run or an evaluation as text.
-
-    Args:
-        source: see `open_folder`.
-        width: maximum number of characters per line.
-        colour: whether to use ANSI codes.
-    """
+    """A run or an evaluation (see `open_folder`) as text in lines of at most `width`, with ANSI codes if `colour`."""
 
     def __init__(self, source: Run | Evaluation, width: int = 80, colour: bool = False):
         self.source, self.width, self.colour = source, max(40, width), colour
@@ -58,29 +54,25 @@ class TerminalView:
         """Return the last rates of success, of training and of each evaluation set."""
         curve = [one["success"] for one in overview["curves"] if "success" in one][-SMOOTHED:]
         rates = {f"last {len(curve)} iterations": sum(curve) / len(curve)} if curve else {}
-        for one in overview["evaluations"]:
-            if one.get("success_rate") is not None:
-                rates[f"evaluation {one.get('name', 'eval')!r}"] = one["success_rate"]
+        evaluated = [one for one in overview["evaluations"] if one.get("success_rate") is not None]
+        rates |= {f"evaluation {one.get('name', 'eval')!r}": one["success_rate"] for one in evaluated}
         line = ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in rates.items())
         return [textwrap.fill(f"Success: {line}", self.width)] if rates else []
 
     def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]], texts: Sequence[str]) -> str:
         """Return a line for each group: one character per episode, successes, the task, whether it taught nothing."""
-        ends = [one["outcome"] for group in groups for one in group["episodes"]]
-        counted = [end for end in ends if end not in ("error", "lost")]
+        ends = [[one["outcome"] for one in group["episodes"]] for group in groups]
+        counted = [end for of_group in ends for end in of_group if end not in ("error", "lost")]
         rate = 100 * counted.count("success") / max(1, len(counted))
-        solved = f"{rate:.1f} % of {len(counted)} episodes solved" if counted else "no episode with a result"
-        lines = [f"{where}: {solved}"]
+        lines = [f"{where}: {rate:.1f} % of {len(counted)} episodes solved"]
         alike = len(groups) > 1 and len({group["task"] for group in groups}) == 1  # then ids tell tasks apart
-        for number, group in enumerate(groups, 1):
-            ends = [one["outcome"] for one in group["episodes"]]
-            marks = "".join(self._paint(*_MARKS.get(end, ("bad", "·"))) for end in ends)
-            start = f"{number:>4} "
-            score = f" {ends.count('success')}/{len(ends)}  {'(taught nothing) ' if group.get('nothing') else ''}"
+        for number, (group, of_group) in enumerate(zip(groups, ends), 1):
+            marks = "".join(self._paint(*_MARKS.get(end, ("bad", "·"))) for end in of_group)
+            score = f"{of_group.count('success')}/{len(of_group)}"
+            score = f" {score}  {'(taught nothing) ' if group.get('nothing') else ''}"
             row = None if group["row"] is None else texts[group["row"]]
             name = (None if alike else group["task"]) or row or f"{what} {group['id']}"
-            room = self.width - len(start) - len(ends) - len(score)
-            lines.append(f"{start}{marks}{score}{one_line(name, room)}")
+            lines.append(f"{number:>4} {marks}{score}{one_line(name, self.width - 5 - len(of_group) - len(score))}")
         return "\n".join(lines)
 
     def _episode(
@@ -96,59 +88,51 @@ class TerminalView:
             f"Episode {number}.{place}: {end}, reward {one['reward']:g}, {len(one['steps'])} steps",
             self._paint("soft", "(another: --episode GROUP.EPISODE)"),
             *self._wrap(group["task"] or "", "  "),
-            *self._wrap(self._turning_points(one), "  "),
+            *self._wrap(_turning_points(one), "  "),
         ]
-        left_out = range(STEPS // 2, len(one["steps"]) - STEPS // 2)
-        for i, step in enumerate(one["steps"], 1):
-            if i - 1 in left_out:
-                if i - 1 == left_out[0]:
-                    lines.append(self._paint("soft", f"     ({len(left_out)} steps are left out)"))
-                continue
-            observation = self._observation(texts[step["o"]])
-            lines += [f"{i:>3}. {observation[0]}", *(f"     {line}" for line in observation[1:])]
-            faults = {
-                "invalid": not step["ok"],
-                "not admissible": step["ok"] and step["in"] is False,
-                "turning point": one.get("turns") and one["turns"][0]["step"] == i - 1,
-                "turn limit": one["outcome"] == "truncated" and i == len(one["steps"]),
-            }
-            fault = "".join(f" [{name}]" for name, holds in faults.items() if holds)
-            advantage = step.get("trained")
-            worth = "" if advantage is None else f"  advantage {advantage:+.2f}"
-            action = one_line(step["a"], self.width - 7 - len(fault) - len(worth))
-            lines.append(f"     → {action}{self._paint('bad', fault)}{self._paint('soft', worth)}")
-        if one["error"]:
-            lines += self._wrap(one["error"], "     ")
-        elif one["final"] is not None:
-            lines += [f"     {line}" for line in self._observation(texts[one["final"]])]
-        return "\n".join(lines)
+        steps = [self._step(place, step, one, texts) for place, step in enumerate(one["steps"])]
+        if len(steps) > STEPS:
+            note = self._paint("soft", f"     ({len(steps) - STEPS} steps are left out)")
+            steps[STEPS // 2 : -STEPS // 2] = [note]
+        final = "" if one["final"] is None else texts[one["final"]]
+        end = self._wrap(one["error"], "     ") if one["error"] else self._observation(final)
+        return "\n".join([*lines, *steps, *end])
 
-    def _turning_points(self, one: dict[str, Any]) -> str:
-        """Return where a failed episode of a training run lost most value; "" if it is unknown."""
-        turns = [] if one["outcome"] == "success" else one.get("turns", [])
-        said = []
-        for turn in turns:
-            values = f", V {turn['from']:.1f} to {turn['to']:.1f}" if "from" in turn else ""
-            why = {"limit": " (turn limit)", "fault": " (fault)", "return": " (back in an earlier state)"}
-            said.append(f"step {turn['step'] + 1}{values}{why.get(turn['why'], '')}")
-        return f"Turning point: {'; before it '.join(said)}" if said else ""
+    def _step(self, place: int, step: dict[str, Any], one: dict[str, Any], texts: Sequence[str]) -> str:
+        faults = {
+            "invalid": not step["ok"],
+            "not admissible": step["ok"] and step["in"] is False,
+            "turning point": one.get("turns") and one["turns"][0]["step"] == place,
+            "turn limit": one["outcome"] == "truncated" and place == len(one["steps"]) - 1,
+        }
+        fault = "".join(f" [{name}]" for name, holds in faults.items() if holds)
+        worth = "" if step.get("trained") is None else f"  advantage {step['trained']:+.2f}"
+        action = one_line(step["a"], self.width - 7 - len(fault) - len(worth))
+        action = f"     → {action}{self._paint('bad', fault)}{self._paint('soft', worth)}"
+        first, *others = self._observation(texts[step["o"]]) or [f"     {NOTHING}"]
+        return "\n".join([f"{place + 1:>3}. {first[5:]}", *others, action])
 
     def _observation(self, text: str) -> list[str]:
-        """Return the lines of an observation: a board at its beginning unchanged, the rest wrapped and cut."""
-        room, lines = self.width - 5, printable(text).strip("\n").split("\n")
-        height = next((i for i, line in enumerate(lines) if len(line) != len(lines[0])), len(lines))
-        height = height if height > 2 and len(lines[0]) <= room else 0
-        board, lines = lines[:height][:BOARD], lines[height:]
-        wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, room)]
-        if len(wrapped) > OBSERVATION:
-            wrapped = [*wrapped[: OBSERVATION - 1], one_line(wrapped[OBSERVATION - 1] + " …", room)]
-        return [*board, *wrapped] or ["(nothing)"]
+        """Return the indented lines of an observation, cut if there are many."""
+        lines = [part for line in text.split("\n") for part in self._wrap(line, "     ")]
+        if len(lines) > OBSERVATION:
+            lines[OBSERVATION - 1 :] = ["     …"]
+        return lines
 
     def _wrap(self, text: str, indent: str) -> list[str]:
         return textwrap.wrap(printable(text), self.width, initial_indent=indent, subsequent_indent=indent)
 
     def _paint(self, kind: str, text: str) -> str:
         return f"\033[{_CODES[kind]}m{text}\033[0m" if self.colour and text else text
+
+
+def _turning_points(one: dict[str, Any]) -> str:
+    """Return where a failed episode of a training run lost most value; "" if it is unknown."""
+    said = []
+    for turn in one.get("turns", []) if one["outcome"] != "success" else []:
+        values = f", V {turn['from']:.1f} to {turn['to']:.1f}" if "from" in turn else ""
+        said.append(f"step {turn['step'] + 1}{values}{_WHY.get(turn['why'], '')}")
+    return f"Turning point: {'; before it '.join(said)}" if said else ""
 
 
 def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:

@@ -23,35 +23,29 @@ _THUMBNAIL = (512, 512)  # pixels of a larger one
 BYTES = 4  # of a character, at most, each perhaps a token
 _FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback", "program")
 _TEXTS = ("diff", "verify")  # of a workspace
-_SHOWN = (  # elsewhere on the page
-    "success failure_reason trial last_trial panel_index prompt_tokens completion_tokens reflections"
-).split()
+_ELSEWHERE = ("success", "failure_reason", "trial", "last_trial", "panel_index", "reflections")  # on the page
+_ELSEWHERE += ("prompt_tokens", "completion_tokens")
 
 
 class Texts:
-    """Deduplicated texts, and images as data URLs; observations recur in every group.
-
-    Args:
-        folder: folder of the trajectories' run or evaluation.
-    """
+    """Deduplicated texts, and images as data URLs, of a run's or evaluation's folder."""
 
     def __init__(self, folder: Path = Path()):
-        self.all: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._images: dict[str, int | None] = {}
+        self._images: dict[str, int] = {}
         self._files, self._room = folder / "trajectories" / "of", _PAGE_BYTES
 
+    @property
+    def all(self) -> list[str]:
+        """The texts, by number."""
+        return list(self._numbers)
+
     def number(self, text: str | None) -> int | None:
-        """Return the position of a text in `all`; `None` for `None`."""
-        if text is None:
-            return None
-        if text not in self._numbers:
-            self._numbers[text] = len(self.all)
-            self.all.append(text)
-        return self._numbers[text]
+        """Return the number of a text; `None` for `None`."""
+        return None if text is None else self._numbers.setdefault(text, len(self._numbers))
 
     def images(self, names: Sequence[str]) -> list[int]:
-        """Return the positions of images in `all`, each a data URL, or a text with the reason why it is not shown."""
+        """Return the numbers of images, each a data URL, or a text with the reason why it is not shown."""
         for name in names:
             if name not in self._images:
                 shown = _image_url(image_file(self._files, name), self._room)
@@ -75,12 +69,7 @@ def _image_url(file: Path, room: int) -> str:
 
 
 class Prompts:
-    """Prompts of a run's steps, decoded by the tokenizer that the run saved, if any.
-
-    Args:
-        folder: a run's folder.
-        model: the trained model, whose tokenizer is used until the run has saved one.
-    """
+    """Prompts of a run's steps, decoded by the tokenizer in its folder, or until it is saved by that of `model`."""
 
     def __init__(self, folder: Path, model: str | None = None):
         self._folder, self._model = folder, model
@@ -115,7 +104,7 @@ class Prompts:
     def _decoder(self) -> Callable[[Sequence[int]], str] | None:
         places = [self._folder, *sorted(self._folder.glob("checkpoint-*"))]
         places += [_folder_of(self._model)] if self._model else []
-        place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
+        place = next((p for p in places if (p / "tokenizer.json").is_file()), None)
         return None if place is None else _decoder_in(place)
 
 
@@ -138,12 +127,12 @@ def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, An
     }
 
 
-def task_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
-    """Return the task of an episode: "id", "task" (its goal in words), "row" (as text), "environment"."""
+def task_data(trajectory: Trajectory, number: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the task of an episode: "id", "task" (its goal in words), "row" (a text's number), "environment"."""
     return {
         "id": trajectory.task_id,
         "task": trajectory.task,
-        "row": texts.number(_as_json(trajectory.row)) if trajectory.row else None,
+        "row": number(_as_json(trajectory.row)) if trajectory.row else None,
         "environment": trajectory.environment,
     }
 
@@ -193,7 +182,7 @@ def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
         told = {name: value for name, value in trajectory.info.items() if value not in (None, False, [], {})}
         facts = {name: told[name] for name in _FACTS if name in told}
         facts |= {name: texts.number(str(told[name])) for name in _TEXTS if name in told}
-        other = {name: value for name, value in told.items() if name not in (*_FACTS, *_TEXTS, *_SHOWN)}
+        other = {name: value for name, value in told.items() if name not in (*_FACTS, *_TEXTS, *_ELSEWHERE)}
         facts |= {"other": texts.number(_as_json(other))} if other else {}
     return {
         "facts": facts,
@@ -206,13 +195,9 @@ def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _decoder_in(place: Path) -> Callable[[Sequence[int]], str]:
-    if (place / "tokenizer.json").is_file():  # decodes as transformers does, without its import time of about 10 s
-        from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # decodes as transformers does, without its import time of about 10 s
 
-        return partial(Tokenizer.from_file(str(place / "tokenizer.json")).decode, skip_special_tokens=False)
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(place).decode
+    return partial(Tokenizer.from_file(str(place / "tokenizer.json")).decode, skip_special_tokens=False)
 
 
 def _folder_of(model: str) -> Path:
@@ -221,5 +206,5 @@ def _folder_of(model: str) -> Path:
 
     found = None
     with suppress(ValueError):  # a name that the Hub cannot have
-        found = try_to_load_from_cache(model, "tokenizer_config.json")
+        found = try_to_load_from_cache(model, "tokenizer.json")
     return Path(found).parent if isinstance(found, str) else Path(model)

@@ -90,7 +90,7 @@ def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
 def test_prompts_and_tokens_are_decoded_where_they_were_recorded(run, monkeypatch):
     """ "é" is of two tokens here: it is one piece, as probable as both together."""
 
-    (run / "tokenizer_config.json").touch()
+    (run / "tokenizer.json").touch()
     monkeypatch.setattr(texts, "_decoder_in", lambda place: lambda ids: bytes(ids).decode("utf-8", "replace"))
     ids, logprobs = list("aé!".encode()), [-0.5, -1.0, -0.25, -2.0]
     steps = [Step("a", "x", completion="aé!", completion_ids=ids, logprobs=logprobs, prompt_ids=list(b"asked"))]

@@ -99,7 +99,7 @@ def test_a_damaged_line_and_iterations_are_refused(evaluation):
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
-    page = write_page(Evaluation(evaluation), tmp_path / "page.html").read_text()
+    page = write_page(Sources(Evaluation(evaluation)), tmp_path / "page.html").read_text()
     assert set(re.findall(r"https?://[^\"']*", page)) == {"http://www.w3.org/2000/svg"}, "only the name of SVG"
     assert BAD_TEXT not in page and len(page) < 130_000
 
@@ -215,7 +215,7 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
 def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser):
     from selenium.webdriver.common.by import By
 
-    opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
+    opened(browser, write_page(Sources(Run(trained)), trained / "view.html").as_uri())
     assert texts_of(browser, "#groups button") == ["1: 1/2 Wash it."]
     assert "value_lambda" not in texts_of(browser, "#settings")[0]
     assert "Trained with gigpo." in texts_of(browser, "#used")[0] and "λ" not in texts_of(browser, "#used")[0]

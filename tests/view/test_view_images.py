@@ -18,7 +18,7 @@ from g2po_trl.environments.validation import validate_observation, validate_step
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import image_file, read_jsonl
 from g2po_trl.utils.images import PLACE, as_picture
-from g2po_trl.view import Run, write_page
+from g2po_trl.view import Run, Sources, write_page
 from g2po_trl.view import texts as of_texts
 from g2po_trl.view.texts import Texts, step_data
 
@@ -70,19 +70,21 @@ def test_a_page_has_images_as_data_urls_of_bounded_size(folder, monkeypatch):
     first = solved("image").steps[0].images[0]
     assert shown[0] == first.data_url and all(one.startswith("data:image/png;base64,") for one in shown)
     assert [data["texts"][node["img"][0]] for node in data["groups"][0]["nodes"] if "img" in node]
-    texts = Texts(folder)
-    for name in ("../../run", "0" * 32, "<b>"):
+
+    def image(name):
+        texts = Texts(folder)
         (number,) = texts.images([name])
-        assert texts.all[number].startswith("an image whose file")
+        return texts.all[number]
+
+    for name in ("../../run", "0" * 32, "<b>"):
+        assert image(name).startswith("an image whose file")
     large = as_picture(np.random.default_rng(0).integers(0, 255, (700, 900, 3), dtype=np.uint8))
-    write_jsonl(
-        folder / "trajectories" / "train-000001.jsonl",
-        [Trajectory("a", [Step("", "b", images=[large])], 0.0, "failure")],
-    )
-    url = texts.all[texts.images([large])[0]]
-    assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (512, 398)
+    drawn = Trajectory("a", [Step("", "b", images=[large])], 0.0, "failure")
+    write_jsonl(folder / "trajectories" / "train-000001.jsonl", [drawn])
+    data = base64.b64decode(image(large).partition(",")[2])
+    assert Image.open(io.BytesIO(data)).size == (512, 398)
     monkeypatch.setattr(of_texts, "_PAGE_BYTES", 100)
-    assert "too large" in (bounded := Texts(folder)).all[bounded.images([first])[0]]
+    assert "too large" in image(first)
 
 
 def test_messages_show_their_images(tmp_path):
@@ -97,7 +99,7 @@ def test_messages_show_their_images(tmp_path):
 
 
 def test_the_page_draws_them(folder, browser, tmp_path):
-    page = write_page(Run(folder), tmp_path / "page.html")
+    page = write_page(Sources(Run(folder)), tmp_path / "page.html")
     opened(browser, page.as_uri())
     browser.execute_script("showTrajectory(0, 0)")
     until(browser, lambda b: b.execute_script("return document.querySelectorAll('img.seen').length"))

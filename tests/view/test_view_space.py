@@ -12,7 +12,7 @@ import pytest
 from fake_hub import fake_hub
 
 from g2po_trl import Step, Trajectory, write_jsonl
-from g2po_trl.view import Run, write_page
+from g2po_trl.view import Run, Sources, write_page
 
 
 def push(run, endpoint, *flags):
@@ -55,7 +55,7 @@ def test_a_page_for_others_has_no_secrets(tmp_path):
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost])
     data = {}
     for public in (False, True):
-        page = write_page(Run(tmp_path), tmp_path / "view.html", public=public).read_text()
+        page = write_page(Sources(Run(tmp_path)), tmp_path / "view.html", public=public).read_text()
         packed = re.search(r'id="iteration-1">([^<]+)<', page)[1]
         data[public] = gzip.decompress(base64.b64decode(packed)).decode()
     assert data[False].count("sk-proj") == 2 and data[False].count(str(Path.home())) == 2
