@@ -6,9 +6,9 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from math import isnan, nan
 from os.path import isfile
 from pathlib import Path
@@ -45,30 +45,33 @@ from .panel_runner import PanelPlayer
 
 def load_panel(options: EvaluateOptions) -> Panel:
     """Return the evaluation set that the options name: a bundled environment's, or `module:Class` with its tasks."""
-    environment, make, arguments = options.environment, Panel, [options.panel] if options.panel else []
-    if ":" in environment:
+    direct = options.agent == "direct"
+    if ":" in options.environment:
         remedy = f"pass --tasks, a file with one row of {options.played} per line"
         require(options.tasks is not None, "tasks", None, remedy)
-        factory = mixed(load_object({"import": environment, "kwargs": options.environment_options}))
-        arguments = [options.panel or options.played, read_tasks(options.tasks), factory]
+        factory = mixed(load_object({"import": options.environment, "kwargs": options.environment_options}))
+        make, arguments = Panel, [options.panel or options.played, read_tasks(options.tasks), factory]
     else:
-        make = importlib.import_module(f"g2po_envs.{environment}.panels").load_panel
+        make = importlib.import_module(f"g2po_envs.{options.environment}.panels").load_panel
+        arguments = [options.panel] if options.panel else []
     parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
     defaults = {parameter.name: parameter.default for parameter in parameters}
     check_options("panel_options", options.panel_options, defaults, "the panel")
     panel = make(*arguments, **options.panel_options)
-    changed: dict[str, Any] = {"rows": panel.rows[: options.limit]}
-    for name in ("max_turns", "history_length") if options.agent == "direct" else ("max_turns",):
-        if getattr(options, name) is not None:
-            changed[name] = getattr(options, name)
     template = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
     if (prompt := options.prompt) is not None:  # a name, or what a run.json has
         template = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
-    if options.agent == "direct":
-        changed["history"] = options.history or default_history(panel.environment_factory, template)
-    changed["prompt_template"] = prompt_template_of(panel.environment_factory, template)
-    of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(panel.environment_factory)}
-    return replace(panel, **changed, columns={**panel.columns, **of_environments})
+    factory, names = panel.environment_factory, ("max_turns", "history_length") if direct else ("max_turns",)
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(factory)}
+    return replace(
+        panel,
+        rows=panel.rows[: options.limit],
+        prompt_template=prompt_template_of(factory, template),
+        history=options.history or default_history(factory, template) if direct else panel.history,
+        columns={**panel.columns, **of_environments},
+        **given,
+    )
 
 
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
@@ -84,13 +87,7 @@ def make_chat_model(options: EvaluateOptions) -> ChatModel:
     more = {"chat_template_kwargs": options.chat_template_kwargs, "generation_kwargs": options.generation_kwargs}
     if options.base_url:
         return ServerChat(options.base_url, options.model, options.key_variable, options.parallel, **more)
-    return ENGINES[options.engine].load_offline(options.model, **more, **_precision(options), **options.engine_options)
-
-
-def _precision(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the run's precision for transformers' `generate`; `--engine-options '{"dtype": …}'` overrides it."""
-    is_other = "dtype" in options.engine_options or options.base_url or options.engine != "transformers"
-    return {} if is_other else options.precision
+    return ENGINES[options.engine].load_offline(options.model, **more, **options.precision, **options.engine_options)
 
 
 def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -103,14 +100,12 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
         if value is None and is_score(part) and any(t.counted for t in trajectories):
             value = 0.0  # no episode has a score, e.g. none bought anything
         row[heading] = nan if value is None else 100 * value
-    tokens = [t.info["prompt_tokens"] + t.info["completion_tokens"] for t in trajectories]
-    is_reported = any(tokens) or not any(t.steps for t in trajectories)
-    row |= {"turns": summary["turns"], "tokens": mean(tokens) if is_reported else nan}
+    tokens = mean(t.info["prompt_tokens"] + t.info["completion_tokens"] for t in trajectories)
+    row |= {"turns": summary["turns"], "tokens": tokens or nan}  # not every server reports them
     row["valid"] = 100 * summary["valid_action_ratio"]
     if "admissible_action_ratio" in summary:
         row["admissible"] = 100 * summary["admissible_action_ratio"]
-    row["errors"] = 100 * summary["error_rate"]
-    return row | ({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {})
+    return row | {"errors": 100 * (summary["error_rate"] + summary["lost_rate"])}
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
@@ -120,56 +115,35 @@ def format_rows(rows: Sequence[dict[str, float]]) -> str:
     """
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
-        values = [row.get(heading, 0.0 if heading == "lost" else nan) for row in rows]
-        digits, is_known = 0 if heading == "tokens" else 1, not any(map(isnan, values))
+        values, digits = [row.get(heading, nan) for row in rows], 0 if heading == "tokens" else 1
+        is_known = not any(map(isnan, values))
         varies = is_known and len(values) >= 3 and len(set(values)) > 1
         spread = f" ± {stdev(values):.{digits}f}" if varies else ""
         cells[heading] = f"{mean(values):.{digits}f}{spread}" if is_known else "n/a"
     widths = [max(len(heading), len(cell)) + 2 for heading, cell in cells.items()]
-    lines = ("".join(f"{text:>{w}}" for text, w in zip(part, widths)) for part in (cells, cells.values()))
-    return "\n".join(lines)
+    return "\n".join("".join(map(str.rjust, part, widths)) for part in (cells, cells.values()))
 
 
 def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, Any]:
     """Return all settings that the numbers depend on. Only an evaluation with equal settings is resumed."""
-    if options.base_url:
-        model = {"base_url": options.base_url, "model": options.model, "engine": "server"}
-    else:
-        weights = weights_hash(options.model, options.engine_options.get("revision"))
-        model = {"weights": weights, "engine": options.engine, "engine_options": options.engine_options}
-    direct = options.agent == "direct"
-    identity = {
-        **model,
-        **asdict(Sampling.of(options)),
-        "generation_kwargs": options.generation_kwargs or {},
-        "chat_template_kwargs": options.chat_template_kwargs or {},
-        "agent": options.agent,
-        "batch_size": options.batch_size,
-        "precision": _precision(options),
-        "environment": by_names(options.environment),
-        "environment_options": by_names(options.environment_options),
-        "environment_files": files_hash(_files_in(options.environment_options)),
-        "panel": by_names(panel.name),
-        "panel_options": by_names(options.panel_options),
+    settings = {one.name: getattr(options, one.name) for one in fields(options) if not one.metadata["resumable"]}
+    revision, is_served = options.engine_options.get("revision"), options.base_url is not None
+    files = [value for value in options.environment_options.values() if isinstance(value, str) and isfile(value)]
+    direct, tasks = options.agent == "direct", _hash(list(panel.rows))
+    settings |= {
+        "model": options.model if is_served else weights_hash(options.model, revision),
+        "environment_files": files_hash(files),
+        "panel": panel.name,
         "panel_data": panel.data,
-        "tasks": f"{len(panel.rows)} ({_hash(list(panel.rows))})",
+        "tasks": f"{len(panel.rows)} ({tasks})",
         "prompt": _hash(by_names(describe_prompt(panel.prompt_template))) if direct else panel.about,
         "trials": agent.trials,
-        "history": panel.history if direct else None,
+        "history": panel.history,
         "history_length": agent.history_length,
-        "max_prompt_length": options.max_prompt_length if direct else None,
-        **asdict(EpisodeLimits.of(options, max_turns=panel.max_turns)),
+        "max_turns": panel.max_turns,
         "versions": installed_versions(),
     }
-    return json.loads(to_json(masked(identity)))
-
-
-def _files_in(data: Any) -> Iterator[str]:
-    """Yield the files that are named in data."""
-    for part in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
-        yield from _files_in(part)
-    if isinstance(data, str) and isfile(data):
-        yield data
+    return json.loads(to_json(masked(by_names(settings))))
 
 
 def _hash(data: Any) -> str:
@@ -189,27 +163,25 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     check_limits(limits, environments)
     environment_factory = text_environment_factory(environments, limits, panel.history, panel.prompt_template)
     for number, row in enumerate(panel.rows, 1):
-        try:
-            check_task_columns(environment_factory, row)
-        except ValueError as error:
-            raise G2POError(f"task {number} of {panel.name}: {error}", "tasks", row) from error
-    agent, sampling = make_agent(options, panel), Sampling.of(options)
+        check_task_columns(environment_factory, row, f"task {number} of {panel.name}: ")
+    agent = make_agent(options, panel)
     settings = identity(options, panel, agent)
-    is_same = _is_same(output, settings, options.overwrite)
+    _check_output(output, settings, options.overwrite)
     pool = EnvironmentPool(environment_factory, PoolLimits.of(options))
     with pool, closing(make_chat_model(options)) as chat:  # one that cannot be loaded deletes nothing
+        folder = output / "trajectories"
         if options.overwrite:
-            shutil.rmtree(output / "trajectories", ignore_errors=True)
-        for name in ("results.json", "tokens.json") if options.overwrite or not is_same else ():
-            (output / name).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        if not folder.is_dir():
+            for name in ("results.json", "tokens.json"):
+                (output / name).unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         if options.base_url:
             chat.budget = TokenBudget(options.max_total_tokens, output / "tokens.json")
         about_set = f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{about_set}; {options.agent} agent, {options.model}, temperature {options.temperature}", flush=True)
-        player = PanelPlayer(panel, pool, chat, agent, sampling, options.batch_size, limits)
-        folder = output / "trajectories"
+        player = PanelPlayer(panel, pool, chat, agent, Sampling.of(options), options.batch_size, limits)
         played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
     results = {
         "model": options.model,
@@ -224,22 +196,14 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     return {**results, "first_error": next(errors, None)}
 
 
-def _is_same(output: Path, settings: Mapping[str, Any], overwrite: bool) -> bool:
-    """Return whether a folder has an evaluation with these settings.
-
-    Raises:
-        G2POError: for a folder with other files, or with episodes of other settings, which must not be mixed.
-    """
-    remedy = "it holds a training run; pass another --output"
-    require(not (output / "run.json").is_file(), "output", str(output), remedy)
+def _check_output(output: Path, settings: Mapping[str, Any], overwrite: bool) -> None:
+    """Refuse a folder with other files, or with episodes of other settings, which must not be mixed."""
     file, has_episodes = output / "settings.json", any(output.glob("trajectories/*.jsonl"))
-    remedy = "it holds trajectories that no evaluation wrote; pass another --output"
-    require(file.is_file() or not has_episodes, "output", str(output), remedy)
-    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    is_own = not (output / "run.json").is_file() and (file.is_file() or not has_episodes)
+    require(is_own, "output", str(output), "it holds what no evaluation wrote; pass another --output")
+    before = json.loads(file.read_text(encoding="utf-8")) if has_episodes and not overwrite else settings
     both = {name: (before.get(name), settings.get(name)) for name in {**before, **settings}}
-    changed = {name: values for name, values in both.items() if values[0] != values[1]}
-    if changed and has_episodes and not overwrite:
+    if changed := {name: values for name, values in both.items() if values[0] != values[1]}:
         told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
         remedy = "pass another --output, or --overwrite to delete it"
         raise G2POError(f"{output} holds another evaluation ({told}): {remedy}", "output", changed)
-    return not changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ AGENTS = ("direct", "react", "reflexion")
 ENVIRONMENTS = tuple(bundled_environments())
 HISTORIES = ("window", "conversation")
 OFFLINE = tuple(name for name, row in ENGINES.items() if row.offline)
+_model, _tasks, _agent = (partial(option, group=group) for group in ("model", "tasks", "agent"))
+_evaluation = partial(option, group="evaluation", resumable=True)
 
 
 @dataclass(kw_only=True)
@@ -34,42 +37,40 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         G2POError: for a value out of range, or options that exclude each other.
     """
 
-    model: str = option("Folder, Hub id, or name of a served model.", metavar="NAME", group="model")
-    run: Path | None = option("Run whose settings are the defaults; default: the model's.", None, group="model")
-    engine: str = option("Engine of a model in this process.", "transformers", choices=OFFLINE, group="model")
-    engine_options: dict[str, Any] = option("Passed to the model's constructor.", {}, group="model")
-    precision: dict[str, Any] = option("dtype and autocast of a model in this process.", {}, group="model")
-    base_url: str | None = option("URL of a server with OpenAI's protocol, up to /v1.", None, group="model")
-    key_variable: str = option("Environment variable with the server's key.", "OPENAI_API_KEY", group="model")
-    parallel: int = option("Concurrent requests to a server.", 16, within="[1, inf)", group="model")
-    environment: str | None = option(f"{', '.join(ENVIRONMENTS)}, or FILE.py:Class.", None, group="tasks")
-    environment_options: dict[str, Any] = option("Arguments of FILE.py:Class.", {}, group="tasks")
-    panel: str | None = option("Evaluation set of the environment or of the run.", None, group="tasks")
-    panel_options: dict[str, Any] = option("Passed to the environment's load_panel.", {}, group="tasks")
-    tasks: Path | None = option("File with one task per line, as JSON.", None, metavar="FILE", group="tasks")
-    limit: int | None = option("Evaluate only the first N tasks.", None, within="[1, inf)", group="tasks")
-    agent: str = option(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct", group="agent")
-    trials: int = option("Trials per task (reflexion only).", 3, within="[1, inf)", group="agent")
-    prompt: Any = option("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", group="agent")
-    chat_template_kwargs: dict[str, Any] | None = option("Passed to the chat template.", None, group="agent")
-    history: str | None = option("What prompts show.", None, choices=HISTORIES, group="agent", plays=True)
-    max_turns: int | None = option("Turns of an episode.", None, within="[1, inf)", group="agent", plays=True)
-    history_length: int | None = option("Past steps in a prompt.", None, within="[0, inf)", group="agent", plays=True)
-    max_prompt_length: int | None = option(
-        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", group="agent", plays=True
+    model: str = _model("Folder, Hub id, or name of a served model.", metavar="NAME")
+    run: Path | None = _model("Run whose settings are the defaults; default: the model's.", None, resumable=True)
+    engine: str = _model("Engine of a model in this process.", "transformers", choices=OFFLINE)
+    engine_options: dict[str, Any] = _model("Passed to the model's constructor.", {})
+    precision: dict[str, Any] = _model("dtype and autocast of a model in this process.", {})
+    base_url: str | None = _model("URL of a server with OpenAI's protocol, up to /v1.", None)
+    key_variable: str = _model("Environment variable with the server's key.", "OPENAI_API_KEY", resumable=True)
+    parallel: int = _model("Concurrent requests to a server.", 16, within="[1, inf)", resumable=True)
+    environment: str | None = _tasks(f"{', '.join(ENVIRONMENTS)}, or FILE.py:Class.", None)
+    environment_options: dict[str, Any] = _tasks("Arguments of FILE.py:Class.", {})
+    panel: str | None = _tasks("Evaluation set of the environment or of the run.", None)
+    panel_options: dict[str, Any] = _tasks("Passed to the environment's load_panel.", {})
+    tasks: Path | None = _tasks("File with one task per line, as JSON.", None, metavar="FILE")
+    limit: int | None = _tasks("Evaluate only the first N tasks.", None, within="[1, inf)", resumable=True)
+    agent: str = _agent(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct")
+    trials: int = _agent("Trials per task (reflexion only).", 3, within="[1, inf)")
+    prompt: Any = _agent("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME")
+    chat_template_kwargs: dict[str, Any] | None = _agent("Passed to the chat template.", None)
+    history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True)
+    max_turns: int | None = _agent("Turns of an episode.", None, within="[1, inf)", plays=True)
+    history_length: int | None = _agent("Past steps in a prompt.", None, within="[0, inf)", plays=True)
+    max_prompt_length: int | None = _agent(
+        "Tokens of a prompt; longer ones lose history.", None, within="[1, inf)", plays=True
     )
     temperature: float = option("Sampling temperature; 0 is greedy.", 0.4, within="[0, inf)")
     generation_kwargs: dict[str, Any] | None = option("More sampling options of the engine.", None, group="sampling")
-    seeds: int = option("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)", group="evaluation")
-    output: Path | None = option("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None, group="evaluation")
-    overwrite: bool = option("Delete the earlier evaluation in the output folder.", False, group="evaluation")
-    batch_size: int = option("Concurrent episodes.", 32, within="[1, inf)", group="evaluation")
-    max_total_tokens: int | None = option(
-        "Stop before the next turn once a server has used this many.", None, within="[1, inf)", group="evaluation"
+    seeds: int = _evaluation("Number of seeds; seeds 0 … N-1 are played.", 1, within="[1, inf)")
+    output: Path | None = _evaluation("Default: evaluations/ENVIRONMENT-AGENT-MODEL.", None)
+    overwrite: bool = _evaluation("Delete the earlier evaluation in the output folder.", False)
+    batch_size: int = _evaluation("Concurrent episodes.", 32, within="[1, inf)", resumable=False)
+    max_total_tokens: int | None = _evaluation(
+        "Stop before the next turn once a server has used this many.", None, within="[1, inf)"
     )
-    max_error_rate: float = option(
-        "Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]", group="evaluation"
-    )
+    max_error_rate: float = _evaluation("Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]")
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,6 +85,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
             value = masked(getattr(self, field.name))
             remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
             require(HIDDEN not in to_json(getattr(self, field.name)), field.name, value, remedy)
+        if "dtype" in self.engine_options or self.base_url or self.engine != "transformers":
+            self.precision = {}
         self._choose_environment()
         is_bundled = self.environment in ENVIRONMENTS
         instead = f"{self.environment} takes panel and panel_options instead"

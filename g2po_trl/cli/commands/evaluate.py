@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for reason, number in reasons.items():
             print(f"seed {seed}: {number} of {tasks} episodes failed: {printable(reason)}")
     print(f"Trajectories and results are in {options.output}\nNext: g2po view {quote(str(options.output))}")
-    share = max(row["errors"] + row.get("lost", 0.0) for row in results["seeds"]) / 100
+    share = max(row["errors"] for row in results["seeds"]) / 100
     if share > options.max_error_rate:
         raise SystemExit(
             f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
