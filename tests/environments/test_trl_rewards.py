@@ -17,7 +17,6 @@ from g2po_trl.environments.setup import default_prompt_template, text_environmen
 from g2po_trl.environments.tools.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
-    named_functions,
     with_rewards,
 )
 from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment
@@ -168,6 +167,7 @@ def logs(completions, log_metric, **kwargs):
         ((Safe, None, [1.0], None), "reward_weights"),
         ((Dial, calls, None, None), "reward_funcs"),  # there is no such column
         ((Dial, logs, None, None), "reward_funcs"),
+        ((Dial, [opened, opened], None, None), "reward_funcs"),  # one name
     ],
 )
 def test_what_is_not_supported_is_refused_at_once(arguments, field):
@@ -191,13 +191,6 @@ def test_a_run_describes_reward_functions():
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
     assert default_prompt_template(again) is default_prompt_template(Safe)
-
-
-def test_no_function_takes_the_name_of_another():
-    functions = [lambda: None, lambda: None, lambda: None]
-    for function, name in zip(functions, ("right", "right_3", "right")):
-        function.__name__ = name
-    assert named_functions(functions) == dict(zip(("right", "right_3", "right_2"), functions))
 
 
 @pytest.mark.parametrize("code", ["12", "21"])

@@ -26,15 +26,8 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL
 class TRLEnvironment:
     """Tool methods of an environment, functions as tools, and reward functions, combined as in `GRPOTrainer`.
 
-    Args:
-        environment_factory: constructs the environment. `None`: there are only `tools`.
-        reward_funcs: functions `(prompts, completions, environments, **columns)`, which return a list with a number
-            or `None`. Their weighted sum is added to `get_reward()`.
-        reward_weights: one per function. `None`: 1 each.
-        tools: stateless functions.
-
-    Raises:
-        G2POError: if there is no source of rewards, or no tool.
+    Reward functions `(prompts, completions, environments, **columns)` return a list with a number or `None`. Their
+    sum, weighted by `reward_weights`, is added to `get_reward()`. Raises `G2POError` if there is neither, or no tool.
     """
 
     def __init__(
@@ -59,12 +52,8 @@ class TRLEnvironment:
 
     def reset(self, **row: Any) -> Any:
         """Return what the environment's `reset` returns; `None` without one."""
-        self.take_columns(row)
+        self.columns = row
         return None if self.environment is None else self.environment.reset(**row)
-
-    def take_columns(self, row: Mapping[str, Any]) -> None:
-        """Set the columns that reward functions get; with several environments those of all, as in TRL."""
-        self._columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
 
     def reward(
         self, prompt: list[Message], completion: list[Message], wait: Callable[[Any], Any]
@@ -72,24 +61,24 @@ class TRLEnvironment:
         """Return an episode's reward and, if it has several parts, each part by its name.
 
         Functions are called outside of a running event loop, as by TRL; `wait` returns the result of an awaitable.
-
-        Raises:
-            G2POError: if a function does not return a list with a number or `None`, `get_reward` not a number, or all
-                functions return `None`.
         """
-        given = {} if self.environment is None else {"environments": [self.environment]}
+        given = {name: [value] for name, value in self.columns.items() if name not in _NOT_COLUMNS}
+        given |= {} if self.environment is None else {"environments": [self.environment]}
         total, parts = 0.0, {}
         for (name, function), weight in zip(self.reward_funcs.items(), self.reward_weights):
-            returned = function(prompts=[prompt], completions=[completion], **self._columns, **given)
-            part = _only_reward(name, wait(returned))
-            if part is not None:
-                total, parts[name] = total + weight * part, part
+            returned = wait(function(prompts=[prompt], completions=[completion], **given))
+            rewards = [*returned] if isinstance(returned, Iterable) else []
+            fits = len(rewards) == 1 and (rewards[0] is None or is_number(rewards[0]))
+            require(fits, name, returned, "return a list with one number, or None, for one completion")
+            if rewards[0] is not None and not math.isnan(rewards[0]):
+                parts[name] = float(rewards[0])
+                total += weight * parts[name]
         if self.has_get_reward:
             name, returned = type(self.environment).__name__, wait(self.environment.get_reward())
             require(is_number(returned), f"get_reward of {name}", returned, "return a number")
-            total, parts[name] = total + float(returned), float(returned)
-        if not parts:
-            raise G2POError(f"{', '.join(self.reward_funcs)} returned None: one must return a number", "reward_funcs")
+            parts[name] = float(returned)
+            total += parts[name]
+        require(bool(parts), "reward_funcs", [*self.reward_funcs], "all returned None: one must return a number")
         return total, parts if len(self.reward_funcs) + self.has_get_reward > 1 else {}
 
     def close(self) -> Any:
@@ -129,8 +118,11 @@ def with_rewards(
     fits = all(callable(function) and not hasattr(function, "forward") for function in functions)
     remedy = "they are called in environment workers; in place of a reward model, pass a function that asks a server"
     require(fits, "reward_funcs", functions, remedy)
+    is_named = len(named_functions(functions)) == len(functions)
+    require(is_named, "reward_funcs", functions, "give each a __name__ of its own")
     keywords = {"reward_funcs": functions, "reward_weights": reward_weights, "tools": tools}
-    return functools.partial(TRLEnvironment, environment_factory, **{k: v for k, v in keywords.items() if v})
+    given = {name: value for name, value in keywords.items() if value}
+    return functools.partial(TRLEnvironment, environment_factory=environment_factory, **given)
 
 
 def bound_environment(environment_factory: Callable) -> tuple[Callable | None, Sequence[Callable]]:
@@ -138,9 +130,8 @@ def bound_environment(environment_factory: Callable) -> tuple[Callable | None, S
     made = unwrap_factory(environment_factory)
     if made is not TRLEnvironment:
         return made, ()
-    arguments = _arguments(environment_factory)
-    inner = arguments["environment_factory"]
-    return None if inner is None else unwrap_factory(inner), arguments.get("tools", ())
+    inner, tools = environment_factory.keywords["environment_factory"], environment_factory.keywords.get("tools", ())
+    return inner and unwrap_factory(inner), tools
 
 
 def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any]) -> None:
@@ -148,10 +139,10 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
     environment_factory, _ = player_of(environment_factory, task)
     if unwrap_factory(environment_factory) is not TRLEnvironment:
         return
-    arguments = _arguments(environment_factory)
+    keywords = environment_factory.keywords
     known = {"prompts", "completions", *(name for name in task if name not in _NOT_COLUMNS)}
-    known |= set() if arguments["environment_factory"] is None else {"environments"}
-    for name, function in named_functions(arguments.get("reward_funcs", ())).items():
+    known |= set() if keywords["environment_factory"] is None else {"environments"}
+    for name, function in named_functions(keywords.get("reward_funcs", ())).items():
         try:
             inspect.signature(function).bind(**dict.fromkeys(known))
         except TypeError as error:
@@ -161,16 +152,8 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
 
 
 def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
-    """Return functions by name; a number is added to equal names."""
-    named = [(getattr(function, "__name__", type(function).__name__), function) for function in functions]
-    names = [name for name, _ in named]
-    before = [names[:index].count(name) for index, name in enumerate(names)]
-    return {f"{name}_{number + 1}" if number else name: one for number, (name, one) in zip(before, named)}
-
-
-def _arguments(environment_factory: functools.partial) -> dict[str, Any]:
-    """Return the arguments of `TRLEnvironment` that `with_rewards` bound."""
-    return inspect.signature(TRLEnvironment).bind(*environment_factory.args, **environment_factory.keywords).arguments
+    """Return functions by name."""
+    return {getattr(function, "__name__", type(function).__name__): function for function in functions}
 
 
 def _as_list(given: Any) -> list:
@@ -184,15 +167,3 @@ def is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return not isinstance(value, str)
-
-
-def _only_reward(name: str, returned: Any) -> float | None:
-    """Return the only element of what a reward function returned, a number or `None`."""
-    try:
-        (reward,) = returned
-        number = math.nan if reward is None else float(reward)
-    except (TypeError, ValueError):
-        raise G2POError(
-            f"{name} returned {returned!r} for one completion: return a list with one number, or None", name, returned
-        ) from None
-    return None if math.isnan(number) else number

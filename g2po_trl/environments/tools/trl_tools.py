@@ -7,10 +7,9 @@
         def get_reward(self) -> float: ...
 
 Classes for `GRPOTrainer(environment_factory=Safe)` train unchanged: a completion with tool calls is a step, the
-results of the tools are the next observation, and the first completion without a call ends the episode, whose reward
-is `get_reward()`. The last turn also ends it: an episode out of turns gets `get_reward()`, as in TRL. Episodes are
-conversations (`ChatToolEnvironment`) or, with a wording of their own, prompts with the last steps (`ToolEnvironment`).
-`trl_rewards` adds TRL's `reward_funcs` and `tools`.
+results of the tools are the next observation, and the first completion without a call, or the last turn, ends the
+episode, whose reward is `get_reward()`. Episodes are conversations (`ChatToolEnvironment`) or, with a wording of their
+own, prompts with the last steps (`ToolEnvironment`). `trl_rewards` adds TRL's `reward_funcs` and `tools`.
 
 `reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
 exception of a tool as its result, except those of the environment (`causes`), as `BrokenEnvironmentError`, which end
@@ -40,7 +39,7 @@ from ...prompts.conversation import (
 from ...prompts.state_keys import request_key
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError
-from ...utils.images import PLACE, Picture
+from ...utils.images import PLACE
 from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
@@ -52,9 +51,8 @@ from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Return whether it is a tool-based class: `reset` and no `step`. Plain functions never count; wrap them."""
     made = unwrap_factory(environment_factory)
-    if made is TRLEnvironment:
-        return True
-    return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
+    is_class = inspect.isclass(made) and callable(getattr(made, "reset", None))
+    return made is TRLEnvironment or (is_class and not hasattr(made, "step"))
 
 
 def tool_environment_factory(environment_factory: Callable, max_turns: int, in_window: bool) -> Callable:
@@ -104,23 +102,27 @@ class ToolEnvironment(TextEnvironment):
         first = self._start(row)
         prompt = [message["content"] for message in self._prompt]
         task = [HOW_TO_CALL.format(tools=self.tool_schemas), "\n\n".join(prompt)]
-        return first.observation(task="\n\n".join(filter(None, task)))
+        return _observation([first], task="\n\n".join(filter(None, task)))
 
     def reset_row(self, row: Mapping[str, Any]) -> Observation:
         """Start a task of a run with several environments: reward functions get the columns of all, as in TRL."""
         first = self.reset(**row_of(self.inner, row))
-        self.rewarded.take_columns(row)
+        self.rewarded.columns = row
         return first
 
     def step(self, action: str) -> StepResult:
         """Run the calls of a completion, or end the episode."""
-        self._turns += 1
-        has_calls = OPEN_CALL in action
-        self._completion.append({"role": "assistant", "content": action})
-        results = self._call_all(action) if has_calls else Shown()
-        if has_calls and self._turns < self.max_turns:
-            return StepResult(results.observation() if results.images else results)
-        return self._end(results, has_calls)
+        message, has_calls = {"role": "assistant", "content": action}, OPEN_CALL in action
+        calls, unread = [], []
+        if has_calls:
+            try:
+                calls = [{"name": name, "arguments": arguments} for name, arguments in read_calls(action)]
+                message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+            except ValueError as error:
+                unread = [_result("", _error(f"the call cannot be read: {error}"))]
+        seen = _observation(self._run(message, calls) + unread)
+        is_over = not has_calls or self._turns >= self.max_turns
+        return self._end(seen, has_calls) if is_over else StepResult(seen)
 
     def close(self) -> None:
         """Close the environment, then its event loop."""
@@ -129,15 +131,22 @@ class ToolEnvironment(TextEnvironment):
         finally:
             self._loop.close()
 
-    def _start(self, row: dict[str, Any]) -> Shown:
-        """Start a task: the row's `prompt` becomes messages. Return what `reset` returned."""
+    def _start(self, row: dict[str, Any]) -> Message:
+        """Start a task: the row's `prompt` becomes messages. Return what `reset` returned, as a message."""
         self._turns, self._completion = 0, []
         prompt = row.get("prompt") or [{"role": "user", "content": ""}]
         self._prompt = normalize_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         first = self._await(self.rewarded.reset(**row))
-        return Shown() if first is None else Shown.of(first, "reset")
+        return {"role": "user", **_content("" if first is None else first, "reset")}
 
-    def _end(self, text: str, has_calls: bool) -> StepResult:
+    def _run(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Record a completion and return the results of its calls, in this order."""
+        self._turns += 1
+        results = [self._call(call["name"], call["arguments"]) for call in calls]
+        self._completion += [message, *results]
+        return results
+
+    def _end(self, seen: Observation | str, has_calls: bool) -> StepResult:
         """Return the end of an episode, with its reward."""
         try:
             reward, parts = self.rewarded.reward(self._prompt, self._completion, self._await)
@@ -145,47 +154,26 @@ class ToolEnvironment(TextEnvironment):
             if not has_gone(error):
                 raise
             info = {"success": False, "failure_reason": f"environment broken: get_reward raised {in_words(error)}"}
-            return StepResult(text, terminated=True, info={**info, "out_of_turns": has_calls})
+            return StepResult(seen, terminated=True, info={**info, "out_of_turns": has_calls})
         info = {f"score_{name}": part for name, part in parts.items()}
         success = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
         success = reward > 0 if success is None or callable(success) else bool(success)
-        return StepResult(text, reward, True, info={"success": success, "out_of_turns": has_calls, **info})
+        return StepResult(seen, reward, True, info={"success": success, "out_of_turns": has_calls, **info})
 
     def _await(self, value: Any) -> Any:
         return self._loop.run(awaited(value)) if inspect.isawaitable(value) else value
 
-    def _call_all(self, action: str) -> Shown:
-        try:
-            calls = read_calls(action)
-        except ValueError as error:
-            return Shown(self._error(G2POError(f"the call cannot be read: {error}")))
-        results = []
-        self._completion[-1]["tool_calls"] = made = []
-        for name, arguments in calls:
-            made.append({"type": "function", "function": {"name": name, "arguments": arguments}})
-            results.append(self._call(name, arguments))
-        self._completion += [
-            {"role": "tool", "name": name, "content": result} for (name, _), result in zip(calls, results)
-        ]
-        return Shown.joined(results)
-
-    def _call(self, name: str, arguments: Any) -> Shown:
-        """Return a tool's result, or its exception as text, as in TRL; errors of the environment propagate."""
+    def _call(self, name: str, arguments: dict[str, Any]) -> Message:
+        """Return a tool's result, or its exception, in TRL's words; errors of the environment propagate."""
         try:
             if name not in self.tools:
-                raise G2POError(self._unknown(name))
+                raise G2POError(f"Tool {name} not found.")
             given = copy.deepcopy(arguments)  # a tool may change them, and the history has what the model wrote
-            return Shown.of(self._await(self.tools[name](**given)), name)
+            return _result(name, _content(self._await(self.tools[name](**given)), name))
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
-            return Shown(self._error(error))
-
-    def _unknown(self, name: str) -> str:
-        return f"there is no function {name!r}; there are {', '.join(self.tools)}"
-
-    def _error(self, error: BaseException) -> str:
-        return json.dumps({"error": message_of(error) or type(error).__name__}, ensure_ascii=False)
+            return _result(name, _error(message_of(error)))
 
 
 class ChatToolEnvironment(ToolEnvironment):
@@ -197,8 +185,8 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def reset(self, **row) -> Observation:
         first = self._start(row)
-        self._prompt[-1] |= joined_content([self._prompt[-1], first.message("user")], "")
-        return self._observation(self._prompt)
+        self._prompt[-1] |= joined_content([self._prompt[-1], first], "")
+        return self._request(self._prompt)
 
     def step(self, action: str) -> StepResult:
         """Call the tools of a response, or end the episode if there are none or it is out of turns.
@@ -206,80 +194,50 @@ class ChatToolEnvironment(ToolEnvironment):
         Args:
             action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
         """
-        self._turns += 1
         response = ChatResponse.read(action)
-        self._completion.append(response.message())
-        if not response.tool_calls or self._turns >= self.max_turns:
+        if not response.tool_calls or self._turns + 1 >= self.max_turns:
+            self._run(response.message(), [])
             return self._end("", bool(response.tool_calls))
-        results = self._results([call["function"] for call in response.tool_calls])
-        self._completion += results
-        return StepResult(self._observation(results))
+        calls = [call["function"] for call in response.tool_calls]
+        calls.sort(key=lambda call: inspect.iscoroutinefunction(self.tools.get(call["name"])))  # as TRL
+        return StepResult(self._request(self._run(response.message(), calls)))
 
-    def _observation(self, new: Sequence[Message]) -> Observation:
+    def _request(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
         messages = [*self._prompt, *self._completion]
         request = ChatRequest(messages, tools, shorten=True, task=len(self._prompt), needs_answer=True)
         return Observation(as_text(new), state_key=request_key(messages, tools), request=request)
 
-    def _results(self, functions: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Return the results as tool messages, in TRL's order: of plain methods, then of `async` ones."""
-        order = sorted(functions, key=lambda function: inspect.iscoroutinefunction(self.tools.get(function["name"])))
-        return [
-            self._call(function["name"], function["arguments"]).message("tool", name=function["name"])
-            for function in order
-        ]
 
-    def _unknown(self, name: str) -> str:
-        return f"Tool {name} not found."  # TRL's words, as in `_error`
-
-    def _error(self, error: BaseException) -> str:
-        return str({"error": message_of(error)})
+def _result(name: str, content: Mapping[str, Any]) -> Message:
+    return {"role": "tool", "name": name, **content}
 
 
-class Shown(str):
-    """A text with a `PLACE` for each of its `images`, as a tool returned it."""
+def _error(text: str) -> dict[str, Any]:
+    return {"content": str({"error": text})}
 
-    images: Sequence[Picture] = ()
 
-    @classmethod
-    def of(cls, content: Any, name: str) -> Shown:
-        """Return a tool's result: the texts and images of content blocks, as in TRL, or `str(content)`.
-
-        Raises:
-            EnvironmentContractError: for a block of another type, or an image that cannot be read. `name`, of the
-                method, is in the message.
-        """
-        if not (isinstance(content, list) and content and all(map(_is_block, content))):
-            return cls(content)
-        try:
-            text, images = read_parts(content, name, opens_files=True)
-        except G2POError as error:
-            raise EnvironmentContractError(str(error), name, content) from error
-        shown = cls(text)
-        shown.images = images
-        return shown
-
-    @classmethod
-    def joined(cls, parts: Sequence[Shown]) -> Shown:
-        """Return one text with its parts on separate lines, and their images."""
-        shown = cls("\n".join(parts))
-        shown.images = [image for part in parts for image in part.images]
-        return shown
-
-    def observation(self, **fields: Any) -> Observation:
-        """Return an observation with this text; its images come first."""
-        if not self.images:
-            return Observation(str(self), **fields)
-        return Observation(self.replace(PLACE, "").strip("\n"), images=self.images, **fields)
-
-    def message(self, role: str, **fields: Any) -> Message:
-        """Return a message with this text."""
-        return {"role": role, **fields, "content": str(self), **({"images": self.images} if self.images else {})}
+def _content(returned: Any, name: str) -> dict[str, Any]:
+    """Return what a method returned as a message's content: the texts and images of blocks, as in TRL, or its text."""
+    if not (isinstance(returned, list) and returned and all(map(_is_block, returned))):
+        return {"content": str(returned)}
+    try:
+        text, images = read_parts(returned, name, opens_files=True)
+    except G2POError as error:
+        raise EnvironmentContractError(str(error), name, returned) from error
+    return {"content": text, **({"images": images} if images else {})}
 
 
 def _is_block(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     return "text" in part if kind == "text" else kind in ("image", "image_url", "audio", "video")
+
+
+def _observation(messages: Sequence[Message], **fields: Any) -> Observation:
+    """Return messages as an observation, its images before the text."""
+    shown = joined_content(messages, "\n")
+    text = shown["content"].replace(PLACE, "").strip("\n") if "images" in shown else shown["content"]
+    return Observation(text, images=shown.get("images", ()), **fields)
 
 
 def describe_tools(tools: Mapping[str, Callable]) -> str:
