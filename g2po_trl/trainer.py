@@ -432,7 +432,7 @@ class G2POTrainer(GRPOTrainer):
         overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
         of_estimator = advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
         summary = self._log_rollout(rollout, graph, {**clock.seconds, **of_estimator, **update_metrics})
-        self.tally.add(groups_of(records, self.args.num_generations), summary, replaced)
+        self.tally.add(groups_of(records, self.args.num_generations), summary)
         return mini_batches
 
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:

@@ -65,5 +65,5 @@ def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Tr
     for iteration in iterations:
         everyone = [t for group in iteration.groups for t in group]
         tally.add([[record(t) for t in group] for group in iteration.groups], Summary.of(everyone))
-    tally.add([], Summary.of(replaced), [record(t) for t in replaced])
+    tally.add([], Summary.of(replaced))
     return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))

@@ -73,8 +73,8 @@ class Summary:
     """Sums over episodes, from which all means are computed. Sums of ranks or parts merge to those of the whole.
 
     `totals` and `numbers`: what is summed -> the sum, and the number of summands. What is summed is the name of a
-    metric, also with an environment, ("task", id), ("type", task type), ("reason", kind of failure), or "cut":
-    completions that reached their limit.
+    metric, also with an environment, ("task", id), ("type", task type), ("reason", kind of failure), "rewarded":
+    episodes with success or a positive reward, or "cut": completions that reached their limit.
     """
 
     totals: Counter[Any] = field(default_factory=Counter)
@@ -110,6 +110,7 @@ class Summary:
             self._sum(("type", name), [trajectory.success])
         self._sum(("task", trajectory.task_id), [trajectory.success])
         steps = trajectory.steps
+        self._sum("rewarded", [trajectory.success or trajectory.reward > 0])
         self._sum("cut", [step.completion_truncated and len(step.completion_ids) >= _LONG for step in steps])
         if reason := trajectory.failure_reason:
             self._sum(("reason", reason.partition(":")[0].strip()), [1])

@@ -50,13 +50,9 @@ def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
 class RunFolder:
     """The files of a run except its model and checkpoints.
 
-    Args:
-        path: `output_dir`.
-        save_trajectories: keep every trajectory.
-        rank, num_ranks: each rank writes its own training trajectories, and the main process all other files.
-
-    `evaluations`: the evaluations of this run so far, as in evaluations.jsonl. `settings`: entries that a recipe adds
-    to run.json. `run_id`: identifies the run in run.json and in its checkpoints.
+    Each rank writes its own training trajectories, and the main process all other files. `evaluations`: those of this
+    run so far, as in evaluations.jsonl. `settings`: entries that a recipe adds to run.json. `run_id`: identifies the
+    run in run.json and in its checkpoints.
     """
 
     def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
@@ -86,16 +82,9 @@ class RunFolder:
         description: Mapping[str, Any],
         resumable: Collection[str] = (),
     ) -> str | None:
-        """Take the folder for this run and lock it, on the main process. `release` releases the lock.
+        """Lock the folder for this run, on the main process, until `release`; return the checkpoint to resume from.
 
-        Args:
-            resume_from_checkpoint: see `find_checkpoint`.
-            overwrite: delete the run in the folder.
-            description: the run, see `describe_run`.
-            resumable: fields that may change when a run is resumed, see `identity_of`.
-
-        Returns:
-            The checkpoint to resume from, or `None` to start from scratch.
+        `description` is this run's, see `describe_run`; `resumable` fields of it may change when a run is resumed.
 
         Raises:
             G2POError: if another process writes here, the folder holds something else, or the checkpoint belongs to

@@ -22,7 +22,7 @@ FILE = "run.json"
 LOCK = ".lock"
 STAGING = "unfinished-checkpoint"
 SUPERSEDED = "superseded-"
-# Of file systems without locks, such as NFS without its lock service. filelock has another way for ENOSYS.
+# Of file systems without locks, such as NFS without its lock service.
 _UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
 
@@ -30,10 +30,8 @@ _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json":
 def lock_folder(folder: str | Path, option: str) -> FileLock:
     """Return the acquired lock of a folder, which the system releases if the process is killed.
 
-    If the file system does not support locks, it warns and returns a lock that is not held.
-
-    Raises:
-        G2POError: if another process holds it, or the folder cannot be written.
+    If the file system has no locks, it warns and returns a lock that is not held. Raises `G2POError` if another
+    process holds the lock, or the folder cannot be written.
     """
     lock = FileLock(Path(folder, LOCK))
     try:
@@ -43,8 +41,7 @@ def lock_folder(folder: str | Path, option: str) -> FileLock:
         require(False, option, str(folder), "another process is writing there: wait for it, end it, or choose another")
     except OSError as error:
         require(error.errno in _UNLOCKABLE, option, str(folder), f"it cannot be written ({error}): choose another")
-        remedy = "make sure that no other process writes there"
-        warnings.warn(f"{option} is {str(folder)!r}, which cannot be locked ({error}): {remedy}", stacklevel=2)
+        warnings.warn(f"{option} is {str(folder)!r}, which cannot be locked ({error}): use it once", stacklevel=2)
     return lock
 
 
@@ -73,15 +70,14 @@ def step_of(checkpoint: Path) -> int:
 
 def weights_in(folder: str | Path) -> list[Path]:
     """Return the model in a folder: files with weights, and subfolders with an adapter."""
-    patterns = ("model*.safetensors", "adapter_model*.safetensors")
-    return [*(path for pattern in patterns for path in Path(folder).glob(pattern)), *adapters_below(folder)]
+    names = re.compile(r"(adapter_)?model.*\.safetensors")
+    return [*(path for path in Path(folder).glob("*") if names.fullmatch(path.name)), *adapters_below(folder)]
 
 
 def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
     """Return the run.json in a folder, or another such file, as it is written; empty if there is none.
 
-    Raises:
-        G2POError: for a file without a description of a run.
+    Raises `G2POError` for a file without a description of a run.
     """
     path = Path(folder, name)
     try:
@@ -96,7 +92,7 @@ def kept_in(folder: str | Path) -> list[Path]:
     """Return the results in a folder that must not be lost: those of a run, an evaluation or `g2po teach`."""
     folder = Path(folder)
     found = [path for name in ("evaluations.jsonl", *_OTHERS) if (path := folder / name).is_file()]
-    found += [path for path in [folder / FILE] if path.is_file() and "run_id" not in read_description(folder)]
+    found += [folder / FILE] if (folder / FILE).is_file() and "run_id" not in read_description(folder) else []
     found += [*reversed(checkpoints_in(folder)), *weights_in(folder)]
     return found + [folder / "trajectories"] * any(folder.glob("trajectories/*.jsonl"))
 
@@ -108,14 +104,10 @@ def named(kept: list[Path]) -> str:
 
 
 def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, overwrite: bool) -> None:
-    """Refuse, before a model is loaded, a new run in an occupied folder, and a run both resumed and overwritten.
-
-    Raises:
-        G2POError: the message names the content of the folder, and the flags to pass.
-    """
+    """Refuse, before a model is loaded, a new run in an occupied folder, and a run both resumed and overwritten."""
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
-    remedy = f"resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run, the other continues it"
-    require(not (resumes and overwrite), "overwrite", overwrite, f"{remedy}; choose one")
+    remedy = "it deletes the run that resume_from_checkpoint continues; choose one of them"
+    require(not (resumes and overwrite), "overwrite", overwrite, remedy)
     kept = kept_in(folder)
     others = " and ".join(what for name, what in _OTHERS.items() if Path(folder, name) in kept)
     require(resumes or not others, "output_dir", str(folder), f"it holds {others}; pass another --output-dir")
@@ -129,18 +121,15 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
 def note_written(folder: str | Path, *names: str) -> None:
     """Add names to `written` in a folder's run.json before the files are written; `overwrite` deletes them."""
     run = read_description(folder)
-    written = run.get("written", [])
-    if run and not set(names) <= set(written):
-        gone = {name for name in written if "checkpoint-" in name and not Path(folder, name).exists()}
-        run["written"] = [*(name for name in written if name not in gone), *sorted(set(names) - set(written))]
+    if run and (new := {*names} - {*run.get("written", [])}):
+        run["written"] = [*run.get("written", []), *sorted(new)]
         write_json(Path(folder, FILE), run, indent=2)
 
 
 def delete_run(folder: str | Path) -> None:
     """Delete the files that run.json lists, and run.json last, so that after a kill the folder is still the run's.
 
-    Raises:
-        G2POError: if the folder has other results that must not be lost. Nothing is deleted then.
+    Raises `G2POError`, and deletes nothing, if the folder has other results that must not be lost.
     """
     folder = Path(folder)
     written = read_description(folder).get("written", [])

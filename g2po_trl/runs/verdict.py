@@ -43,16 +43,23 @@ class Tally:
     later_steps: int = 0  # after the first of an episode
     shared_steps: int = 0  # of these, in a state that was visited more than once in its group
 
-    def add(
-        self,
-        groups: Iterable[Sequence[TrajectoryRecord]],
-        summary: Summary,
-        replaced: Iterable[TrajectoryRecord] = (),
-    ) -> None:
-        """Count a rollout: groups that are trained on, sums of all episodes, and records of `replaced` groups."""
-        self._add_episodes(replaced)
+    def add(self, groups: Iterable[Sequence[TrajectoryRecord]], summary: Summary) -> None:
+        """Count a rollout: the groups that are trained on, and the sums of all episodes that were played."""
+        totals, numbers = summary.totals, summary.numbers
+        self.episodes += summary.episodes
+        self.errors += totals["error_rate"] + totals["lost_rate"]
+        self.successes += totals["success_rate"]
+        self.overflows += numbers["reason", OVERFLOW]
+        self.ended += numbers["success_rate"] - totals["truncated_rate"] - totals["failure_reason_rate"]
+        self.rewarded += totals["rewarded"]
+        self.completions += numbers["valid_action_ratio"]
+        self.valid += totals["valid_action_ratio"]
+        self.cut += totals["cut"]
+        self.listed += numbers["admissible_action_ratio"]
+        self.admissible += totals["admissible_action_ratio"]
+        self.offered += numbers["tool_call_ratio"]
+        self.called += totals["tool_call_ratio"]
         for group in groups:
-            self._add_episodes(group)
             counted = [episode for episode in group if episode.counted]
             self.groups += bool(counted)
             self.unequal_groups += len({episode.reward for episode in counted}) > 1
@@ -62,24 +69,6 @@ class Tally:
             self.single_states += bool(later) and len(visits) == 1
             self.later_steps += len(later)
             self.shared_steps += sum(visits[key] > 1 for key in later)
-        totals, numbers = summary.totals, summary.numbers
-        self.completions += numbers["valid_action_ratio"]
-        self.valid += totals["valid_action_ratio"]
-        self.cut += totals["cut"]
-        self.listed += numbers["admissible_action_ratio"]
-        self.admissible += totals["admissible_action_ratio"]
-        self.offered += numbers["tool_call_ratio"]
-        self.called += totals["tool_call_ratio"]
-
-    def _add_episodes(self, records: Iterable[TrajectoryRecord]) -> None:
-        for episode in records:
-            self.episodes += 1
-            self.errors += not episode.counted
-            self.successes += episode.outcome == "success"
-            if episode.counted:
-                self.overflows += (episode.failure_reason or "").startswith(OVERFLOW)
-                self.ended += episode.outcome != "truncated" and not episode.failure_reason
-                self.rewarded += episode.outcome == "success" or episode.reward > 0
 
     @property
     def counted(self) -> int:

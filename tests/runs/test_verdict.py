@@ -22,9 +22,7 @@ def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **fact
 
 def tally_of(*groups, replaced=()):
     tally = Tally()
-    tally.add(
-        [[record(t) for t in group] for group in groups], Summary.of(sum(groups, [*replaced])), map(record, replaced)
-    )
+    tally.add([[record(t) for t in group] for group in groups], Summary.of(sum(groups, [*replaced])))
     return tally
 
 
@@ -132,34 +130,31 @@ def test_a_run_that_learns_says_nothing(make_trainer, capsys):
     assert "groups" not in capsys.readouterr().out
 
 
-def records(*paths, reward=0.0, outcome="failure", reason=None):
-    return [
-        record(Trajectory("t", [Step(state, "go") for state in path], reward, outcome, failure_reason=reason))
-        for path in paths
-    ]
+def paths(*states, reward=0.0, outcome="failure", reason=None):
+    return [Trajectory("t", [Step(one, "go") for one in path], reward, outcome, failure_reason=reason)
+            for path in states]  # fmt: skip
 
 
-GOOD = records("ab", "ac", reward=10.0, outcome="success")
+GOOD = paths("ab", "ac", reward=10.0, outcome="success")
 
 
 @pytest.mark.parametrize(
     ("groups", "faults"),
     [
         ([GOOD], []),
-        ([records("ab", "ac"), GOOD], []),
-        ([records("ab", "ac", outcome="truncated")], []),
-        ([records("ab", "ac")], [Cause.NO_REWARD]),
-        ([records("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
-        ([records("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
-        ([records("a", "a", reward=1.0)], []),
-        ([records("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
-        ([records("ab", "bc"), records("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
+        ([paths("ab", "ac"), GOOD], []),
+        ([paths("ab", "ac", outcome="truncated")], []),
+        ([paths("ab", "ac")], [Cause.NO_REWARD]),
+        ([paths("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
+        ([paths("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
+        ([paths("a", "a", reward=1.0)], []),
+        ([paths("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
+        ([paths("ab", "bc"), paths("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
         ([], []),
     ],
 )
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
-    tally = Tally()
-    tally.add(groups, Summary())
+    tally = tally_of(*groups)
     assert [cause for cause in FAULTS if cause.holds(tally)] == faults
 
 
