@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +12,13 @@ from ..environments.causes import in_words
 from ..environments.contract import Observation, TextEnvironment
 from ..environments.failures import where_raised
 from ..environments.tasks import check_task_columns
-from ..environments.validation import EnvironmentContractError, factory_name, validate_observation, validate_step
+from ..environments.validation import (
+    EnvironmentContractError,
+    constructed,
+    factory_name,
+    validate_observation,
+    validate_step,
+)
 from ..utils.show import different_parts, show
 from .findings import Finding, Kind, has_errors
 
@@ -20,12 +27,11 @@ IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look "
 
 def mutated_actions(admissible_actions: Sequence[str]) -> list[str]:
     """Return impossible actions and near misses of admissible ones, as a language model writes them."""
-    kinds = {action.partition(" ")[0]: action for action in reversed(admissible_actions)}
     near = []
-    for action in [*reversed(kinds.values())][:6]:
-        words = action.split(" ")[:-1]
-        near += [" ".join([*words, "xyzzy"]), f"{action} xyzzy", f" {action}\n", " ".join(words)]
-    return [*dict.fromkeys([*IMPOSSIBLE, *near])]
+    for action in admissible_actions[:8]:
+        start, space, _ = action.rpartition(" ")
+        near += [f"{start}{space}xyzzy", f"{action} xyzzy", f" {action}\n", start]
+    return [*IMPOSSIBLE, *dict.fromkeys(near)]
 
 
 def check_environment(
@@ -64,16 +70,13 @@ def contract_findings(
     """
     name = factory_name(environment_factory)
     try:
-        environment = environment_factory()
+        environment = constructed(environment_factory, name)
+    except EnvironmentContractError as error:
+        return [Kind.REFUSED.found(error=str(error), field=error.field)]
     except Exception as error:
         return [Kind.CONSTRUCTION.found(name=name, error=in_words(error)[:300], where=where_raised(error))]
-    missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
-    if missing:
-        return [Kind.METHODS.found(name=name, methods=missing)]
-    try:
+    with closing(environment):
         return _Tested(name, environment, task).play(actions, max_steps)
-    finally:
-        environment.close()
 
 
 class _Tested:

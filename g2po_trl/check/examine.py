@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..credit.state_keys import assign_keys, make_state_key
 from ..engines.sampling import Sampling, derived_seed
-from ..environments.contract import Observation
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.failures import describe_failure
 from ..environments.pool.limits import PoolLimits
-from ..environments.pool.pool import EnvironmentPool
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.setup import default_history, first_steps, played_as, text_environment_factory
 from ..environments.several import COLUMN, check_limits, check_mixture, environments_of, player_of
 from ..environments.tasks import check_task_columns
@@ -29,11 +27,6 @@ from .play import TEXTS, Answer, Played, play, random_answer, replay_difference,
 
 if TYPE_CHECKING:
     from ..evaluation.chat_models import ChatModel
-
-
-def examine(environment_factory: Callable, tasks: Sequence[dict[str, Any]], **options: Any) -> list[Finding]:
-    """Return the findings of random episodes, the worst first. For `options` see `Examination`."""
-    return Examination(environment_factory, tasks, **options).at_random()
 
 
 @dataclass
@@ -72,7 +65,7 @@ class Examination:
     def at_random(self) -> list[Finding]:
         """Return the findings of random episodes, the worst first; errors of the environment are findings, too."""
         try:
-            return self._of_each(lambda part: part._agent() if part.is_agent else part._environment())
+            return self._of_each(Examination._at_random)
         except ValueError as error:  # e.g. tools without a description, variables that are not set, unknown tasks
             return [Kind.REFUSED.found(error=str(error))]
 
@@ -113,22 +106,8 @@ class Examination:
             findings += [replace(finding, environment=name) for finding in find(part)]
         return worst_first(findings)
 
-    def _agent(self) -> list[Finding]:
-        """Return findings about an agent's calls and failures, and about states that recur."""
-        factory = text_environment_factory(self.environment_factory, self.episode_limits)
-        with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
-            played = self._play_at_random(pool, self.tasks)
-            findings = [*measure.agent_failures(played), *measure.environment_findings(played)]
-            if not played.episodes:
-                return findings
-            again = [] if played.failures else [self._replayed(second, self.tasks, played)]
-        findings += [*measure.agent_findings(played, self.turns), *self._states(played)]
-        if played.has_tools or self.texts is not TEXTS:  # of words that it does not understand nothing is expected
-            findings.append(measure.outcomes(played, self.turns, "random responses"))
-        return findings + again
-
-    def _environment(self) -> list[Finding]:
-        """Return findings about the contract, and about whether a model can learn in the environment."""
+    def _at_random(self) -> list[Finding]:
+        """Return findings about the contract, states and rewards."""
         history = default_history(self.environment_factory, None)
         factory = text_environment_factory(self.environment_factory, self.episode_limits, history)
         findings, tasks = [], []
@@ -139,23 +118,31 @@ class Examination:
             except ValueError as error:
                 findings.append(Kind.REFUSED.found(error=f"task {number}: {error}"))
         with EnvironmentPool(factory, self.one_worker) as pool, EnvironmentPool(factory, self.one_worker) as second:
-            starts, failures = first_steps(pool, tasks, tasks)
-            playable = [task for task, start in zip(tasks, starts) if isinstance(start, Observation)]
-            played = Played() if slow(failures) else self._play_at_random(second, playable)
+            starts, failures = (tasks, []) if self.is_agent else first_steps(pool, tasks, tasks)
+            playable = [task for task, start in zip(tasks, starts) if not isinstance(start, EnvironmentFailure)]
+            answer = random_answer(random.Random(0), self.texts)
+            played = play(second, [] if slow(failures) else playable, self.episodes, self.episode_limits, answer)
             failures += played.failures
-            errors = [Kind.FAILED.found(failure=describe_failure(failure)) for failure in slow(failures) or failures]
-            if slow(failures):
-                return errors[:1]
-            findings += [found for task in tasks for found in contract_findings(factory, task, max_steps=self.turns)]
-            findings += [] if has_errors(findings) else errors
+            if self.is_agent:
+                findings += measure.failures(failures)
+            elif slow(failures):  # which the test of the contract, in this process, would suffer from
+                return measure.failures(slow(failures)[:1], "it")
+            else:
+                findings += [
+                    found for task in tasks for found in contract_findings(factory, task, max_steps=self.turns)
+                ]
+                findings += [] if has_errors(findings) else measure.failures(failures, "it")
             findings += measure.environment_findings(played)
-            if has_errors(findings) or not tasks:
+            if not played.episodes or (has_errors(findings) and not self.is_agent):
                 return findings
-            findings += [self._replayed(pool, playable, played), *self._states(played)]
-        return findings + ([measure.outcomes(played, self.turns)] if played.has_tools or played.lists_actions else [])
-
-    def _play_at_random(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> Played:
-        return play(pool, tasks, self.episodes, self.episode_limits, random_answer(random.Random(0), self.texts))
+            again = [] if failures else [self._replayed(pool, playable, played)]
+        findings += measure.agent_findings(played, self.turns) if self.is_agent else []
+        findings += self._states(played)
+        # Of words that an agent does not understand nothing is expected.
+        if played.has_tools or (self.texts is not TEXTS if self.is_agent else played.lists_actions):
+            who = "random responses" if self.is_agent else "random actions"
+            findings.append(measure.outcomes(played, self.turns, who))
+        return findings + again
 
     def _replayed(self, pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> Finding:
         """Return a finding about playing each task's longest episode in another process, there twice in one object."""
@@ -195,7 +182,7 @@ class Examination:
         for start in range(0, len(rows), self.episodes):
             played.groups.append([])
             played.add(trajectories[start : start + self.episodes])
-        findings = measure.agent_failures(played, "the agent" if self.is_agent else "an episode")
+        findings = measure.failures(played.failures, "the agent" if self.is_agent else "an episode")
         if not played.episodes:
             return findings
         findings += measure.agent_findings(played, self.turns) if self.is_agent else []

@@ -35,7 +35,6 @@ class Kind(Enum):
 
     # The contract of an environment, and what its workers do
     REFUSED = _error("{error}")
-    METHODS = _error("{name} has no method {methods}", "Derive it from TextEnvironment.")
     CONSTRUCTION = _error("constructing {name} raised {error}{where}", "Bind its arguments with functools.partial.")
     RAISED_IN_RESET = _error("{name} raised {error} in reset{where}", "Remove tasks that cannot be played.")
     RAISED_IN_STEP = _error("{name} raised {error} on the action {action}{where}", "Return an observation instead.")
@@ -47,32 +46,24 @@ class Kind(Enum):
         "{count} of {listed} admissible actions get the same response as an invalid action ({response!r}): {actions}",
         "List only executable actions, or describe their effect.",
     )
-    FAILED = _error("in a worker it {failure}")
+    FAILED = _error("{who} {failure} ({count} of {failures} failed episodes)")
     NOT_REPLAYED = Wording(
         "the same actions do not lead to the same states in another process: {difference}",
-        "An episode that loses its worker then ends as lost. Seed all randomness from the task (hash() of a text and "
-        "the order of a set differ by process), and show no clocks and random names.",
+        "Seed all randomness from the task (hash() of a text and the order of a set differ by process).",
     )
     CONTRACT_KEPT = _ok("keeps the contract; the same actions lead to the same states, also in another process")
     LIMIT = Wording("{count} of {episodes} episodes fail by the {limit}", "Raise it, or let episodes end earlier.")
     # Observations
     LONG_TEXT = Wording("an observation has {characters} characters", "Shorten it, or raise max_prompt_length.")
-    NO_TASK = Wording(
-        "reset gives no Observation.task: later prompts may lack the goal", "Set it, or repeat the goal."
-    )
-    NO_ACTIONS = Wording(
-        "no admissible actions are listed: random episodes play 'look'", "List or describe them in the prompt."
-    )
+    NO_TASK = Wording("later prompts may lack the goal", "Set Observation.task in reset, or repeat the goal.")
+    NO_ACTIONS = Wording("it lists no actions: random episodes play 'look'", "List or describe them in the prompt.")
     # States
     RECURRENCE = _ok(f"{_VISITS}: there is a graph to learn from")
     RARE_STATES = Wording(
-        f"{_VISITS}: most actions are compared with no other, and G2PO is little more than GRPO",
-        "Give equal states an equal state_key without counters and clocks (for an agent, a function of a request's "
-        "messages), set state_key_ignores, or use --advantage-estimator grpo.",
+        f"{_VISITS}: G2PO is little more than GRPO",
+        "Give equal states an equal state_key, set state_key_ignores, or use --advantage-estimator grpo.",
     )
-    COUNTER = Wording(
-        "{counter}", "Leave counters and clocks out of the state_key, or set state_key_ignores: [numbers]."
-    )
+    COUNTER = Wording("{counter}", "Leave counters and clocks out of the state_key, or use state_key_ignores.")
     KEYS = Wording(
         "calls in a state of another episode of the task: {used:.0%} by {key} (in use), {news:.0%} by new messages, "
         "{normalised:.0%} by new messages without times, ids, paths",
@@ -80,11 +71,7 @@ class Kind(Enum):
     )
     # Rewards
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
-    ALL_WON = Wording(
-        f"{_EPISODES}: there is nothing to learn, since a group whose episodes all succeed has no advantages",
-        "Make the tasks harder: more steps to the goal, or wrong actions that end an episode.",
-        is_final=True,
-    )
+    ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
     EQUAL_REWARDS = Wording(
         f"{_EPISODES}, all with reward {{low:g}}: {{learner}} learns nothing here",
         "Start from one that sometimes succeeds, or from easier tasks.",
@@ -96,15 +83,12 @@ class Kind(Enum):
     SINGLE_STATE = Wording(*Cause.SINGLE_STATE.wording)
     NO_REWARD = Wording(*Cause.NO_REWARD.wording)
     # Agents
-    FAILED_AGENT = _error("{who} {failure} ({count} of {failures} failed episodes)")
     ONE_CALL = Wording("calls the model once per episode: there are no steps to compare, so G2PO equals GRPO")
     RAISED_IN_AGENT = Wording(
         "raises {error}{where} in {count} of {episodes} episodes: failures with reward 0",
         "If the model can correct itself, send it the error as a message instead.",
     )
-    TOO_MANY_CALLS = Wording(
-        "asks for more than {turns} calls in {count} of {episodes} episodes", "End earlier, or raise max_turns."
-    )
+    TOO_MANY_CALLS = Wording("asks for more than {turns} calls in {count} of {episodes} episodes", "Raise max_turns.")
     REFUSED_REQUESTS = Wording("sends requests that are refused in {count} of {episodes} episodes: {refusal}")
     # Completions of a model
     LENGTHS = Wording(
@@ -116,15 +100,11 @@ class Kind(Enum):
     TOOL_CALLS = Wording("{count} of {number} completions call a tool", _TRAINED)
     READABLE_CALLS = Wording("{count} of {number} tool calls can be parsed", _TRAINED)
     KNOWN_CALLS = Wording("{count} of {number} parsed calls are of a known tool", _TRAINED)
-    SPELLED_WORDS = Wording(
-        "the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words, or a larger model."
-    )
+    SPELLED_WORDS = Wording("the tokenizer of {model} spells {words} in pieces, slow to learn", "Use other words.")
     # Experts
     EXPERT = _ok(f"{_EXPERT}{{reasons}}", "Raise max_turns: with one action more, the episode fails.")
     EXPERT_FAILS = Wording(
-        f"{_EXPERT}{{reasons}}",
-        "g2po teach trains on successes alone: correct the expert or the reward, or raise max_turns.",
-        is_final=True,
+        f"{_EXPERT}{{reasons}}", "Correct the expert or the reward, or raise max_turns.", is_final=True
     )
 
     def found(self, level: str | None = None, /, **facts: Any) -> Finding:
@@ -179,10 +159,9 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 def learns_nothing(findings: Iterable[Finding]) -> bool:
     """Return whether training would learn nothing, in any of the environments."""
-    final = {finding.environment: False for finding in findings}
-    for finding in findings:
-        final[finding.environment] |= finding.kind.value.is_final and finding.level != "ok"
-    return bool(final) and all(final.values())
+    findings = list(findings)
+    final = [finding for finding in findings if finding.kind.value.is_final and finding.level != "ok"]
+    return bool(final) and {one.environment for one in final} == {one.environment for one in findings}
 
 
 def _shown(value: Any) -> Any:

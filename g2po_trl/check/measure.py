@@ -11,6 +11,7 @@ from statistics import median
 from ..credit.graph import StateGraph, record
 from ..environments.episode_limits import LIMITS
 from ..environments.failures import describe_failure, where_raised
+from ..environments.pool.pool import EnvironmentFailure
 from ..prompts.conversation import message_text
 from ..prompts.state_keys import is_workspace_key
 from ..runs.metrics import Summary
@@ -100,14 +101,11 @@ def outcomes(played: Played, turns: int, who: str = "random actions", learner: s
     return kind.found(**facts, low=min(rewards), high=max(rewards), learner=learner)
 
 
-def agent_failures(played: Played, who: str = "the agent") -> list[Finding]:
+def failures(found: Sequence[EnvironmentFailure], who: str = "the agent") -> list[Finding]:
     """Return findings about the most frequent environment errors, which teach nothing. `who`: subject of the text."""
-    failures = [describe_failure(failure).removeprefix("the agent ") for failure in played.failures]
-    texts = Counter(text.partition(" ('{")[0] for text in failures)
-    return [
-        Kind.FAILED_AGENT.found(who=who, failure=text, count=count, failures=len(failures))
-        for text, count in texts.most_common(SHOWN)
-    ]
+    said = [describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0] for failure in found]
+    times = Counter(said).most_common(SHOWN)
+    return [Kind.FAILED.found(who=who, failure=text, count=count, failures=len(said)) for text, count in times]
 
 
 def agent_findings(played: Played, turns: int) -> Iterator[Finding]:

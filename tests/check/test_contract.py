@@ -63,7 +63,7 @@ COUNTER = iter(range(100))
         (broken(step=lambda self, action: 1 / 0), "RAISED_IN_STEP"),
         (broken(step=lambda self, action: StepResult(action[0])), "RAISED_IN_STEP"),  # the empty action
         (broken(reset=lambda self, start: (_ for _ in ()).throw(ConnectionError("start one"))), "REFUSED"),
-        (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "METHODS"),
+        (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "step"),
         (type("Needy", (Good,), {"__init__": lambda self, size: None}), "CONSTRUCTION"),
     ],
 )

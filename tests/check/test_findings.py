@@ -14,7 +14,7 @@ from toy_environments import Countdown, Forgetful
 from transformers import AutoTokenizer
 
 from g2po_trl import Observation, PoolLimits, Step, StepResult, TextEnvironment, Trajectory
-from g2po_trl.check.examine import examine
+from g2po_trl.check.examine import Examination
 from g2po_trl.check.findings import Finding, Kind, learns_nothing, worst_first
 from g2po_trl.check.measure import agent_findings, completion_findings, faults, recurrence_by_key, spelled_words
 from g2po_trl.check.play import Played, random_arguments
@@ -117,7 +117,7 @@ class Stuck(Walk):
 
 def kinds(environment, level="warning", task=None, **options):
     """Findings of a level by their kind; the texts of all can be made."""
-    found = examine(environment, [task or {"seed": 0}], **options)
+    found = Examination(environment, [task or {"seed": 0}], **options).at_random()
     assert all(map(str, found))
     return {finding.kind: finding.facts for finding in found if finding.level == level}
 
@@ -139,7 +139,7 @@ def test_what_hangs_or_dies_is_named(where, failure):
 
 
 def test_nothing_is_wrong_with_a_good_environment():
-    found = examine(Walk, [{"seed": 0}, {"seed": 1}])
+    found = Examination(Walk, [{"seed": 0}, {"seed": 1}]).at_random()
     assert {finding.level for finding in found} == {"ok"}
     facts = {finding.kind: finding.facts for finding in found}
     assert facts.keys() == {Kind.CONTRACT_KEPT, Kind.RECURRENCE, Kind.OUTCOMES}
@@ -227,7 +227,7 @@ def test_actions_that_are_nearly_admissible():
 
 
 def test_all_is_told_at_once():
-    found = examine(Clock, [{"seed": 0}, {"seed": 1}])
+    found = Examination(Clock, [{"seed": 0}, {"seed": 1}]).at_random()
     errors = sorted(finding.kind.name for finding in found if finding.level == "error")
     assert errors == ["RAISED_IN_STEP", "RANDOM_RESET", "REFUSED"], "each once, and not once a task"
     assert kinds(Walk, "error", {"colour": 1})[Kind.REFUSED]["error"].startswith("task 1: ")
@@ -302,11 +302,11 @@ def test_several_environments_are_each_examined_with_their_own_tasks_and_limits(
 
     games = agent_factory({"speaker": speaker}, 9, environment_factory={"lamp": Lamp, "shop": Shop})
     limits = EpisodeLimits(6, max_tool_calls=2, environment_limits={"speaker": {"max_requests": 1}})
-    found = examine(games, ROWS[:6], episodes=4, episode_limits=limits)
+    found = Examination(games, ROWS[:6], episodes=4, episode_limits=limits).at_random()
     by = {(finding.environment, finding.kind): finding.facts for finding in found}
     assert ("lamp", Kind.CONTRACT_KEPT) in by and by["shop", Kind.LIMIT]["limit"] == "tool call limit"
     assert by["speaker", Kind.LIMIT] == {"count": 8, "episodes": 8, "limit": "request limit"}
     assert not any(finding.level == "error" for finding in found)
     for rows, word in (([*ROWS[:3], {"environment": "lamb"}], "'lamb'"), (ROWS[:2], "'speaker'")):
-        (error,) = examine(games, rows, episodes=2)
+        (error,) = Examination(games, rows, episodes=2).at_random()
         assert (error.level, error.kind) == ("error", Kind.REFUSED) and word in error.facts["error"]

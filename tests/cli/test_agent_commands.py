@@ -12,7 +12,7 @@ from imported_files import forget
 from run_g2po import outcome
 
 from g2po_trl import PoolLimits
-from g2po_trl.check.examine import examine
+from g2po_trl.check.examine import Examination
 from g2po_trl.cli.commands.init import FILES
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.recipe_files import recipes_folder
@@ -131,21 +131,21 @@ PORT = (  # as one that is fixed, of this file alone
 )
 # What `check` says of an agent, and the agent.
 FINDINGS = r"""
-error FAILED_AGENT: returned 1.0
+error FAILED: returned 1.0
 def agent(task, client): return 1.0
 
-error FAILED_AGENT: raised KeyError: 'nothing', agent.py, line 12
+error FAILED: raised KeyError: 'nothing', agent.py, line 12
 def agent(task, client):
     return task['nothing']
 
-error FAILED_AGENT: reward is [True]
+error FAILED: reward is [True]
 def agent(task, client): return [ask(client, 'a') != '']
 
 warning RAISED_IN_AGENT: ValueError: invalid literal for int() with base 10: 'yes'
 def agent(task, client):
     return int(ask(client, 'a')) + int(ask(client, 'b'))
 
-error FAILED_AGENT: raised FileNotFoundError: no my-server, agent.py, line 11
+error FAILED: raised FileNotFoundError: no my-server, agent.py, line 11
 def agent(task, client): raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])
 
 error RAISED_IN_AGENT: , agent.py, line 13
@@ -198,7 +198,7 @@ def agent(task, client):
         pass
     return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'
 
-error FAILED_AGENT
+error FAILED
 def agent(task, client):
     said = ask(client, 'a')
     connection = http.client.HTTPConnection(*client.base_url[7:-3].split(':'), timeout=1e-6)
@@ -219,10 +219,8 @@ def test_check_finds(finding, write):
     level, kind = head.split()
     write(body + PORT * ("bind()" in body))
     limits = PoolLimits(environment_step_timeout=20)
-    found = {
-        one.kind.name: one
-        for one in examine(agent_factory("agent.py", 4), [{}], episode_limits=EpisodeLimits(4), limits=limits)
-    }
+    examination = Examination(agent_factory("agent.py", 4), [{}], episode_limits=EpisodeLimits(4), limits=limits)
+    found = {one.kind.name: one for one in examination.at_random()}
     assert found[kind].level == level and fact in " ".join(map(str, found[kind].facts.values())), found
 
 

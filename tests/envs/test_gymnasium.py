@@ -13,7 +13,7 @@ from refusals import refused
 from returning import check_played_again
 
 from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
-from g2po_trl.check.examine import examine
+from g2po_trl.check.examine import Examination
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.tasks import check_task_columns
 from g2po_trl.runs.run_json import load_object
@@ -117,9 +117,9 @@ def test_what_cannot_be_played_is_refused_with_a_remedy(options, field):
 
 def test_check_of_a_borrowed_game():
     pond = {**LAKE, "make_options": {**LAKE["make_options"], "desc": ["SF", "HG"]}}  # chance sometimes crosses it
-    findings = examine(
+    findings = Examination(
         partial(GymnasiumEnvironment, **pond), [{"seed": 1}], episodes=8, episode_limits=EpisodeLimits(20)
-    )
+    ).at_random()
     assert {finding.level for finding in findings} == {"ok"}
 
 

@@ -13,7 +13,7 @@ from refusals import refused
 from returning import check_played_again
 
 from g2po_trl import TextArenaEnvironment
-from g2po_trl.check.examine import examine
+from g2po_trl.check.examine import Examination
 from g2po_trl.environments.episode_limits import EpisodeLimits
 
 MOVES = ["[up]", "[down]", "[left]", "[right]"]
@@ -119,7 +119,7 @@ class LetteredLake(TextArenaEnvironment):
 @pytest.mark.slow  # each worker takes 2 s to import the library
 def test_checked_and_trained_on(make_trainer):
     lake = partial(TextArenaEnvironment, "FrozenLake-v0", actions=MOVES)
-    findings = examine(lake, [{"seed": 1}], episodes=8, episode_limits=EpisodeLimits(20))
+    findings = Examination(lake, [{"seed": 1}], episodes=8, episode_limits=EpisodeLimits(20)).at_random()
     assert {finding.level for finding in findings} == {"ok"}
     trainer = make_trainer(environment=partial(LetteredLake, "FrozenLake-v0"), max_steps=1)
     trainer.train()
