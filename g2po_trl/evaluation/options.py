@@ -79,8 +79,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         reserved = reserved_option(self.generation_kwargs or ())
         remedy = "another option or the model sets it; remove it"
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
-        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
-        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
         for field in fields(self):
             value = masked(getattr(self, field.name))
             remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
@@ -98,9 +96,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
             value = getattr(self, name)
             require(not (why and value), name, value, f"{why}; remove it")
         self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
-        has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
-        remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
-        require(has_panel, "panel", self.panel, remedy)
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
 
@@ -114,8 +109,6 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         """Resolve the names of the environment and of a user's agent."""
         self.environment, agent = asked_for(self.agent, self.environment)
         if self.environment == AGENT_ENVIRONMENT:
-            is_direct = agent is not None or self.agent == "direct"
-            require(is_direct, "agent", self.agent, "the run's own agent asks the model, and --agent direct plays it")
             described, name = self.environment_options.get("agent"), agent or name_of_agent(self.environment_options)
             remedy = f"it has no name in {FILE}; pass --agent FILE.py:NAME, the agent that was trained"
             require(name is not None, "agent", None, remedy)
@@ -123,7 +116,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
             options = {**self.environment_options, "agent": {**described, "import": resolve_agent_name(name)}}
             turns = options.pop("max_turns", None)
             self.max_turns = turns if self.max_turns is None else self.max_turns
-            self.agent, self.environment_options = "direct", options
+            self.agent = "direct" if agent else self.agent
+            self.environment_options = options
         remedy = f"pass {', '.join(ENVIRONMENTS)}, FILE.py:Class, or the folder of a run as --model"
         is_known = self.environment is not None and (":" in self.environment or self.environment in ENVIRONMENTS)
         require(is_known, "environment", self.environment, remedy)
@@ -133,8 +127,6 @@ def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | No
     """Return the full names of the environment and of the user's own agent, if there is one."""
     if agent in AGENTS:
         return environment and resolve_environment_name(environment), None
-    remedy = f"choose {', '.join(AGENTS)}, or name your own agent, as FILE.py or FILE.py:NAME"
-    require(":" in agent or agent.endswith(".py"), "agent", agent, remedy)
-    is_alone = environment in (None, AGENT_ENVIRONMENT)
+    own, is_alone = resolve_agent_name(agent), environment in (None, AGENT_ENVIRONMENT)
     require(is_alone, "environment", environment, f"the agent {agent} brings its own; remove one of them")
-    return AGENT_ENVIRONMENT, resolve_agent_name(agent)
+    return AGENT_ENVIRONMENT, own

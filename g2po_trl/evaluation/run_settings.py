@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..agents.agent import AGENT_ENVIRONMENT
-from ..engines.sampling import Sampling
 from ..environments.loading import file_of
-from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
+from ..utils.json import to_json
 from ..utils.masking import masked
 from ..utils.options import require
 from .options import EvaluateOptions, asked_for
@@ -45,63 +43,46 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # another program's run.json, or none
     play = run.get("play")
     require(isinstance(play, Mapping), "play", play, f"{folder / FILE} has to describe it; pass --environment")
-    trained_on = dict(run.get("evaluation") or {}) or _environment(run, folder)
-    of_run, asked = trained_on.get("environment"), own_agent or environment
+    settings = dict(run.get("evaluation") or _environment(run.get("environment"), folder))
+    of_run, asked = settings.get("environment"), own_agent or environment
     if own_agent is not None and of_run == AGENT_ENVIRONMENT:  # one without a name in run.json is taken for the asked
-        of_run = name_of_agent(trained_on.get("environment_options")) or own_agent
+        of_run = name_of_agent(settings["environment_options"]) or own_agent
     is_gone = file_of(of_run).suffix == ".py" and not file_of(of_run).is_file()  # then the asked one stands for it
     if asked not in (None, of_run) and not is_gone:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
-    settings = trained_on | {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
+    settings |= {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
     settings["precision"] = {name: play[name] for name in ("dtype", "autocast") if name in play}
     if agent in ("react", "reflexion"):
         settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
     else:
         settings |= {"prompt": run["prompt"]} if run.get("prompt") else {}
-        regex = play.get("vllm_structured_outputs_regex")
-        more = {} if regex is None else {"structured_outputs": {"regex": regex}}
-        settings["generation_kwargs"] = {**(play.get("generation_kwargs") or {}), **more}
+        regex, kwargs = play.get("vllm_structured_outputs_regex"), settings.get("generation_kwargs") or {}
+        settings["generation_kwargs"] = kwargs | ({"structured_outputs": {"regex": regex}} if regex else {})
     if "environment" in run and not run.get("evaluation") and given.get("tasks") is None:
         settings["tasks"] = _panel_file(folder, given.get("panel"))
     return settings
 
 
 def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> str | None:
-    """Return a line with the settings taken from a run, those that override them, and those that it lacks.
-
-    `None` without a run.
-    """
+    """Return a line with the settings that are not the defaults, and the run's where they differ; `None`: no run."""
     if not settings:
         return None
     folder = find_run(options.run or options.model)
     if "precision" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    quiet = {"environment", "tasks", "prompt", "precision", "panel_options", *(one.name for one in fields(PoolLimits))}
-    quiet |= {"environment_options"} if options.environment == AGENT_ENVIRONMENT else set()
-    taken, instead = [], []
-    for name in [name for name in settings if name not in quiet]:
-        used, of_run = getattr(options, name), settings[name]
-        text = f"--{name.replace('_', '-')} {_shown(used)}"
-        if used != of_run:
-            instead.append(f"{text} (the run: {_shown(of_run)})")
-        elif of_run not in (None, {}, []):
-            taken.append(text)
-    if "prompt" in settings:
-        (taken if options.prompt == settings["prompt"] else instead).append("its prompt")
-    expected = {one.name for one in fields(Sampling)} | {"max_turns", "history_length", "max_prompt_length"}
-    expected -= set() if options.agent == "direct" else {*_LENGTHS}
-    missing = [f"{name} {_shown(getattr(options, name))}" for name in sorted(expected - settings.keys())]
-    parts = {f"From {folder}": taken or ["nothing"], "other than the run": instead, f"not in its {FILE}": missing}
-    return "; ".join(f"{head}: {', '.join(part)}" for head, part in parts.items() if part)
+    told = ["its prompt" if options.prompt == settings.get("prompt") else "another prompt"]
+    for one in fields(options):
+        if one.name in settings and one.name != "prompt" and one.metadata["group"] not in ("model", "tasks"):
+            used, of_run = (to_json(masked(value)) for value in (getattr(options, one.name), settings[one.name]))
+            instead = f" (the run: {of_run})" if used != of_run else ""
+            if instead or used not in (to_json(one.default), "null", "{}", "[]"):
+                told.append(f"--{one.name.replace('_', '-')} {used}{instead}")
+    return f"From {folder}: {', '.join(told)}"
 
 
-def _shown(value: Any) -> str:
-    return json.dumps(masked(value)) if isinstance(value, (dict, list)) else str(value)
-
-
-def _environment(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _environment(described: Any, folder: Path) -> dict[str, Any]:
     """Return the options that name the environment of a run."""
-    if (described := run.get("environment")) is None:
+    if described is None:
         return {}
     is_named = isinstance(described, Mapping) and "import" in described and not described.get("args")
     remedy = f"{folder / FILE} has to name its import, and arguments in kwargs; or pass --environment"

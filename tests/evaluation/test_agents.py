@@ -119,11 +119,9 @@ def test_reflections_are_asked_for_and_carried_on():
         ("agent", {"agent": "reac"}),
         ("prompt", {"agent": "react", "prompt": "a:B"}),
         ("history", {"agent": "react", "history": "window"}),
-        ("base_url", {"base_url": "me"}),
         ("engine_options", {"base_url": "http://x", "engine_options": {"a": 1}}),
         ("max_total_tokens", {"max_total_tokens": 1}),
         ("tasks", {"tasks": Path("t")}),
-        ("panel", {"environment": "a:B", "panel": "foo"}),
     ],
 )
 def test_options_that_do_not_fit_are_refused(field, wrong):
