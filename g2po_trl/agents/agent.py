@@ -8,11 +8,8 @@
 
 An agent runs in a thread of its worker. Each of its requests is an observation, the model's response the action that
 answers it, and what the agent returns the reward of the last step. Requests that arrive together are answered in their
-order of arrival. An agent that keeps running after its episode has its worker replaced between two jobs, and the
-worker's other episodes are replayed.
-
-An agent can be replayed only if it sends the same requests for the same task and responses: no current time, and no
-random numbers except from its own seeded generator. `docs/agents.md` describes how an episode ends.
+order of arrival. It can be replayed only if it sends the same requests for the same task and responses: no current
+time, and no random numbers except from its own seeded generator. `docs/agents.md` describes how an episode ends.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from ..utils.options import require
 from ..utils.show import show
 from .dialects.request import MODEL
 from .endpoint import running_endpoint
-from .session import AgentEnd, Call, Session
+from .session import AgentEnd, AgentError, Call, Session
 from .workspace import Workspace
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
@@ -55,8 +52,8 @@ _FIELDS = ("reward", "success", "info")
 class AgentClient:
     """An agent's access to the model: address (up to `/v1`), key and name, for libraries of OpenAI's protocols.
 
-    `openai()`, `async_openai()`, `anthropic()` and `async_anthropic()` return clients without a time limit, to which
-    options are passed. The key is valid during the episode only, which may make `max_turns` calls.
+    `openai()`, `async_openai()`, `anthropic()` and `async_anthropic()` pass options to clients without a time limit.
+    The key is valid during the episode only, which may make `max_turns` calls.
     """
 
     base_url: str
@@ -92,21 +89,13 @@ class AgentClient:
     async_anthropic = functools.partialmethod(_client, "AsyncAnthropic")
 
 
-class CommandError(RuntimeError):
-    """An agent's program failed. `limit` names a limit that it exceeded, `info` is the episode's."""
-
-    def __init__(self, message: str, limit: str | None = None):
-        super().__init__(message)
-        self.info, self.limit = {}, limit
-
-
 class AgentEnvironment(TextEnvironment):
     """Runs an agent whose requests are answered by the model that is trained.
 
     Args:
-        agent: function `(task, client)`, sync or async, or its name, `file.py:function`. The task is the dataset's
-            row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
-            info)`; or a dict with these fields. `True` and `False` are rewards of 1 and 0.
+        agent: function `(task, client)`, sync or async, or its name, `file.py:function`: of the dataset's row and an
+            `AgentClient`. It returns a reward (`True` is 1), `(reward, success)`, `(reward, success, info)`, or a dict
+            with these fields.
         max_turns, max_requests: completions per episode, and requests, refused ones included: the trainer's.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
             since the last completion, system message and tools (`request_key`); with the files of its workspace, if
@@ -264,5 +253,5 @@ def read_return_value(value: Any) -> tuple[Any, dict[str, Any]]:
 
 def _describe(error: BaseException) -> str:
     """Return an exception in one line; of a program or a limit without its type."""
-    lines = str(error).strip().splitlines()[:1]
-    return ("".join(lines) if hasattr(error, "limit") else in_words(error))[:300]
+    text = str(error).strip() if isinstance(error, AgentError) else in_words(error)
+    return text.partition("\n")[0][:300]

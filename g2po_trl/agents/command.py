@@ -19,9 +19,10 @@ from ..utils.errors import G2POError
 from ..utils.json import to_json
 from ..utils.options import is_of_kind, require
 from ..utils.show import describe_exit
-from .agent import AgentClient, CommandError, read_return_value, result_of
+from .agent import AgentClient, read_return_value, result_of
 from .dialects import VARIABLES
 from .program import OVER_LIMIT, Program, disk_bytes, require_program
+from .session import AgentError
 from .workspace import Workspace, matching
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
@@ -46,8 +47,7 @@ class AgentCommand:
     (outside of Linux, only its process group). This is not a sandbox: it can read and write all that the user can.
 
     With a `workspace`, it runs in the episode's own copy of that folder, and `HOME` and `TMPDIR` are the episode's.
-    The state of a request consists of the files and the new messages (`workspace_key`). `info["diff"]` has the
-    changes.
+    A state is the files and the new messages (`workspace_key`), and `info["diff"]` has the changes.
 
     Args:
         command: the program and its arguments, as in a shell, or as a list. `{column}` is replaced by the task's
@@ -55,19 +55,19 @@ class AgentCommand:
             that begins with `-` is read as an option.
         verify: function, sync or async, that returns the reward, or anything else an agent may return. Its parameters
             are any of `task`, `stdout`, `stderr`, `returncode` and `folder` (the workspace, or else the episode's).
-            Unless `returncode` is among them, an exit status other than 0 is an exception of the agent. With a
-            workspace it may be a command, such as `pytest -q`, which runs there after the agent, with a `HOME` and
-            `TMPDIR` of its own: its reward is 1 if its exit status is 0, or else 0.
+            Without `returncode`, an exit status other than 0 is an exception of the agent. With a workspace it may be
+            a command, such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own:
+            the reward is 1 if its exit status is 0, or else 0.
         environment: further environment variables.
         timeout: seconds that the program may take, without waiting for the model. After that it is killed, and the
             episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
-            `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of Python's
-            tests are put back too, such as `conftest.py` and `pytest.ini`.
+            `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of pytest are put
+            back too.
         verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
-        max_processes, max_disk_mb: number of processes, and of MiB below the episode's folder with the workspace,
-            beyond which a program is killed, and the episode is a failure. `None`: no limit.
+        max_processes, max_disk_mb: processes, and MiB below the episode's folder with the workspace, beyond which a
+            program is killed, and the episode is a failure. `None`: no limit.
 
     Raises:
         G2POError: for an argument that cannot be used; in an episode, if a placeholder is not a column of the task, or
@@ -90,16 +90,14 @@ class AgentCommand:
             limit = getattr(self, name)
             is_limit = limit is None or (is_of_kind(limit, float) and limit > 0)
             require(is_limit, name, limit, "set it to a number above 0, or to None")
-        verify, restore = self.verify, self.restore
-        self.words, self.checks = _words("command", self.command), []
-        if isinstance(verify, str):
-            require(self.workspace is not None, "verify", verify, "a command runs in a workspace: give one")
-            self.checks = _words("verify", verify)
-        self.verified = [] if self.checks else _verified(verify)
+        verify, restore, has_workspace = self.verify, self.restore, self.workspace is not None
+        self.words, is_command = _words("command", self.command), isinstance(verify, str)
+        require(has_workspace or not is_command, "verify", verify, "a command runs in a workspace: give one")
+        self.checks = _words("verify", verify) if is_command else []
+        self.verified = [] if is_command else _verified(verify)
         self.restore = tuple(map(os.fspath, [restore] if isinstance(restore, (str, os.PathLike)) else restore))
-        if self.workspace is None:
-            require(not self.restore, "restore", restore, "it puts back files of a workspace: give one")
-        else:
+        require(has_workspace or not self.restore, "restore", restore, "it puts back files of a workspace: give one")
+        if has_workspace:
             _words("workspace", [str(self.workspace)])
         for pattern in self.restore:
             outside = pattern.startswith("/") or ".." in pattern.split("/")
@@ -110,7 +108,7 @@ class AgentCommand:
         self.limits = {"processes": self.max_processes or math.inf, "disk_bytes": disk_mb * 2**20}
 
     def __call__(self, task: dict[str, Any], client: AgentClient) -> Any:
-        """Run the program and return what `verify` returns. Raises `CommandError` if it fails or takes too long."""
+        """Run the program and return what `verify` returns. Raises `AgentError` if it fails or takes too long."""
         with tempfile.TemporaryDirectory(prefix="episode-", ignore_cleanup_errors=True) as name:
             folder = Path(name).resolve()  # as programs print it
             return _Episode(self, task, client, folder).play()
@@ -136,7 +134,7 @@ class _Episode:
         self.client.works_on(workspace)
         try:
             returncode, stdout, stderr = self._run()
-        except CommandError as error:
+        except AgentError as error:
             error.info["diff"] = workspace.diff()
             raise
         facts = {"diff": workspace.diff()}
@@ -173,20 +171,20 @@ class _Episode:
         return program
 
     def _run(self) -> tuple[int, str, str]:
-        """Run the program; return its exit status, stdout and stderr. Raises `CommandError` if it fails."""
+        """Run the program; return its exit status, stdout and stderr. Raises `AgentError` if it fails."""
         timeout, returncode, left = self.command.timeout, None, None
         own_seconds = self.client.session.own_seconds
         begun = own_seconds()  # a large workspace takes long to copy
         with self._program(self.command.words, self.variables) as program:
             while returncode is None:
                 if timeout is not None and (left := timeout + begun - own_seconds()) <= 0:
-                    raise CommandError(f"it took more than {timeout:g} s", limit="time limit")
+                    raise AgentError(f"it took more than {timeout:g} s", limit="time limit")
                 returncode = program.wait(None if left is None else max(left, MIN_WAIT))
         stdout, stderr = program.outputs()
         may_fail = self.command.checks or "returncode" in self.command.verified
         if returncode == OVER_LIMIT or (returncode != 0 and not may_fail):
             limit = "program limit" if returncode == OVER_LIMIT else None
-            raise CommandError(_failed(returncode, stderr), limit=limit)
+            raise AgentError(_failed(returncode, stderr), limit=limit)
         return returncode, stdout, stderr
 
     def _verify(self, returncode: int, stdout: str, stderr: str) -> Any:

@@ -1,9 +1,8 @@
 """The HTTP endpoint on loopback that agents ask. Each episode of an agent is a session with its own key.
 
-There is one endpoint in a worker process, started when the first agent needs it. Sessions cannot be reached without
-their keys, which cannot be guessed. A client without one costs little: its key is checked before its body is read, and
-its data are limited in time and size. The connection is closed after each answer, since libraries share a
-client between episodes, and an open connection fails in another event loop.
+There is one in a worker process, started when the first agent needs it. A client without a session's key, which cannot
+be guessed, costs little: the key is checked before the body is read. The connection is closed after each answer, since
+libraries share a client between episodes, and an open connection fails in another event loop.
 """
 
 from __future__ import annotations
@@ -147,8 +146,6 @@ def running_endpoint() -> Endpoint:
 
 def bypass_proxies(variables: Any) -> None:
     """Exempt loopback from proxies in environment variables, if they name any."""
-    if not any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in variables):
-        return
-    for name in ("no_proxy", "NO_PROXY"):
-        exempt = [host for host in variables.get(name, "").split(",") if host]
-        variables[name] = ",".join([*exempt, *(host for host in (LOOPBACK, "localhost") if host not in exempt)])
+    if any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in variables):
+        for name in ("no_proxy", "NO_PROXY"):
+            variables[name] = ",".join(filter(None, [variables.get(name), LOOPBACK, "localhost"]))

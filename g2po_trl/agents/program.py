@@ -1,12 +1,10 @@
 """A program with limits, whose processes all end with it.
 
-`Program` runs this file as the program's parent, `python -I program.py LIMITS PROGRAM ARGUMENT…`. LIMITS is a JSON
-object: `processes` is how many may run at once, `disk_bytes` what the files in `folder` may take. A program beyond a
-limit is ended; the exit status is `OVER_LIMIT`, and the last line of stderr says why. Else it is the program's.
-
-The parent ends all processes when the program ends, when it is terminated (SIGTERM), and when its standard input is
-closed, as by the death of the process that started it. On Linux, also those that leave the program's process group
-(`setsid`, daemons): they become children of this one when their parents end (`PR_SET_CHILD_SUBREAPER`).
+`Program` runs this file as the program's parent, `python -I program.py LIMITS PROGRAM ARGUMENT…`. It ends all
+processes when the program ends or exceeds a limit (then the exit status is `OVER_LIMIT`, and the last line of stderr
+says why), when it is terminated (SIGTERM), and when its standard input is closed, as by the death of the process that
+started it. On Linux, also those that leave the program's process group (`setsid`, daemons): they become its children
+when their parents end (`PR_SET_CHILD_SUBREAPER`).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Program(contextlib.AbstractContextManager):
     Args:
         words: the program and its arguments.
         variables: its environment variables.
-        limits: see above.
+        limits: number of `processes` at once, and `disk_bytes` of the files in `folder`.
         folder: working folder of the program. `None`: the current one.
     """
 
@@ -125,8 +123,7 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    exceeded: list[str] = []
-    dies_with_this = partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    exceeded, dies_with_this = [], partial(prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         started = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=dies_with_this)
     except OSError as error:

@@ -46,10 +46,12 @@ class Call:
     answer: Future[Completion | RefusedRequestError] = field(default_factory=Future)
 
 
-class TooManyRequestsError(RuntimeError):
-    """An agent has made more requests than its episode may have."""
+class AgentError(RuntimeError):
+    """An agent failed. `limit` names a limit that it exceeded, `info` is the episode's."""
 
-    limit = "request limit"
+    def __init__(self, message: str, limit: str | None = None):
+        super().__init__(message)
+        self.info, self.limit = {}, limit
 
 
 class Session:
@@ -72,7 +74,7 @@ class Session:
         self.answered: list[tuple[AgentRequest, Completion]] = []
         self._requests = 0
         self._own_seconds, self._waits_since = 0.0, None
-        self._at_end: list[Callable[[], Any]] = []
+        self._at_end = contextlib.ExitStack()
         self._lock = threading.Lock()
 
     def open(self, request: AgentRequest, digest: bytes, may_repeat: bool = False) -> Call:
@@ -110,7 +112,7 @@ class Session:
         else:
             return None
         if ends:
-            self.end(AgentEnd(error=TooManyRequestsError(why)))
+            self.end(AgentEnd(error=AgentError(why, "request limit")))
         return RefusedRequestError(f"the episode is over: {why}", code=code, status=404)
 
     def next(self) -> Call | AgentEnd:
@@ -149,7 +151,7 @@ class Session:
         """Have a function called when the episode ends; at once if it has ended."""
         with self._lock:
             if not self.closed:
-                self._at_end.append(function)
+                self._at_end.callback(function)
                 return
         function()
 
@@ -162,9 +164,8 @@ class Session:
             for call in self._calls:
                 if not call.answer.done():
                     call.answer.set_result(_ended())
-        for function in reversed(self._at_end):
-            with contextlib.suppress(Exception):
-                function()
+        with contextlib.suppress(Exception):
+            self._at_end.close()
 
     def own_seconds(self) -> float:
         """Return the seconds in which the agent was waited for: it did not wait for an answer."""

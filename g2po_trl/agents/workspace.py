@@ -117,10 +117,7 @@ def _be_folder(path: Path) -> None:
 
 
 def _files(folder: Path, all_names: bool = False) -> Iterator[str]:
-    """Yield the names of all files and links below a folder, in an order, without `IGNORED` unless `all_names`.
-
-    There are none if it is removed, or a link.
-    """
+    """Yield the names of files and links below a folder, in an order, without `IGNORED` unless `all_names`."""
     for root, folders, files in os.walk(folder) if not os.path.islink(folder) else ():
         if not all_names:
             folders[:], files = ([name for name in names if not _IGNORED.match(name)] for names in (folders, files))

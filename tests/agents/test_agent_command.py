@@ -14,7 +14,7 @@ from refusals import refused
 from scripted_agents import ASKING, play, says, wait_until
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
-from g2po_trl.agents.agent import CommandError
+from g2po_trl.agents.session import AgentError
 
 SOLVE = (
     ASKING
@@ -84,7 +84,7 @@ def test_a_program_that_fails(solve):
 
 
 def test_a_program_that_fails_before_it_asks(solve):
-    for command, kind in (("python nowhere.py", CommandError), ("no_such_program", FileNotFoundError)):
+    for command, kind in (("python nowhere.py", AgentError), ("no_such_program", FileNotFoundError)):
         with pytest.raises(kind):
             play(AgentCommand(command, lambda: 1), [])
     with refused("command"):

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .request import MODEL, AgentRequest, Completion, RefusedRequestError, demand, read_fields, to_body
+from .request import MODEL, AgentRequest, Completion, RefusedRequestError, function_tool, read_fields, to_body
 
 _READ = ("max_completion_tokens", "max_tokens", "messages", "response_format", "stop", "stream", "tools")
-# Value that changes nothing, and what to do about another one.
 _REFUSED = {
     "n": (1, "each request gets one completion: send n requests"),
     "logprobs": (False, "log-probabilities are not returned: leave it out"),
@@ -24,12 +23,8 @@ _REFUSED = {
 }
 
 KEY_HEADER = ("authorization", "Bearer ")
-VARIABLES = {
-    "OPENAI_MODEL": "model",
-    "OPENAI_BASE_URL": "base_url",
-    "OPENAI_API_BASE": "base_url",
-    "OPENAI_API_KEY": "api_key",
-}
+VARIABLES = {"OPENAI_MODEL": "model", "OPENAI_BASE_URL": "base_url", "OPENAI_API_BASE": "base_url"}
+VARIABLES |= {"OPENAI_API_KEY": "api_key"}
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
@@ -39,9 +34,8 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     if isinstance(form, dict) and form.get("type") == "json_schema":
         form = form.get("json_schema") or {}
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
-        demand(is_named, f"tools[{index}]", tool, "give a function with a name")
+        is_function = isinstance(tool, dict) and tool.get("type") == "function"  # with a name, or it is refused:
+        function_tool(tool.get("function") if is_function else None, f"tools[{index}]", "parameters")
     limits = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
     chat = {
         "messages": messages,
@@ -83,13 +77,13 @@ def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:
 
 
 def answer(completion: Completion, request: AgentRequest) -> dict[str, Any]:
-    response, calls = completion.response, []
-    for number, name, _, arguments in completion.calls():
-        function = {"name": name, "arguments": arguments}
-        calls.append({"id": f"call_{number}", "type": "function", "function": function})
-    message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
-    if calls:
-        message["tool_calls"] = calls
+    response = completion.response
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, name, _, arguments in completion.calls()
+    ]
+    message = {"role": "assistant", "content": response.content or (None if calls else "")}
+    message |= {"tool_calls": calls} if calls else {}
     return {
         "id": f"chatcmpl-{completion.number}",
         "object": "chat.completion",

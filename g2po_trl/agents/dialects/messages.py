@@ -32,12 +32,8 @@ _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_to
 LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result", "container_upload")
 _CHARACTERS_PER_TOKEN = 4  # roughly, for `count_tokens`: a worker has no tokenizer
 KEY_HEADER = ("x-api-key", "")
-VARIABLES = {
-    "ANTHROPIC_MODEL": "model",
-    "ANTHROPIC_SMALL_FAST_MODEL": "model",
-    "ANTHROPIC_BASE_URL": "anthropic_url",
-    "ANTHROPIC_API_KEY": "api_key",
-}
+VARIABLES = {"ANTHROPIC_MODEL": "model", "ANTHROPIC_SMALL_FAST_MODEL": "model"}
+VARIABLES |= {"ANTHROPIC_BASE_URL": "anthropic_url", "ANTHROPIC_API_KEY": "api_key"}
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
@@ -61,14 +57,10 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
 
 def read_messages(data: Mapping[str, Any], ignored: LeftOut) -> list[Message]:
     """Return the messages that a request's `system` and `messages` are."""
-    messages: list[Message] = []
-    if data.get("system"):
-        messages.append({"role": "system", "content": data["system"]})
     given = data.get("messages")
     demand(isinstance(given, list), "messages", given, "give a list of messages")
-    for message in given:
-        messages += _messages(message, ignored)
-    return messages
+    system = [{"role": "system", "content": data["system"]}] if data.get("system") else []
+    return system + [part for message in given for part in _messages(message, ignored)]
 
 
 def _messages(message: Any, ignored: LeftOut) -> Iterator[Message]:
@@ -113,8 +105,7 @@ def read_tools(tools: Any, ignored: LeftOut) -> list[dict[str, Any]]:
 def count_tokens(body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return the answer to `POST /v1/messages/count_tokens`: a rough number, by characters."""
     chat = parse(body, headers).chat
-    characters = len(str(chat.messages)) + len(str(chat.tools or ""))
-    return {"input_tokens": characters // _CHARACTERS_PER_TOKEN}
+    return {"input_tokens": len(f"{chat.messages}{chat.tools or ''}") // _CHARACTERS_PER_TOKEN}
 
 
 def stream(written: Mapping[str, Any], request: AgentRequest) -> bytes:

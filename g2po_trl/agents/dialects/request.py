@@ -16,8 +16,8 @@ MODEL = "policy"
 # Fields of messages of chat completions, which logs also have in the places of other protocols.
 CHAT_FIELDS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
 # Fields that clients send for their own records.
-_RECORDS = ("client_metadata", "include", "metadata", "prompt_cache_key", "prompt_cache_retention")
-_RECORDS += ("safety_identifier", "service_tier", "store", "stream_options", "user")
+_RECORDS = ("client_metadata", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
+_RECORDS += ("service_tier", "store", "stream_options", "user")
 # Values that change nothing, of fields that the trainer decides; others are ignored and named.
 _NEUTRAL = {
     "model": (MODEL,),
@@ -111,13 +111,9 @@ class AgentRequest:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], ignored: LeftOut, chat: dict[str, Any], **fields: Any) -> AgentRequest:
-        """Return the request that a body's fields are. Raises `RefusedRequestError` for an invalid one.
+        """Return the request that a body's fields are; `chat` are arguments of its `ChatRequest`.
 
-        Args:
-            data: the fields.
-            ignored: what was left out.
-            chat: arguments of its `ChatRequest`.
-            **fields: further fields of the request.
+        Raises `RefusedRequestError` for an invalid one.
         """
         if data.get("tool_choice") in ("none", {"type": "none"}):
             chat["tools"] = None
@@ -157,10 +153,7 @@ class Completion:
     calls_before: int
 
     def calls(self) -> Iterator[tuple[int, str, Any, str]]:
-        """Yield the tool calls: number in the episode, name, arguments, and these as JSON text.
-
-        Arguments that are a text are what the model wrote instead of an object.
-        """
+        """Yield each tool call's number in the episode, name, arguments (a text, if they are no object), and JSON."""
         for number, call in enumerate(self.response.tool_calls, self.calls_before + 1):
             arguments = call["function"].get("arguments", {})
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -179,7 +172,7 @@ def read_fields(
 ) -> tuple[dict[str, Any], LeftOut]:
     """Return the fields of a request's body that are not null, and the names of those that have no effect.
 
-    `read` are fields that are read, `refused` those that cannot be given -> the value that changes nothing, remedy.
+    `read` are fields that are read, `refused`: field -> the only value it may have, and what to do about another one.
     """
     try:
         data = json.loads(body)

@@ -12,9 +12,7 @@ from typing import Any
 
 from ...prompts.conversation import Message
 from ...utils.show import show
-from .chat_completions import KEY_HEADER as KEY_HEADER
-from .chat_completions import VARIABLES as VARIABLES
-from .chat_completions import error as error
+from .chat_completions import KEY_HEADER, VARIABLES, error  # noqa: F401
 from .request import (
     CHAT_FIELDS,
     MODEL,
@@ -28,14 +26,12 @@ from .request import (
 )
 
 _READ = ("input", "instructions", "max_output_tokens", "previous_response_id", "stream", "text", "tools")
-# Value that changes nothing, and what to do about another one.
 _REFUSED = {
     "conversation": (None, "send the items, or previous_response_id"),
     "top_logprobs": (0, "log-probabilities are not returned: leave it out"),
     "prompt": (None, "send its text as instructions"),
     "background": (False, "leave it out, and wait for the response"),
 }
-_LOGPROBS = "message.output_text.logprobs"
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _CALL_ITEMS = {"function": "function_call", "custom": "custom_tool_call"}
@@ -46,9 +42,6 @@ _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
     """Return the request in a body of `POST /v1/responses`. Raises `RefusedRequestError` for an invalid one."""
     data, ignored = read_fields(body, _READ, _REFUSED)
-    include = data.get("include")
-    is_known = not isinstance(include, list) or _LOGPROBS not in include
-    demand(is_known, "include", include, _REFUSED["top_logprobs"][1])
     instructions, (tools, items) = read_instructions(data), read_tools(data.get("tools", []), ignored)
     chat = {
         "messages": [*instructions, *read_items(data.get("input"), ignored)],
@@ -62,14 +55,12 @@ def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:
 
 def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the functions among tools as chat templates take them, and name -> fields of an item that calls it."""
-    functions: list[dict[str, Any]] = []
-    items: dict[str, dict[str, Any]] = {}
+    functions, items = [], {}
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace":
-            inner, inner_items = read_tools(tool.get("tools", []), ignored, str(tool.get("name")))
-            functions += inner
-            items |= inner_items
+            inner = read_tools(tool.get("tools", []), ignored, str(tool.get("name")))
+            functions, items = functions + inner[0], items | inner[1]
         elif isinstance(kind, str) and kind not in _CALL_ITEMS:
             ignored.add(f"tools.{kind}")
         else:
