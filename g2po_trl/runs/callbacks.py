@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 
 from ..rollout.failing_tasks import TaskErrors
 from ..utils.json import to_json, write_json_lines
@@ -38,24 +38,21 @@ class IterationProgressCallback(TrainerCallback):
         self._first = self._first or (self.clock(), state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and "episode/success_rate" in (logs or ()):
-            self._print(logs, state)
-
-    def _print(self, entry: Mapping[str, Any], state: TrainerState) -> None:
-        iteration, total = (-(-step // self.steps_per_iteration) for step in (state.global_step, state.max_steps))
-        logps, update = (entry.get(f"time/{name}") for name in ("logps", "update"))
-        seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
-        parts = [
-            f"iteration {iteration:>3}/{total}",
-            *_episodes(entry, "episode/"),
-            *([f"kl {entry['kl']:.4f}"] if entry.get("kl") is not None else []),
-            ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
-            f"elapsed {duration(self.clock() - self.started)}",
-        ]
-        if self._first is not None and self._first[1] < state.global_step < state.max_steps:
-            began, step = self._first
-            mean = (self.clock() - began) / (state.global_step - step)  # of a step, evaluations included
-            parts[-1] += f", {duration((state.max_steps - state.global_step) * mean)} left"
+        if not state.is_world_process_zero or "episode/success_rate" not in (logs or ()):
+            return
+        step, last = state.global_step, state.max_steps
+        iteration, total = (-(-number // self.steps_per_iteration) for number in (step, last))
+        seconds = {"rollout": logs.get("time/rollout"), "update": logs.get("time/update")}
+        if seconds["update"] is not None:
+            seconds["update"] += logs.get("time/logps", 0.0)
+        elapsed = f"elapsed {duration(self.clock() - self.started)}"
+        if self._first is not None and self._first[1] < step < last:
+            began, first = self._first
+            mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
+            elapsed += f", {duration((last - step) * mean)} left"
+        parts = [f"iteration {iteration:>3}/{total}", *_episodes(logs, "episode/")]
+        parts += [f"kl {logs['kl']:.4f}"] if logs.get("kl") is not None else []
+        parts += [", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None), elapsed]
         print_line(joined(parts))
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
@@ -114,9 +111,9 @@ class CollapseStoppingCallback(TrainerCallback):
         self.min_valid_action_ratio = min_valid_action_ratio
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not logs or "episode/success_rate" not in logs or control.should_training_stop:
+        if "episode/success_rate" not in (logs or ()) or control.should_training_stop:
             return
-        logged = (entry.get("episode/valid_action_ratio") for entry in state.log_history)
+        logged = (entry.get("episode/valid_action_ratio", math.nan) for entry in state.log_history)
         valid = [value for value in logged if value is not None and not math.isnan(value)][-PATIENCE:]
         if len(valid) < PATIENCE or (mean := sum(valid) / PATIENCE) >= self.min_valid_action_ratio:
             return
@@ -172,14 +169,10 @@ class ClosingVerdict(TrainerCallback):
 
 
 class RolloutBar:
-    """A bar with the progress of a rollout, in turns of its longest episode, and the running episodes.
-
-    Silent if stderr is not a terminal.
-    """
+    """A bar with the progress of a rollout, in turns of its longest episode, if stderr is a terminal."""
 
     def __init__(self, description: str, total: int, enabled: bool):
-        hidden = not enabled or not sys.stderr.isatty()
-        self.bar = tqdm(total=total, desc=description, unit="turn", leave=False, disable=hidden)
+        self.bar = tqdm(total=total, desc=description, unit="turn", leave=False, disable=None if enabled else True)
 
     def __call__(self, done: int, live: int) -> None:
         self.bar.set_postfix_str(f"{live} episodes running")
@@ -218,10 +211,10 @@ def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """Yield the means of episodes, as far as they were measured, for a line."""
     for metric in (metric for metric in METRICS if metric.short):
         value = metrics.get(f"{prefix}{metric.name}")
-        if value is not None or not metric.optional:
-            number = math.nan if value is None else value
-            text = _percent(number) if metric.scale == 100 else f"{number:.2f}"
-            yield f"{metric.short} {'n/a' if math.isnan(number) else text}"
+        if value is not None and not math.isnan(value):
+            yield f"{metric.short} {_percent(value) if metric.scale == 100 else f'{value:.2f}'}"
+        elif not metric.optional:
+            yield f"{metric.short} n/a"
 
 
 def _percent(value: float) -> str:

@@ -8,7 +8,6 @@ into `STAGING` and gets its name when it is complete, so every `checkpoint-…` 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,38 +29,27 @@ from ..utils.json import write_json
 from ..utils.options import require
 from .ownership import STAGING, checkpoints_in, note_written, read_description, remove
 
-logger = logging.getLogger(__name__)
-
 STATE = "g2po_state.json"
 _SIZES = "file_sizes.json"
 _WEIGHTS = (".safetensors", ".bin")
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
-    """Return the folder to resume from; `None` to start from scratch.
+    """Return the folder to resume from; `None` to start from scratch. Refuses one with files that are missing or cut.
 
-    Args:
-        resume_from_checkpoint: a folder; `True` or "latest": the newest in `output_dir`, which must have one; "auto":
-            the newest if there is one; `None` or `False`: none.
-        output_dir: folder of the run.
-
-    Raises:
-        G2POError: if there is no such checkpoint, or a file in it is missing or cut.
+    `resume_from_checkpoint`: a folder; `True` or "latest": the newest in `output_dir`; "auto": the newest if there is
+    one; `None` or `False`: none.
     """
-    wanted = str(resume_from_checkpoint).lower()
+    wanted, folder = str(resume_from_checkpoint).lower(), Path(str(resume_from_checkpoint))
     if wanted in ("none", "false", ""):
         return None
     if wanted in ("true", "latest", "auto"):
         existing = checkpoints_in(output_dir)
-        remedy = f"{str(output_dir)!r} holds no checkpoint; use 'auto' to resume if there is one"
-        require(bool(existing) or wanted == "auto", "resume_from_checkpoint", resume_from_checkpoint, remedy)
-        if not existing:
+        if not existing and wanted == "auto":
             return None
-        folder = existing[-1]
-    else:
-        folder = Path(resume_from_checkpoint)
-        remedy = "it holds no trainer_state.json; pass a checkpoint folder, 'latest' or 'auto'"
-        require((folder / "trainer_state.json").is_file(), "resume_from_checkpoint", str(folder), remedy)
+        folder = existing[-1] if existing else Path(output_dir)
+    remedy = f"{folder} is no checkpoint with a trainer_state.json; pass one, or 'auto' to resume if there is one"
+    require((folder / "trainer_state.json").is_file(), "resume_from_checkpoint", resume_from_checkpoint, remedy)
     _check_whole(folder)
     return str(folder)
 
@@ -84,39 +72,12 @@ def run_id_of(checkpoint: str | Path) -> str | None:
     return read_description(checkpoint, STATE).get("run_id")
 
 
-def _save_mini_batches(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Write tensors, numbers, and images as PNG: data that `torch.load` reads without unpickling other classes."""
-
-    def plain(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().cpu().clone()  # of a view, the whole storage would be written
-        return [[picture.png for picture in row] for row in value] if name == "images" else value
-
-    torch.save([[{name: plain(name, one[name]) for name in one} for one in part] for part in mini_batches], path)
-
-
-def _load_mini_batches(path: Path) -> list[list[dict[str, Any]]]:
-    mini_batches = torch.load(path, weights_only=True) if path.is_file() else []
-    for micro_batch in (one for part in mini_batches for one in part if "images" in one):
-        micro_batch["images"] = [[read_png(png) for png in row] for row in micro_batch["images"]]
-    return mini_batches
-
-
-def _continues(condition: bool, folder: str | Path, reason: str) -> None:
-    remedy = f"it cannot be continued, since it {reason}, or start a new run from its weights (model_name_or_path)"
-    require(condition, "resume_from_checkpoint", str(folder), remedy)
-
-
 class RunState:
     """Saves and restores the parts of a run that have a state.
 
-    Args:
-        parts: parts by the names of their states in the checkpoint: `state_dict()` returns plain data, which is kept
-            as JSON, where NaN is null; `load_state_dict(state)` restores it on every rank.
-        rank, num_ranks: number of this process, and of all processes.
-
-    `kept_in_files`: parts with files of their own in a checkpoint's folder: `save(folder)` is called on the main
-    process, `load(folder)` on every rank.
+    `parts`, by the names of their states, have `state_dict()`, plain data which is kept as JSON, where NaN is null,
+    and `load_state_dict(state)`, called on every rank. Those in `kept_in_files` have files of their own in a
+    checkpoint's folder: `save(folder)`, on the main process, and `load(folder)`.
     """
 
     def __init__(self, parts: Mapping[str, Any], rank: int = 0, num_ranks: int = 1):
@@ -134,10 +95,13 @@ class RunState:
         """Write the states of all parts, and `mini_batches` still to be trained, into a checkpoint's folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if mini_batches:
+            plain = [
+                [{name: _plain(name, value) for name, value in one.items()} for one in part] for part in mini_batches
+            ]
+            torch.save(plain, self._step_samples(folder))
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
-        if mini_batches:
-            _save_mini_batches(folder / f"step_samples_{self.rank}.pt", mini_batches)
         if is_main:
             write_json(folder / STATE, state, indent=1)
             for part in self.kept_in_files:
@@ -148,33 +112,47 @@ class RunState:
     ) -> list[list[dict[str, Any]]]:
         """Restore a checkpoint of this run, and return the micro-batches that are still to be trained.
 
-        `trains`: it needs the optimizer's state, without which transformers would begin with a new one.
-
-        Raises:
-            G2POError: if the checkpoint is another trainer's or version's, or was saved with other settings.
+        `trains`: it needs the optimizer's state, without which transformers would begin with a new one. Raises
+        `G2POError` if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
         folder = Path(folder)
+
+        def check(condition: bool, reason: str) -> None:
+            remedy = f"it cannot be continued, since it {reason}, or start a new run from its weights (--model)"
+            require(condition, "resume_from_checkpoint", str(folder), remedy)
+
         has_optimizer = any(folder.glob("rng_state*.pth"))
-        _continues(has_optimizer or not trains, folder, "has no optimizer state. Save with save_only_model=False")
-        _continues((folder / STATE).is_file(), folder, f"has no {STATE} of a G2POTrainer: pass another")
+        check(has_optimizer or not trains, "has no optimizer state. Save with save_only_model=False")
+        check((folder / STATE).is_file(), f"has no {STATE} of a G2POTrainer: pass another")
         state = read_description(folder, STATE)
         before = {name: value for name, value in state["run"].items() if value != identity.get(name, value)}
         changed = [f"{name} was {value!r} and is {identity[name]!r}" for name, value in before.items()]
-        _continues(not changed, folder, f"has other settings: {'; '.join(changed)}. Use these")
+        check(not changed, f"has other settings: {'; '.join(changed)}. Use these")
         then = state["num_processes"]
-        reason = f"was saved in the middle of an iteration with {then} processes. Use as many"
-        _continues(not state["buffered"] or then == self.num_ranks, folder, reason)
-        for name, part in self.parts.items():
-            if name not in state:  # a reference has a state unless it is sharded
-                continue
-            try:
-                part.load_state_dict(state[name])
-            except (KeyError, TypeError) as error:  # of a version with other names
-                reason = f"was saved by another version of g2po-trl, whose {name} has {error!r}. Use that version"
-                _continues(False, folder, reason)
+        is_possible = not state["buffered"] or then == self.num_ranks
+        check(is_possible, f"was saved in the middle of an iteration with {then} processes. Use as many")
+        try:
+            for name in (name for name in self.parts if name in state):  # a sharded reference has none
+                self.parts[name].load_state_dict(state[name])
+        except (KeyError, TypeError) as error:  # other names
+            check(False, f"was saved by another version of g2po-trl ({error!r}). Use that version")
         for part in self.kept_in_files:
             part.load(str(folder))
-        return _load_mini_batches(folder / f"step_samples_{self.rank}.pt")
+        path = self._step_samples(folder)
+        mini_batches = torch.load(path, weights_only=True) if path.is_file() else []
+        for micro_batch in (one for part in mini_batches for one in part if "images" in one):
+            micro_batch["images"] = [[read_png(png) for png in row] for row in micro_batch["images"]]
+        return mini_batches
+
+    def _step_samples(self, folder: Path) -> Path:
+        return folder / f"step_samples_{self.rank}.pt"
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value of a micro-batch as data that is read without unpickling classes: pictures as PNG."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()  # of a view, the whole storage would be written
+    return [[picture.png for picture in row] for row in value] if name == "images" else value
 
 
 class AtomicCheckpoint:
@@ -191,8 +169,8 @@ class AtomicCheckpoint:
     def model_files(self, folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
         """Yield a folder to write a model into: that of the open checkpoint, or one whose files are then moved.
 
-        Files in `folder` are never half written. Weights are moved last, and after them their index. An existing
-        README.md is kept. `wait` waits for the other ranks if they write, too.
+        Files in `folder` are never half written. Weights are moved last, and after them their index. `wait` waits for
+        the other ranks if they write, too.
         """
         folder = Path(folder)
         if self.is_open:
@@ -210,9 +188,10 @@ class AtomicCheckpoint:
             wait()
         if not is_main:
             return
-        moved = [path for path in apart.iterdir() if path.name != "README.md" or not (folder / path.name).exists()]
-        note_written(folder, *(path.name for path in moved if path.name != "README.md"))
-        for path in sorted(moved, key=lambda path: (path.name.endswith(".index.json"), path.suffix in _WEIGHTS)):
+        (apart / "README.md").unlink(missing_ok=True)  # PEFT's, without a word about the run
+        moved = sorted(apart.iterdir(), key=lambda path: (path.name.endswith(".index.json"), path.suffix in _WEIGHTS))
+        note_written(folder, *(path.name for path in moved))
+        for path in moved:
             target = folder / path.name
             if target.is_dir():
                 remove(target)
@@ -223,11 +202,7 @@ class AtomicCheckpoint:
     def checkpoint(
         self, run_dir: Path, state: TrainerState, accelerator: Accelerator, args: TrainingArguments
     ) -> Iterator[Path]:
-        """Enclose all code that writes a checkpoint, on every rank. It gets its name when all ranks are done.
-
-        Yields:
-            the folder of the checkpoint before it gets its name.
-        """
+        """Yield the folder to write a checkpoint into, on every rank. It gets its name when all ranks are done."""
         name = f"checkpoint-{state.global_step}"
         staged, final = run_dir / STAGING / name, run_dir / name
         self.is_open = True
@@ -259,15 +234,12 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        of_disk = "StreamWriter" in str(error) or "inline_container" in str(error)  # torch.save's has no class
-        if isinstance(error, RuntimeError) and not of_disk:
+        of_torch = "StreamWriter" in str(error) or "inline_container" in str(error)  # torch.save's has no class
+        if isinstance(error, RuntimeError) and not of_torch:
             raise
-        raise G2POError(
-            f"output_dir is {str(folder.parent.parent)!r}, where {folder.name} cannot be written ({error}): free "
-            "space, or pass another --output-dir. Complete checkpoints are kept (--resume-from-checkpoint auto)",
-            "output_dir",
-            str(folder.parent.parent),
-        ) from error
+        run_dir = str(folder.parent.parent)
+        remedy = f"{folder.name} cannot be written there ({error}): free space, or pass another --output-dir"
+        raise G2POError(f"output_dir is {run_dir!r}: {remedy}", "output_dir", run_dir) from error
 
 
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
