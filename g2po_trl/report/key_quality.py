@@ -2,19 +2,16 @@
 
 The value of a state predicts the return of an episode that visits it. Each episode of a group is left out once, and
 its returns are predicted by the values that the other episodes give to its states. λ < 1 assumes that the continuation
-of a state does not depend on how it was reached; if it predicts better, values with this λ may be better. Keys hide
-relevant differences if the same action from the same state leads to states of different values (or the environment is
-random), or if λ = 0 predicts worse at states that were visited often, where λ = 1 has enough returns to average, or
-even over all states.
-
-Groups are independent, but their steps are not, so errors are compared as ratios of sums over groups, in standard
-errors over groups, and intervals come from a bootstrap that draws groups.
+of a state does not depend on how it was reached. Keys hide relevant differences if the same action from the same state
+leads to states of different values (or the environment is random), or if λ = 0 predicts worse where λ = 1 has enough
+returns to average, or over all states. Errors are compared as ratios of sums over groups, which are independent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,32 +19,26 @@ import numpy as np
 from ..credit.graph import StateGraph
 from ..credit.values import lambda_values
 from ..runs.iterations import Iteration
+from ..trajectory import Trajectory
 
 LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
-# A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than
-# so many standard errors; a smaller error is preferred to that of λ = 0 from so many on.
-OFTEN, LOSES, PREFERRED = 8, 2.0, 1.0
-# Keys are trusted up to such a share of `same_action_spread`. On the task of benchmarks/credit/tabular.py right keys
-# have 0, or with 10 % random actions 0.05, and wrong ones 0.03 to 0.58.
-HIDDEN = 0.02
-# Nothing is known about the keys where fewer of the steps from states visited again repeat an action (on that task at
-# least 0.24 do): where actions are free text, each is another, and no two can disagree.
-REPEATED = 0.1
-RESAMPLES = 2000
-LEAST_GROUPS = 8  # a percentile interval of fewer is too narrow to be called one
-_TOGETHER = 512  # groups whose values are solved for together: more are faster, and take memory
+OFTEN = 8  # visits by other episodes
+LOSES, PREFERRED = 2.0, 1.0  # standard errors by which λ = 0 predicts worse, and another λ is preferred to it
+HIDDEN = (
+    0.02  # of `same_action_spread`: in benchmarks/credit/tabular.py right keys have 0, and wrong ones 0.03 to 0.58
+)
+REPEATED = (
+    0.1  # of steps from states visited again, that repeat an action: of fewer, as of free text, nothing is known
+)
+LEAST_GROUPS = 8  # an interval of fewer is too narrow to be called one
 KEYS_HELP = '"State keys" on the page "Your environment"'
 
 
 @dataclass(frozen=True)
 class LeftOutErrors:
-    """Squared errors of P predicted returns, by L values of λ.
+    """Squared errors (P, L) of P predicted returns, by L values of λ, of `num_steps` counted steps.
 
-    Args:
-        errors: (P, L) squared error, in units of reward squared.
-        visits: (P,) visits of the state by the group's other episodes, at least 1.
-        group: (P,) group of the step.
-        num_steps: number of counted steps of the graph; steps without a prediction are in states of one episode only.
+    `visits`: (P,) visits of the state by the group's other episodes, at least 1. `group`: (P,) group of the step.
     """
 
     errors: np.ndarray
@@ -93,31 +84,28 @@ def _values(graph, node, next_node, returns, visits, value_lambda) -> np.ndarray
     return lambda_values(node, next_node, graph.rewards, graph.node_group, graph.gamma, value_lambda)
 
 
-def same_actions(graph: StateGraph, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def same_actions(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the steps that lead to a known state, and a number for each one's state and action.
 
-    `graph`, `truncated`: as of `same_action_spread`.
+    The last step of an episode that the turn limit ended leads to none: no key shows how many turns are left. `graph`:
+    of the groups, with actions.
     """
+    truncated = np.array([one.outcome == "truncated" for group in groups for one in group], bool)
     used = np.flatnonzero(graph.counted & ~(truncated[graph.trajectory] & (graph.next_node >= graph.num_nodes)))
     _, action = np.unique(graph.action[used], return_inverse=True)
     _, pair = np.unique(graph.node[used] * (action.max(initial=0) + 1) + action, return_inverse=True)
     return used, pair
 
 
-def same_action_spread(graph: StateGraph, truncated: np.ndarray) -> np.ndarray:
+def same_action_spread(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) -> np.ndarray:
     """Return how far next values of steps from one state differ: of the same action, and of all.
-
-    Args:
-        graph: state graph with actions.
-        truncated: (M,) trajectories that a turn limit ended. Their last steps, which lead to no state, are left out,
-            since no key shows how many turns are left.
 
     Returns:
         (groups, 2) sums of squares, about the mean of each state and action, and of each state. The first is 0 if the
         keys show all relevant differences and nothing is random. Both are 0 if too few actions are repeated, see
         `REPEATED`.
     """
-    used, pair = same_actions(graph, truncated)
+    used, pair = same_actions(graph, groups)
     node, values = graph.node[used], graph.next_values[used]
     again = np.bincount(node)[node] > 1
     if (np.bincount(pair)[pair] > 1).sum() < REPEATED * again.sum():
@@ -143,14 +131,9 @@ def standard_errors(differences: np.ndarray) -> float:
 
 
 def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
-    """Return the λ to recommend for updates with such data.
+    """Return the λ to recommend, from (groups, L) sums of left-out errors and (groups, 2) `same_action_spread`.
 
-    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless the error of another λ is smaller by
-    more than `PREFERRED` standard errors.
-
-    Args:
-        errors: (groups, L) sums of left-out errors by `LAMBDAS`.
-        spread: (groups, 2) `same_action_spread`.
+    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless another λ is `PREFERRED`.
     """
     hidden = hidden_share(spread)
     if hidden is None or hidden > HIDDEN:
@@ -160,34 +143,26 @@ def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
     return LAMBDAS[min(better, key=lambda number: errors[:, number].sum(), default=len(LAMBDAS) - 1)]
 
 
-def measure(iterations: Sequence[Iteration], gamma: float) -> tuple[LeftOutErrors, np.ndarray]:
+def measure(iterations: Sequence[Iteration], graphs: Sequence[StateGraph]) -> tuple[LeftOutErrors, np.ndarray]:
     """Return errors and `same_action_spread` of all iterations as one batch of groups."""
-    groups = [group for iteration in iterations for group in iteration.groups]
-    starts, parts, spread = range(0, len(groups), _TOGETHER), [], []
-    for start in starts:
-        some = groups[start : start + _TOGETHER]
-        graph = StateGraph.from_groups(some, gamma, with_actions=True)
-        parts.append(left_out_errors(graph))
-        truncated = [t.outcome == "truncated" for group in some for t in group]
-        spread.append(same_action_spread(graph, np.array(truncated, bool)))
+    parts = [left_out_errors(graph) for graph in graphs]
+    starts = np.cumsum([0, *(graph.num_groups for graph in graphs)])
     errors = LeftOutErrors(
         np.concatenate([part.errors for part in parts]),
         np.concatenate([part.visits for part in parts]),
         np.concatenate([part.group + start for part, start in zip(parts, starts)]),
         sum(part.num_steps for part in parts),
     )
-    return errors, np.concatenate(spread)
+    return errors, np.concatenate([same_action_spread(g, one.groups) for g, one in zip(graphs, iterations)])
 
 
 def examine(errors: LeftOutErrors, spread: np.ndarray) -> dict[str, Any]:
     """Return the part `prediction` of `analysis.json`.
 
     Returns:
-        `lambdas`; `steps`; `unpredicted_share`: share of the steps whose state no other episode of the group visited;
-        `all`, `often`: see `row`; `hidden_share`: see the function; `often_standard_errors`: by how many λ = 0
-        predicts worse than λ = 1 at states visited often, `None` if there are none or no error differs;
-        `lost_standard_errors`: the same over all states; `value_lambda`: the recommended λ, `None` if nothing could be
-        compared.
+        `unpredicted_share`: share of the steps whose state no other episode of the group visited; `all`, `often`: see
+        `row`; `often_standard_errors`, `lost_standard_errors`: by how many λ = 0 predicts worse than λ = 1 at states
+        visited often, and over all; `value_lambda`: the recommended λ. `None` where nothing could be compared.
     """
     everywhere, often = errors.by_group(), errors.by_group(OFTEN)
     lost, lost_often = everywhere[:, -1] - everywhere[:, 0], often[:, -1] - often[:, 0]
@@ -208,10 +183,8 @@ def examine(errors: LeftOutErrors, spread: np.ndarray) -> dict[str, Any]:
 def row(sums: np.ndarray, steps: int) -> dict[str, Any]:
     """Return statistics of some predicted steps, from their (groups, L) sums of errors.
 
-    Returns:
-        `steps` predicted; `groups` that have errors; `mean_squared_error`: one for each λ, in units of reward squared;
-        `relative`: its difference to that of λ = 1, by that of λ = 1; `interval`: the 95 % interval of each
-        difference, `None` from fewer than `LEAST_GROUPS` groups.
+    Of each λ, `relative` is the difference of its `mean_squared_error` to that of λ = 1, by that of λ = 1, and
+    `interval` its 95 % interval, `None` from fewer than `LEAST_GROUPS` groups.
     """
     total, groups = sums.sum(axis=0), int((sums > 0).any(axis=1).sum())
     known = steps > 0 and total[0] > 0
@@ -220,27 +193,16 @@ def row(sums: np.ndarray, steps: int) -> dict[str, Any]:
         "groups": groups,
         "mean_squared_error": (total / steps).tolist() if steps else None,
         "relative": (total / total[0] - 1).tolist() if known else None,
-        "interval": bootstrap(sums).tolist() if known and groups >= LEAST_GROUPS else None,
+        "interval": intervals(sums).tolist() if known and groups >= LEAST_GROUPS else None,
     }
 
 
-def bootstrap(sums: np.ndarray) -> np.ndarray:
-    """Return 95 % bootstrap intervals of relative differences to the first column; groups are drawn with replacement.
-
-    Args:
-        sums: (groups, L) sums of errors.
-
-    Returns:
-        (L, 2) ends of the percentile interval of sum / first sum - 1. Draws are paired: a group counts for all λ or
-        for none.
-    """
-    groups, size, rng, drawn = len(sums), 100, np.random.default_rng(0), []
-    for _ in range(RESAMPLES // size):
-        places = rng.integers(0, groups, (size, groups)) + groups * np.arange(size)[:, None]
-        drawn.append(np.bincount(places.ravel(), minlength=size * groups).reshape(size, groups) @ sums)
-    totals = np.concatenate(drawn)
-    base = np.where(totals[:, :1] > 0, totals[:, :1], np.nan)
-    return np.nanpercentile(totals / base - 1, [2.5, 97.5], axis=0).T
+def intervals(sums: np.ndarray) -> np.ndarray:
+    """Return (L, 2) 95 % intervals of sum / first sum - 1, of (groups, L) sums: by the delta method, paired."""
+    total = sums.sum(axis=0)
+    ratio = total / total[0]
+    error = np.sqrt(((sums - ratio * sums[:, :1]) ** 2).sum(axis=0)) / total[0]
+    return (ratio - 1)[:, None] + np.outer(error, [-1.96, 1.96])
 
 
 def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]:
@@ -265,10 +227,10 @@ def in_short(found: dict[str, Any], used: float | None = 1.0) -> tuple[str, str]
 
 def text(found: dict[str, Any]) -> str:
     """Return the test as lines: errors by λ, over all states and at those visited often, and findings on the keys."""
-    share = 100 * (found["unpredicted_share"] or 0.0)
     lines = [
         "test of the state keys: how well a group's values predict the returns of an episode that is left out",
-        f"{share:.1f} % of steps are not predicted: no other episode of their group visited their state",
+        f"{found['unpredicted_share'] or 0.0:.1%} of steps are not predicted: no other episode of their group visited "
+        "their state",
     ]
     for name, lost, part in (
         ("all states", found["lost_standard_errors"], found["all"]),
@@ -276,20 +238,13 @@ def text(found: dict[str, Any]) -> str:
     ):
         if part["relative"] is not None:
             lines.append(f"{name}: {part['steps']} steps, squared error {part['mean_squared_error'][0]:.3g} at λ = 1")
-            lines += [f"  λ = {of:g}: {_change(part, number)}" for number, of in enumerate(LAMBDAS) if number]
+            ranges = [f", 95 % interval {low:+.1%} to {high:+.1%}" for low, high in part["interval"] or ()]
+            rows = zip_longest(LAMBDAS, part["relative"], ranges, fillvalue="")
+            lines += [f"  λ = {of:g}: error {error:+.1%}{interval}" for of, error, interval in rows][1:]
         if lost is not None:
             limit = f"(correct keys: at most {LOSES:g})"
             lines.append(f"  λ = 0 predicts worse than λ = 1 by {lost:.1f} standard errors {limit}")
     if found["hidden_share"] is not None:
-        hidden, limit = 100 * found["hidden_share"], f"(correct keys: at most {100 * HIDDEN:.0f} %)"
-        lines.append(f"{hidden:.0f} % of the variance of next values lies within the same action {limit}")
+        limit = f"(correct keys: at most {HIDDEN:.0%})"
+        lines.append(f"{found['hidden_share']:.0%} of the variance of next values lies within the same action {limit}")
     return "\n".join([*lines, " ".join(filter(None, in_short(found, None)))])
-
-
-def _change(part: dict[str, Any], number: int) -> str:
-    """Return a text such as `error -4.3 %, 95 % interval -6.0 to -2.7 %`."""
-    text = f"error {100 * part['relative'][number]:+.1f} %"
-    if part["interval"] is None:
-        return text
-    low, high = part["interval"][number]
-    return f"{text}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} %"

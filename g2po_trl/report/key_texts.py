@@ -1,4 +1,4 @@
-"""State keys compared with texts: different observations under one key, and equal ones under several."""
+"""Examples of what state keys hide: different observations, or next states, of one key."""
 
 from __future__ import annotations
 
@@ -15,49 +15,32 @@ from ..view.words import action_text, state_text
 from .key_quality import same_actions
 
 
-def key_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
-    """Return the part `key_texts` of analysis.json.
+def merged_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
+    """Return the share of steps in a state of their group that has several observations, and an example.
 
-    Returns:
-        `steps`: number of steps. `merged`: `steps` in a state of their group that has several observations, and the
-        `example` with most steps, two texts. `split`: `steps` whose observation has several keys in their group, and
-        the `example`, a text. Examples are `None` if there are none. The listed actions are not compared.
+    The `example` has most steps, and is two texts, or `None`. The listed actions are not compared.
     """
-    found = {"steps": 0, "merged": {"steps": 0, "example": None}, "split": {"steps": 0, "example": None}}
-    most = {"merged": 0, "split": 0}
+    merged, steps = [], 0
     for group in groups:
-        of_key, of_text = defaultdict(Counter), defaultdict(Counter)
+        texts = defaultdict(Counter)
         for step in (step for one in group if one.counted for step in one.steps):
-            seen = state_text(step)
-            of_key[step.key][seen] += 1
-            of_text[seen][step.key] += 1
-            found["steps"] += 1
-        for name, counters in (("merged", of_key), ("split", of_text)):
-            for key, inside in counters.items():
-                if len(inside) < 2:
-                    continue
-                found[name]["steps"] += inside.total()
-                if inside.total() > most[name]:
-                    most[name] = inside.total()
-                    (first, _), (second, _) = inside.most_common(2)
-                    found[name]["example"] = different_parts(first, second) if name == "merged" else _short(key)
-    return found
+            texts[step.key][state_text(step)] += 1
+            steps += 1
+        merged += [seen for seen in texts.values() if len(seen) > 1]
+    most = max(merged, key=Counter.total, default=Counter())
+    example = different_parts(*(text for text, _ in most.most_common(2))) if most else None
+    return {"share": sum(map(Counter.total, merged)) / steps if steps else 0.0, "example": example}
 
 
 def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any] | None:
     """Return the action of a state whose next states differ most in value, summed over its steps; `None` if none do.
 
-    Args:
-        graph: state graph of the groups, with actions.
-        groups: the groups.
-
-    Returns:
-        `state`, `action`, and `next`: pairs of text and value of the best and the worst next state; `spread`: the sum
-        of squared differences from the mean, by which examples are ranked.
+    `next` are pairs of text and value, of the best and the worst next state; `spread`, the sum of squared differences
+    from the mean, ranks examples. `graph`: of the groups, with actions.
     """
     trajectories = [one for group in groups for one in group]
     steps = [step for one in trajectories for step in one.steps]
-    used, pair = same_actions(graph, np.array([one.outcome == "truncated" for one in trajectories], bool))
+    used, pair = same_actions(graph, groups)
     if not len(used):
         return None
     values = graph.next_values[used]
@@ -82,20 +65,16 @@ def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) ->
     }
 
 
-def text(found: dict[str, Any], hidden: dict[str, Any] | None) -> list[str]:
+def text(merged: dict[str, Any], hidden: dict[str, Any] | None) -> list[str]:
     """Return lines about both."""
     lines = []
-    for name, what in (("merged", "in a state that has several observations"), ("split", "seen under several keys")):
-        part = found[name]
-        if part["steps"]:
-            shown = " and ".join(map(repr, part["example"])) if name == "merged" else repr(part["example"])
-            lines.append(f"{100 * part['steps'] / found['steps']:.0f} % of steps are {what}, as {shown}")
+    if merged["example"]:
+        shown = " and ".join(map(repr, merged["example"]))
+        lines.append(f"{merged['share']:.0%} of steps are in a state that has several observations, as {shown}")
     if hidden is not None:
         (best, high), (worst, low) = hidden["next"]
-        lines.append(
-            f"from {hidden['state']!r}, {hidden['action']!r} leads to {best!r} (value {high:.2g}) and to {worst!r} "
-            f"(value {low:.2g})"
-        )
+        ends = f"{best!r} (value {high:.2g}) and to {worst!r} (value {low:.2g})"
+        lines.append(f"from {hidden['state']!r}, {hidden['action']!r} leads to {ends}")
     return lines
 
 

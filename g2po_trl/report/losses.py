@@ -6,10 +6,9 @@ a group with a success: before it the other episodes of the group succeeded ofte
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..credit.graph import StateGraph
@@ -26,48 +25,42 @@ TURN_LIMIT = "the turn limit"
 UNBROKEN = "\N{NO-BREAK SPACE}"  # in a command, which is copied from one line
 
 
-def losses(iterations: Sequence[Iteration], gamma: float) -> dict[str, Any]:
-    """Return the part `losses` of analysis.json.
+def losses(iterations: Sequence[Iteration], graphs: Sequence[StateGraph]) -> dict[str, Any]:
+    """Return the part `losses` of analysis.json. `graphs`: of each iteration.
 
     Returns:
         `tasks`: number of tasks with a result. `never_won`: the tasks without a success, most episodes first:
-        `task_id`, `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends`
-        (pairs of a state's text, or of why there was no step, and the number of episodes that end there, most first),
-        and `iteration` and `episode` of one of them, for `g2po view --text`. `lost`: number of failed episodes in
-        groups with a success. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`,
-        most first.
+        `name` in words (the row or the id where all tasks have the same words), `row`, `episodes`, `ends` (pairs of a
+        state's text, or of why there was no step, and the number of episodes that end there, most first), and
+        `iteration` and `episode` of one of them, for `g2po view --text`. `lost`: number of failed episodes in groups
+        with a success. `turning_points` of these: `state`, `action` (or `TURN_LIMIT`) and number of `episodes`, most
+        first.
     """
     by_task: dict[str, list[tuple[Trajectory, int, str]]] = defaultdict(list)
-    turns: Counter[tuple[str, str]] = Counter()
-    texts: dict[str, str] = {}
+    points: Counter[tuple[str, str]] = Counter()
     lost = 0
-    for iteration in iterations:
+    for iteration, graph in zip(iterations, graphs):
+        turns = iter(turning_steps(graph).tolist())
         for number, group in enumerate(iteration.groups, 1):
-            for index, episode in enumerate(group, 1):
-                if episode.counted:
-                    by_task[episode.task_id].append((episode, iteration.number, f"{number}.{index}"))
-            if not any(episode.success for episode in group):
-                continue
-            lost += sum(episode.counted and not episode.success for episode in group)
-            for episode, index in turning_points(group, gamma):
-                step = episode.steps[index]
-                texts.setdefault(step.key, one_line(state_text(step), TEXT))
-                is_cut = episode.outcome == "truncated" and index == len(episode.steps) - 1
-                turns[step.key, TURN_LIMIT if is_cut else one_line(action_text(step), TEXT)] += 1
-    shown = turns.most_common(SHOWN)
-    states = _told_apart(texts, [key for (key, _), _ in shown])
+            has_success = any(episode.success for episode in group)
+            for index, (episode, turn) in enumerate(zip(group, turns), 1):
+                if not episode.counted:
+                    continue
+                by_task[episode.task_id].append((episode, iteration.number, f"{number}.{index}"))
+                is_lost = has_success and not episode.success
+                lost += is_lost
+                points.update([_turning_point(episode, turn)] if is_lost and turn >= 0 else [])
     alike = len(by_task) > 1 and len({played[0][0].task for played in by_task.values()}) == 1
-    never = [name for name, played in by_task.items() if not any(one.success for one, *_ in played)]
-    never.sort(key=lambda name: -len(by_task[name]))
-    points = [{"state": states[key], "action": action, "episodes": number} for (key, action), number in shown]
-    never_won = [_lost_task(name, by_task[name], alike) for name in never]
-    return {"tasks": len(by_task), "never_won": never_won, "lost": lost, "turning_points": points}
+    never = [played for played in by_task.values() if not any(one.success for one, *_ in played)]
+    shown = [{"state": state, "action": action, "episodes": n} for (state, action), n in points.most_common(SHOWN)]
+    never_won = [_lost_task(played, alike) for played in sorted(never, key=len, reverse=True)]
+    return {"tasks": len(by_task), "never_won": never_won, "lost": lost, "turning_points": shown}
 
 
-def turning_points(group: Sequence[Trajectory], gamma: float) -> list[tuple[Trajectory, int]]:
-    """Return the failed episodes of a group, each with the index of the step after which V falls most."""
-    steps = turning_steps(StateGraph.from_groups([group], gamma))
-    return [(one, int(step)) for one, step in zip(group, steps) if step >= 0 and not one.success]
+def _turning_point(episode: Trajectory, turn: int) -> tuple[str, str]:
+    """Return state and action of a step as texts."""
+    step, is_cut = episode.steps[turn], episode.outcome == "truncated" and turn == len(episode.steps) - 1
+    return one_line(state_text(step), TEXT), TURN_LIMIT if is_cut else one_line(action_text(step), TEXT)
 
 
 def in_short(found: dict[str, Any], folder: str | None = None) -> str:
@@ -100,36 +93,18 @@ def text(found: dict[str, Any], folder: str) -> str:
     return "\n".join(lines)
 
 
-def _lost_task(name: str, played: Sequence[tuple[Trajectory, int, str]], alike: bool) -> dict[str, Any]:
-    ended = [  # pairs of key and text
-        (one.steps[-1].key, state_text(one.steps[-1])) if one.steps else (None, f"no step: {one.failure_reason}")
-        for one, *_ in played
-    ]
-    ends = Counter(key for key, _ in ended).most_common(2)
-    states = _told_apart({key: one_line(text, TEXT) for key, text in ended}, [key for key, _ in ends])
+def _lost_task(played: Sequence[tuple[Trajectory, int, str]], alike: bool) -> dict[str, Any]:
+    ends = Counter(state_text(one.steps[-1]) if one.steps else f"no step: {one.failure_reason}" for one, *_ in played)
     last, iteration, place = played[-1]
-    words = (name if last.row is None else to_json(last.row)) if alike or not last.task else last.task
+    words = (last.task_id if last.row is None else to_json(last.row)) if alike or not last.task else last.task
     return {
-        "task_id": name,
         "name": one_line(words, TEXT),
         "row": last.row,
         "episodes": len(played),
-        "ends": [[states[key], number] for key, number in ends],
+        "ends": [[one_line(text, TEXT), number] for text, number in ends.most_common(2)],
         "iteration": iteration,
         "episode": place,
     }
-
-
-def _told_apart(texts: Mapping[str | None, str], keys: Iterable[str | None]) -> dict[str | None, str]:
-    """Return the texts of these states; to equal texts, the part of the key that differs is added."""
-    said = {key: texts[key] for key in keys}
-    told = dict(said)
-    for key, text in said.items():
-        others = [os.path.commonprefix([str(key), str(one)]) for one in said if one != key and said[one] == text]
-        if others:
-            start = max(0, max(map(len, others)) - TEXT // 2)
-            told[key] = f"{text} (key {'…' * (start > 0)}{one_line(str(key)[start:], TEXT)})"
-    return told
 
 
 def _view(task: dict[str, Any], folder: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from letter_graphs import episode
 
 from g2po_envs.sokoban import SokobanEnvironment, level_rows
-from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import key_quality as keys
 from g2po_trl.report.key_quality import LAMBDAS, OFTEN, LeftOutErrors
@@ -17,7 +17,8 @@ from g2po_trl.runs.iterations import Iteration
 
 def examined(*iterations, gamma=0.5):
     runs = [Iteration(number, groups) for number, groups in enumerate(iterations, 1)]
-    return keys.examine(*keys.measure(runs, gamma))
+    graphs = [StateGraph.from_groups(groups, gamma, with_actions=True) for groups in iterations]
+    return keys.examine(*keys.measure(runs, graphs))
 
 
 def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErrors:
@@ -56,25 +57,22 @@ def test_states_visited_often_are_counted_apart():
     assert f"{OFTEN} or more visits" in keys.text(found)
 
 
-def test_groups_beyond_a_batch_are_the_same(monkeypatch):
+def test_iterations_are_one_batch_of_groups():
     rng = random.Random(0)
     groups = [[episode(rng.choices("abc", k=4), 8.0 * rng.randrange(2)) for _ in range(3)] for _ in range(20)]
-    whole = examined(groups[:10], groups[10:])
-    monkeypatch.setattr(keys, "_TOGETHER", 3)
-    parts = examined(groups[:10], groups[10:])
+    whole, parts = examined(groups), examined(groups[:10], groups[10:])
     np.testing.assert_allclose(parts["all"]["mean_squared_error"], whole["all"]["mean_squared_error"])
     assert parts["all"]["groups"] == whole["all"]["groups"] > 10
 
 
-def test_intervals_are_paired_deterministic_and_as_wide_as_the_spread_of_groups():
+def test_intervals_are_paired_and_as_wide_as_the_spread_of_groups():
     rng = np.random.default_rng(0)
     size = rng.gamma(2.0, 5.0, 400)  # much the same for both λ: what is compared must not feel it
     errors = np.stack([size, 0.9 * size + rng.normal(0, 0.5, 400)], axis=1)
-    found = keys.bootstrap(errors)
-    np.testing.assert_array_equal(found, keys.bootstrap(errors))
+    found = keys.intervals(errors)
     ratio = errors[:, 1].sum() / errors[:, 0].sum()
     deviation = (errors[:, 1] - ratio * errors[:, 0]).std() / errors[:, 0].mean() / 20
-    np.testing.assert_allclose(found[1], ratio - 1 + np.array([-1.96, 1.96]) * deviation, atol=0.2 * deviation)
+    np.testing.assert_allclose(found[1], ratio - 1 + np.array([-1.96, 1.96]) * deviation, atol=1e-3 * deviation)
     assert found[0].tolist() == [0, 0] and found[1, 1] < 0
 
 

@@ -45,12 +45,12 @@ def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
     assert errors.num_steps == sum(len(t.steps) for group in groups for t in group if t.outcome != "error")
 
 
-def spread_of(graph: StateGraph) -> np.ndarray:
-    return same_action_spread(graph, np.zeros(len(graph.rewards), bool))
+def spread_of(groups, gamma=0.95) -> np.ndarray:
+    return same_action_spread(StateGraph.from_groups(groups, gamma, with_actions=True), groups)
 
 
-def recommended(graph: StateGraph) -> float:
-    return best_lambda(left_out_errors(graph).by_group(), spread_of(graph))
+def recommended(groups) -> float:
+    return best_lambda(left_out_errors(StateGraph.from_groups(groups)).by_group(), spread_of(groups))
 
 
 def with_actions(keys: str, actions: str, reward: float, outcome: str = "failure") -> Trajectory:
@@ -66,22 +66,20 @@ def test_the_same_action_from_the_same_state_by_hand():
         with_actions("xc", "rz", 0.0),
         with_actions("xc", "lz", 0.0, "error"),
     ]
-    graph = StateGraph.from_groups([group], 1.0, with_actions=True)
     # Next values of x: 8, 8, 8 by l, l, r and 0 by r. Of the last steps: 8, 8, 8 from b; 0 from c.
-    np.testing.assert_allclose(spread_of(graph), [[32, 48]])
-    assert hidden_share(spread_of(graph)) == pytest.approx(32 / 48)
-    two = StateGraph.from_groups([group, [episode("aa", 1.0, "u")]], 1.0, with_actions=True)
-    assert spread_of(two).shape == (2, 2) and hidden_share(spread_of(two)[1:]) is None
+    np.testing.assert_allclose(spread_of([group], 1.0), [[32, 48]])
+    assert hidden_share(spread_of([group], 1.0)) == pytest.approx(32 / 48)
+    two = spread_of([group, [episode("aa", 1.0, "u")]], 1.0)
+    assert two.shape == (2, 2) and hidden_share(two[1:]) is None
 
 
 def test_the_end_by_a_turn_limit_says_nothing_about_keys():
     """From x, l leads to b, but once the turns are over: its worth 0 is no other end of the same action."""
     group = [with_actions("xb", "lz", 8.0) for _ in range(2)]
-    group += [with_actions("xc", "rz", 0.0), with_actions("x", "l", 0.0, "truncated")]
-    graph = StateGraph.from_groups([group], 1.0, with_actions=True)
-    np.testing.assert_allclose(spread_of(graph), [[128 / 3, 64]])
-    truncated = np.array([False, False, False, True])
-    np.testing.assert_allclose(same_action_spread(graph, truncated), [[0, 128 / 3]])
+    group += [with_actions("xc", "rz", 0.0), with_actions("x", "l", 0.0)]
+    np.testing.assert_allclose(spread_of([group], 1.0), [[128 / 3, 64]])
+    group[-1].outcome = "truncated"
+    np.testing.assert_allclose(spread_of([group], 1.0), [[0, 128 / 3]])
 
 
 @pytest.mark.parametrize("free_text", [False, True])
@@ -95,8 +93,7 @@ def test_actions_that_are_never_the_same_are_no_reason_to_trust_keys(free_text):
         actions = [f"{key} {rng.random() if free_text else ''}" for key in ("to it", "wait", "go")]
         return Trajectory("t", [Step(k, a) for k, a in zip(keys, actions)], 10.0 * lucky, "failure")
 
-    graph = StateGraph.from_groups([[played() for _ in range(8)] for _ in range(16)], with_actions=True)
-    assert recommended(graph) == 1.0
+    assert recommended([[played() for _ in range(8)] for _ in range(16)]) == 1.0
 
 
 def test_right_keys_gain_and_wrong_ones_are_found():
@@ -113,10 +110,10 @@ def test_right_keys_gain_and_wrong_ones_are_found():
         rooms = ["luck" if lucky else "none", *(f"room {rng.randrange(2)} of floor {floor}" for floor in range(5))]
         return Trajectory("t", [Step(room, "go") for room in rooms], 10.0 * lucky, "failure")
 
-    def played(episode) -> StateGraph:
-        return StateGraph.from_groups([[episode() for _ in range(24)] for _ in range(20)], with_actions=True)
+    def played(episode):
+        return [[episode() for _ in range(24)] for _ in range(20)]
 
-    of_right, of_wrong = left_out_errors(played(right)).errors, left_out_errors(played(wrong)).errors
+    of_right, of_wrong = (left_out_errors(StateGraph.from_groups(played(one))).errors for one in (right, wrong))
     assert of_right[:, -1].mean() < 0.98 * of_right[:, 0].mean()
     assert of_wrong[:, -1].mean() > 1.02 * of_wrong[:, 0].mean()
     assert recommended(played(wrong)) == 1.0 and recommended(played(right)) < 1.0

@@ -11,8 +11,8 @@ from refusals import refused
 
 from g2po_trl import StateGraph, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
-from g2po_trl.report.key_texts import different_parts, hidden_example, key_texts
-from g2po_trl.report.losses import UNBROKEN, in_short, losses, turning_points
+from g2po_trl.report.key_texts import hidden_example, merged_texts
+from g2po_trl.report.losses import UNBROKEN, in_short, losses
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 from g2po_trl.runs.iterations import Iteration, load_iterations
@@ -107,7 +107,7 @@ def test_the_five_lines_by_hand():
     said = lines_of([[lost, early], [lost, lost]])
     assert said["Success"] == "0.0 % in iteration 1." and said["Verdict"].startswith("Too little to tell")
     assert said["Failures"].startswith(
-        "2 of 2 groups failed in every episode in iteration 1, most often 't'. Of 4 failed episodes: 75 % ran out of "
+        "2 of 2 groups failed in every episode in iteration 1. Of 4 failed episodes: 75 % ran out of "
         "turns, 25 % ended earlier,"
     )
 
@@ -150,19 +150,18 @@ def test_tasks_that_are_never_won_and_the_steps_that_lose():
     won, lost = episode("hk", 8.0, "x"), episode("hc", 0.0, "x")
     cut, never = episode("hk", 0.0, "x", outcome="truncated"), [episode("ab", 0.0, "y"), episode("ac", 0.0, "y")]
     lost.steps[0].action = "go down"
-    assert [step for _, step in turning_points([won, lost, episode("hc", 8.0, "x", "error")], 1.0)] == [0]
-    groups = [[won, won, lost, lost, lost, cut], [*never, never[1]]]
+    groups = [[won, won, lost, lost, lost, cut, episode("hc", 8.0, "x", "error")], [*never, never[1]]]
     for group in groups:
         for one in group:
             one.row, one.task = {"name": one.task_id, "api_key": "k3y"}, "tidy up"
-    found = losses([Iteration(7, groups)], 1.0)
+    found = losses([Iteration(7, groups)], [StateGraph.from_groups(groups, 1.0)])
     assert (found["tasks"], found["lost"]) == (2, 4)
     assert found["turning_points"] == [
         {"state": "h", "action": "go down", "episodes": 3},
         {"state": "k", "action": "the turn limit", "episodes": 1},
     ]
     (task,) = found["never_won"]
-    assert (task["task_id"], task["episodes"], task["ends"]) == ("y", 3, [["c", 2], ["b", 1]])
+    assert (task["row"]["name"], task["episodes"], task["ends"]) == ("y", 3, [["c", 2], ["b", 1]])
     assert (task["iteration"], task["episode"]) == (7, "2.3")
     command = "g2po view runs/x --text --episode 2.3 --iterations 7"
     assert command in in_short(found, "runs/x").replace(UNBROKEN, " ")
@@ -175,7 +174,8 @@ def test_no_lost_episode_is_left_out(tmp_path, capsys):
     )
     played = [episode("hk", 8.0, "x"), episode("hk", 8.0, "x", outcome="failure"), too_long, too_long]
     played[0].group = played[1].group = 0
-    found = losses([Iteration(1, [played[:2], played[2:]])], 1.0)
+    groups = [played[:2], played[2:]]
+    found = losses([Iteration(1, groups)], [StateGraph.from_groups(groups, 1.0)])
     assert (found["tasks"], found["lost"], found["turning_points"]) == (2, 1, [])
     assert [one["ends"] for one in found["never_won"]] == [[["no step: prompt too long: 9 tokens", 2]]]
     folder = tmp_path / f"my {'very ' * 20}long runs"
@@ -191,18 +191,12 @@ def test_no_lost_episode_is_left_out(tmp_path, capsys):
         main([str(folder)])
 
 
-def test_observations_under_a_key_and_keys_of_an_observation():
+def test_what_a_key_hides():
     won, lost = episode("hk", 8.0), episode("hc", 0.0)
+    assert merged_texts([[won, lost]]) == {"share": 0.0, "example": None}
     for one in (won, lost):
         one.steps[1].state_key = "room"
-    seen = key_texts([[won, lost]])
-    assert seen == {
-        "steps": 4,
-        "merged": {"steps": 2, "example": ["k", "c"]},
-        "split": {"steps": 0, "example": None},
-    }
-    won.steps[0].state_key, lost.steps[0].state_key = "1", "2"
-    assert key_texts([[won, lost]])["split"] == {"steps": 2, "example": "h"}
+    assert merged_texts([[won, lost]]) == {"share": 0.5, "example": ["k", "c"]}
     same = [episode("hk", 8.0), episode("hc", 0.0)]  # one action, two next states: hall hides which
     graph = StateGraph.from_groups([same], 1.0, with_actions=True)
     hidden = hidden_example(graph, [same])
@@ -210,4 +204,3 @@ def test_observations_under_a_key_and_keys_of_an_observation():
     assert hidden["spread"] == 32.0
     same[1].steps[0].action = "stay"
     assert hidden_example(StateGraph.from_groups([same], 1.0, with_actions=True), [same]) is None
-    assert different_parts("a" * 90 + "left" + "b" * 90, "a" * 90 + "right" + "b" * 90)[1].startswith("…aaa")
