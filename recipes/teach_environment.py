@@ -5,8 +5,6 @@
 Demonstrations are episodes of an `expert` in your file, recorded trajectories, or random episodes; those that succeed
 are taught. An expert is a function `expert(environment)`, or a method `expert(self)` of the environment's class; of an
 agent, a function `expert(messages, tools)`. It returns the next action, or a call `{"name": …, "arguments": {…}}`.
-
-Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """
 
 from g2po_trl.cli.process import set_up_process
@@ -17,21 +15,21 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate, cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset
 from trl import ModelConfig, SFTConfig
 
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_recipes.train_environment import OwnArguments
-from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
+from g2po_trl import EnvironmentPool, Player, PoolLimits, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.parser import read_config
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
+from g2po_trl.cli.recipe_files import find_config, keys_beside, tasks_beside
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
@@ -42,12 +40,10 @@ from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.runs.callbacks import duration
 from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows
 from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.experts import (
-    Expert,
     agent_answer,
     carried_answer,
     find_expert,
@@ -60,8 +56,8 @@ from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
 from g2po_trl.view.words import failure_kind
 
-DEFAULTS = Path(__file__).parent / "teach" / "environment.yaml"
-DEFAULT_CONFIG = partial(keys_beside, name="teach.yaml")
+Rows = Sequence[dict[str, Any]]
+WELL_FORMED = 0.95  # fraction of completions at which training ends, with target_success
 MORE = 10  # times as many demonstrations are suggested where they were too few: teaching ends at its target
 
 
@@ -74,15 +70,11 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     num_episodes: int | None = option("Episodes of the expert. None: one per task.", None, within="[1, inf)")
     demonstration_turns: int | None = option("Turns of a demonstration. None: max_turns.", None, within="[1, inf)")
     num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
-    target_valid: float = option(
-        "Fraction of well-formed completions at which training ends, with target_success.", 0.95, within="[0, 1]"
-    )
     num_exam_tasks: int | None = option(
         "Training tasks reserved for exams. 0: exams play taught tasks. None: a fifth.", None, within="[0, inf)"
     )
     num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
     chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)
-    prompt: str | None = option("module:TEMPLATE or file.py:TEMPLATE.", None)
     history: str | None = option("What prompts show of an episode.", None, choices=("window", "conversation"))
     max_prompt_length: int | None = option("Maximum number of tokens of a prompt.", 2048, within="[1, inf)")
     max_turns: int = option("Maximum number of turns of an episode.", 50, within="[1, inf)")
@@ -94,7 +86,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
         remedy = f"{' and '.join(sources)} are both given, and demonstrations have one source: leave one out"
         require(len(sources) < 2, "demonstrations", self.demonstrations, remedy)
 
-    def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def split(self, rows: Rows, seed: int) -> tuple[Rows, Rows]:
         if self.num_exam_tasks == 0:
             return list(rows), list(rows)
         if self.num_exam_tasks is None:
@@ -102,76 +94,53 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
         return super().split(rows, seed)
 
 
-class Game(NamedTuple):
-    """What is played and how it is prompted, the same in demonstrations, exams and the training that follows."""
-
-    factory: Callable[[], TextEnvironment]
-    template: PromptTemplate
-    prompts: dict[str, Any]  # further fields of a `PromptActor`
-
-
-def load_game(options: ScriptArguments) -> Game:
-    """Return what the arguments describe, as `G2POTrainer` sets it up."""
-    agent, turns = options.agent, options.max_turns
-    made = load(options.environment) if agent is None else agent_factory(agent, turns)
+def find_play(options: ScriptArguments, turns: int) -> tuple[Callable[[], TextEnvironment], dict[str, Any]]:
+    """Return the environment of episodes of `turns` turns, and fields of their `PromptActor`, as the trainer does."""
+    made = agent_factory(options.agent, turns) if options.agent else load(options.environment)
     several = isinstance(made, Mapping) or bool(environments_of(made))
-    name = options.environment or agent
-    require(not several, "environment", name, "it has several: teach them one after the other, by their names")
+    remedy = "it has several: teach them one after the other, by their names"
+    require(not several, "environment", options.environment, remedy)
     factory, template, history = played_as(made, EpisodeLimits(turns), options.load_prompt(), options.history)
-    return Game(factory, template, {"max_prompt_length": options.max_prompt_length, "history": history})
+    return factory, {"template": template, "history": history, "max_prompt_length": options.max_prompt_length}
 
 
-class Source(NamedTuple):
-    """Where demonstrations come from: what answers observations, and the environment and tasks that are played."""
-
-    kind: str  # "expert", "recorded" or "random", for messages
-    answer: Expert
-    factory: Callable[[], TextEnvironment]
-    tasks: list[dict[str, Any]]
-
-
-def choose_source(options: ScriptArguments, rows: Sequence[dict[str, Any]], game: Game, seed: int) -> Source:
-    """Return the source of demonstrations that the arguments name."""
-    if options.demonstrations:
-        recorded, tasks = recorded_episodes(options.demonstrations, rows)
-        return Source("recorded", partial(recorded_answer, recorded), game.factory, tasks)
-    if options.random_episodes:
-        return Source("random", random_answer, game.factory, list(islice(cycle(rows), options.random_episodes)))
-    expert = load(options.expert) if options.expert else find_expert(options.environment or options.agent)
-    parameters = "environment" if options.agent is None else "messages, tools"
-    remedy = (
-        f"write a function expert({parameters}) in the file, which returns the next action; or pass --demonstrations "
-        "FILE (recorded trajectories) or --random-episodes N"
-    )
-    require(expert is not None, "expert", None, remedy)
-    tasks = list(islice(cycle(rows), options.num_episodes or len(rows)))
-    if options.agent:
-        return Source("expert", partial(agent_answer, expert), game.factory, tasks)
-    return Source("expert", carried_answer, *with_expert(game.factory, expert, tasks, seed))
-
-
-def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+def recorded_episodes(path: str, rows: Rows) -> tuple[list[Trajectory], Rows]:
     """Return the successful trajectories of a file whose tasks are among the rows, and these tasks."""
     require(Path(path).is_file(), "demonstrations", path, "pass a file of trajectories, as in a run's trajectories/")
     by_id, recorded = {task_id_of(row): row for row in rows}, list(read_jsonl(path))
-    successes = [episode for episode in recorded if episode.success]
-    known = [episode for episode in successes if episode.task_id in by_id]
-    if len(known) < len(recorded):
-        others = f"{len(recorded) - len(successes)} that failed, {len(successes) - len(known)} of other tasks"
-        print(f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others}", flush=True)
-    remedy = f"{len(successes)} of its episodes succeed, none of a training task: pass trajectories of these"
-    require(bool(known), "demonstrations", path, remedy)
+    known = [episode for episode in recorded if episode.success and episode.task_id in by_id]
+    print(
+        f"{path}: {len(known)} of {len(recorded)} episodes succeed in training tasks and are played again", flush=True
+    )
+    require(bool(known), "demonstrations", path, "pass trajectories that succeed in training tasks")
     return known, [by_id[episode.task_id] for episode in known]
 
 
-def demonstrate(
-    options: ScriptArguments, source: Source, game: Game, base_model: BaseModel, seed: int
-) -> list[Trajectory]:
-    """Play the source's episodes as the base model would be asked, and return the successful ones.
+def demonstrate(options: ScriptArguments, rows: Rows, base_model: BaseModel, seed: int) -> list[Trajectory]:
+    """Play demonstrations as the base model would be asked, and return the successful ones.
 
     Raises:
         G2POError: if there is none, with what happened in the others; and if most answers are too long to be written.
     """
+    limits = EpisodeLimits(options.demonstration_turns or options.max_turns)
+    factory, prompts = find_play(options, limits.max_turns)
+    tasks = list(islice(cycle(rows), options.random_episodes or options.num_episodes or len(rows)))
+    if options.demonstrations:
+        recorded, tasks = recorded_episodes(options.demonstrations, rows)
+        answer = partial(recorded_answer, recorded)
+    elif options.random_episodes:
+        answer = random_answer
+    else:
+        expert = load(options.expert) if options.expert else find_expert(options.environment or options.agent)
+        remedy = (
+            f"write a function expert({'messages, tools' if options.agent else 'environment'}) in the file, which "
+            "returns the next action; or pass --demonstrations FILE (trajectories) or --random-episodes N"
+        )
+        require(expert is not None, "expert", None, remedy)
+        if options.agent:
+            answer = partial(agent_answer, expert)
+        else:
+            answer, (factory, tasks) = carried_answer, with_expert(factory, expert, tasks, seed)
     name, processing_class = base_model
     tokenizer = get_tokenizer(processing_class)
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
@@ -179,30 +148,21 @@ def demonstrate(
     reads_text = f"{name} has no processor of images that can be loaded here: {needs}"
     engine.reads_text_because = None if reads_images(processing_class) else reads_text
     encode = ChatEncoder(processing_class, options.chat_template_kwargs)
-    actor = ExpertActor(
-        engine, encode, game.template, options.history_length, expert=source.answer, seed=seed, **game.prompts
-    )
-    with EnvironmentPool(source.factory, PoolLimits.of(options)) as pool:
-        trajectories, _ = Player(pool, actor, EpisodeLimits(options.max_turns)).play(source.tasks)
+    actor = ExpertActor(engine, encode, history_length=options.history_length, expert=answer, seed=seed, **prompts)
+    with EnvironmentPool(factory, PoolLimits.of(options)) as pool:
+        trajectories, _ = Player(pool, actor, limits).play(tasks)
     successes = [episode for episode in trajectories if episode.success]
     reasons = Counter(failure_kind(episode) for episode in trajectories if not episode.success)
     others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
-    remedy = (
-        f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}), and only successful episodes are "
-        "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
-    )
+    remedy = f"no episode succeeds ({others}): correct it, take easier tasks, or raise demonstration_turns"
     require(bool(successes), "expert", options.expert, remedy)
     lengths = [len(step.completion_ids) for episode in successes for step in episode.steps]
-    limit = options.max_completion_length
-    too_long = sum(length > limit for length in lengths)
-    remedy = (
-        f"{too_long} of {len(lengths)} answers are longer, up to {max(lengths)} tokens: exams and training would cut "
-        f"each of them off. Set it to {max(lengths)} or more, in config.yaml"
-    )
-    require(2 * too_long <= len(lengths), "max_completion_length", limit, remedy)
+    most, too_long = options.max_completion_length, sum(length > options.max_completion_length for length in lengths)
+    remedy = f"{too_long} of {len(lengths)} answers are longer: set it to {max(lengths)} or more, in config.yaml"
+    require(2 * too_long <= len(lengths), "max_completion_length", most, remedy)
     left_out = f"; not taught: {others}" if others else ""
-    left_out += f"; {too_long} answers exceed max_completion_length ({limit} tokens)" if too_long else ""
-    print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{printable(left_out)}", flush=True)
+    left_out += f"; {too_long} answers exceed max_completion_length ({most} tokens)" if too_long else ""
+    print(f"{len(successes)} of {len(trajectories)} demonstrations succeed{printable(left_out)}", flush=True)
     return successes
 
 
@@ -211,11 +171,9 @@ def draw_rows(trajectories: Sequence[Trajectory], most: int, seed: int) -> Datas
     rows = build_rows(trajectories)
     random.Random(seed).shuffle(rows)
     actions = list(accumulate(row.pop("actions") for row in rows))
-    whole, rows = len(rows), rows[: max(1, bisect_right(actions, most))]
-    tokens = sum(len(row["input_ids"]) for row in rows)
-    limit = "" if len(rows) == whole else f" (of {whole}: num_demonstrations is {most})"
-    print(f"samples: {len(rows)}{limit}, with {actions[len(rows) - 1]} actions and {tokens} tokens", flush=True)
-    return Dataset.from_list(rows)
+    number = max(1, bisect_right(actions, most))
+    print(f"{number} of {len(rows)} samples, with {actions[number - 1]} actions", flush=True)
+    return Dataset.from_list(rows[:number])
 
 
 def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +181,7 @@ def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     keys = read_config(given["train_config"], "train_config") if given.get("train_config") else keys_beside(given)
     shared = {field.name for field in fields(ScriptArguments)} | {"model_name_or_path"}
     return {
-        **read_config(DEFAULTS),
+        **read_config(find_config("teach/environment")),
         **tasks_beside(given),
         **{name: value for name, value in keys.items() if name in shared},
         "output_dir": f"{keys.get('output_dir', 'runs/model')}-start",
@@ -231,40 +189,38 @@ def training_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)
+DEFAULT_CONFIG = partial(keys_beside, name="teach.yaml")
 
 
 def main() -> None:
     options, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG, training_defaults, configs="teach")
     rows, _ = split_tasks(options.tasks, options.eval_tasks, options.num_eval_tasks)
     to_show, to_examine = options.split(rows, args.seed)
-    game = load_game(options)
-    showing = replace(options, max_turns=options.demonstration_turns or options.max_turns)
-    source = choose_source(showing, to_show, load_game(showing), args.seed)
+    factory, prompts = find_play(options, options.max_turns)
     with held(args.output_dir, "output_dir"):
         base_model = load_base_model(options, args, model_args, smollm2_path)
         if options.chat_template:
             base_model[1].chat_template = Path(options.chat_template).read_text(encoding="utf-8")
-        shown = demonstrate(showing, source, game, base_model, args.seed)
-        samples = draw_rows(shown, options.num_demonstrations, args.seed)
+        shown = demonstrate(options, to_show, base_model, args.seed)
         exam = SuccessEvaluation(
-            game.factory,
+            factory,
             list(islice(cycle(to_examine), options.num_exam_episodes)),
-            game.template,
+            prompts.pop("template"),
             options,
-            target_valid=options.target_valid,
-            prompts=game.prompts,
+            target_valid=WELL_FORMED,
+            prompts=prompts,
             chat_template_kwargs=options.chat_template_kwargs,
             limits=PoolLimits.of(options),
         )
+        samples = draw_rows(shown, options.num_demonstrations, args.seed)
         last = run_teaching(args, model_args, base_model, samples, exam, shown)
     name = (options.environment or options.agent).removeprefix(f"{Path.cwd()}/")
     following = f"g2po train {f'--agent {name}' if options.agent else name} --model {args.output_dir}"
-    print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
     more = f"--num-train-epochs {MORE * args.num_train_epochs:g}"
-    if source.kind == "expert":
-        more = f"--num-episodes {MORE * len(source.tasks)} --num-demonstrations {MORE * options.num_demonstrations}"
-    longer = f"{more}: at most about {duration(MORE * last['seconds'])} here"
-    steps = [f"g2po view {args.output_dir}, its exams", f"the same command with {longer}", following]
+    if not options.demonstrations and not options.random_episodes:
+        episodes, answers = options.num_episodes or len(to_show), options.num_demonstrations
+        more = f"--num-episodes {MORE * episodes} --num-demonstrations {MORE * answers}"
+    steps = [f"g2po view {args.output_dir}, its exams", f"the same command with {more}", following]
     print("Next: " + (following if last["reached"] else "\nOr: ".join(steps)))
 
 

@@ -3,10 +3,8 @@
     g2po teach webshop                                  # SmolLM2-135M, two CPU cores or a small GPU
     g2po teach webshop --model Qwen/Qwen2.5-0.5B-Instruct --use-peft true
 
-An expert plays training goals, and the model is trained on single actions in random order until it reaches a success
-rate of `--target-success` on other training goals. Then: g2po train webshop --config smollm2-135m
-
-Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
+The model is trained on single actions in random order until it reaches a success rate of `--target-success` on other
+training goals. Then: g2po train webshop --config smollm2-135m
 """
 
 from g2po_trl.cli.process import set_up_process
@@ -29,30 +27,25 @@ from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
 from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
 from g2po_trl.utils.options import option
 
-DEFAULT_CONFIG = "teach/webshop"
-
 
 @dataclass
 class ScriptArguments(TeachingArguments):
     num_goals: int = option("Training goals, as in the training recipe.", 320, within="[1, inf)")
-    shop_seed: int = option("Seed of the synthetic catalogue.", 0)
 
 
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
 def main() -> None:
-    options, args, model_args = parse_arguments(TYPES, DEFAULT_CONFIG)
+    options, args, model_args = parse_arguments(TYPES, "teach/webshop")
     with held(args.output_dir, "output_dir"):
-        to_teach = load_base_model(options, args, model_args, smollm2_path)
-        source = ShopSource(seed=options.shop_seed)
+        base_model = load_base_model(options, args, model_args, smollm2_path)
         # The expert reads lower-case texts and clicks products by position.
-        factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
-        to_show, to_examine = options.split(source.rows("train", options.num_goals), args.seed)
+        factory = partial(WebshopEnvironment, ShopSource(), partial_reward=True, plain=True)
+        to_show, to_examine = options.split(ShopSource().rows("train", options.num_goals), args.seed)
         exam = SuccessEvaluation(factory, to_examine, PROMPTS[options.prompt], options)
-        shown = demonstrate(factory(), to_show, args.seed, options.max_turns)
-        samples = draw_samples(shown, exam, to_teach, args.seed)
-        run_teaching(args, model_args, to_teach, samples, exam)
+        states = demonstrate(factory(), to_show, args.seed, options.max_turns)
+        run_teaching(args, model_args, base_model, draw_samples(states, exam, base_model, args.seed), exam)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_each_command_names_the_next(tmp_path):
         "evaluate --model runs/tidy --seeds 3",
         "view evaluations/TidyEnvironment-direct-tidy",
     ]
-    assert "8 of 8 expert episodes succeed" in outputs["teach"][1]
+    assert "8 of 8 demonstrations succeed" in outputs["teach"][1]
     assert "Held-out tasks, 2 episodes" in outputs["train"][1]
     described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())
     assert described["environment"] == {"import": "{run}/../../environment.py:TidyEnvironment"}

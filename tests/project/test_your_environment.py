@@ -64,4 +64,4 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
         assert any(name.endswith("model.safetensors") for name in hub.files), hub.files.keys()
     assert "iteration   1/1" in outputs["g2po train --model runs/tidy-start"] and "ok " in outputs["g2po check"]
     assert (folder / "runs" / "tidy" / "view.html").is_file()
-    assert "8 of 8 expert episodes succeed" in outputs["g2po teach"]
+    assert "8 of 8 demonstrations succeed" in outputs["g2po teach"]

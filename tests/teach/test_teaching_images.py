@@ -92,7 +92,7 @@ def drawn():
 WORDS = (
     "--num_exam_episodes 3 --num_demonstrations 8 --max_steps 2 --exam_steps 9 --max_turns 3 --demonstration_turns 9 "
     "--max_completion_length 48 --use_cpu true --bf16 false --save_strategy no --num_environment_workers 1 "
-    "--learning_rate 1e-3 --per_device_train_batch_size 4 --target_valid 0 --model start --disable_tqdm true "
+    "--learning_rate 1e-3 --per_device_train_batch_size 4 --model start --disable_tqdm true "
 ).split()
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_sees_is_taught_and_loaded_again(adapter, drawn, monkeypatc
     """An adapter is on the language part, as in training."""
     run(monkeypatch, *(["--use_peft", "true", "--lora_target_modules", "all-linear"] if adapter else []))
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 of 4 expert episodes succeed" in said
+    assert "4 of 4 demonstrations succeed" in said
     before, after = (load_model(str(drawn / name)).state_dict() for name in ("start", "runs/model-start"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("text_model" in name for name in moved)
@@ -165,7 +165,7 @@ def test_from_random_weights_to_training(tmp_path):
     assert run_program("-m", maker, "--output", "start", "--levels", "20", cwd=tmp_path).returncode == 0
     teaching = ("--config", "sokoban-images", "--model", "start", "--tasks", "start/tasks.jsonl", "--max_steps", "3")
     said = g2po("teach", "g2po_envs.sokoban.tiny:drawn_environment", *teaching, "--num_exam_tasks", "4")
-    assert "12 of 12 expert episodes succeed" in said
+    assert "12 of 12 demonstrations succeed" in said
     few = ("--max_steps", "2", "--num_levels", "8", "--num_eval_levels", "3", "--per_device_train_batch_size", "16")
     said = g2po("train", "sokoban", "--config", "tiny-images", *few)
     assert "iteration   2/2" in said and "refused" not in said
