@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from ..credit.graph import StateGraph, record
+from ..credit.graph import StateGraph
 from ..environments.episode_limits import LIMITS
 from ..environments.failures import describe_failure, where_raised
 from ..environments.pool.pool import EnvironmentFailure
@@ -40,8 +40,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 def faults(played: Played) -> list[Finding]:
     """Return the environment's faults of the diagnosis that the end of training and reports read."""
-    tally = Tally()
-    tally.add([list(map(record, group)) for group in played.groups], Summary.of(played.episodes))
+    tally = Tally.of(played.groups)
     return [Kind[cause.name].found(**vars(tally), counted=tally.counted) for cause in FAULTS if cause.holds(tally)]
 
 

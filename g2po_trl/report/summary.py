@@ -1,14 +1,11 @@
-"""The numbers of a report: visits of states by iteration, the test of the state keys, the verdict."""
+"""The numbers of a report: visits of states by iteration, the test of the state keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..credit.graph import StateGraph, record
+from ..credit.graph import StateGraph
 from ..runs.iterations import Iteration
-from ..runs.metrics import Summary
-from ..runs.verdict import Finding, Tally, verdict
-from ..trajectory import Trajectory
 from . import key_quality as keys
 from .key_texts import hidden_example, merged_texts
 from .losses import losses
@@ -32,18 +29,3 @@ def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dic
         "merged": merged_texts(group for iteration in iterations for group in iteration.groups),
         "hidden_example": max(filter(None, hidden), key=lambda found: found["spread"], default=None),
     }
-
-
-def verdict_on(iterations: Sequence[Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> Finding | None:
-    """Return the verdict that a run prints if it had nothing to learn from, for these iterations.
-
-    `None` for a log, which was not trained on. `replaced`: trajectories of the groups that dynamic sampling replaced.
-    """
-    if "traces" in run:
-        return None
-    tally = Tally()
-    for iteration in iterations:
-        everyone = [t for group in iteration.groups for t in group]
-        tally.add([[record(t) for t in group] for group in iteration.groups], Summary.of(everyone))
-    tally.add([], Summary.of(replaced))
-    return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))

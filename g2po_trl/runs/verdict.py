@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from ..credit.estimators.registry import estimator_name, row_of
-from ..credit.graph import TrajectoryRecord
+from ..credit.graph import TrajectoryRecord, record
+from ..trajectory import Trajectory
 from .metrics import Summary
 
 ALMOST_NONE, MOST, NEARLY_ALL = 0.01, 0.5, 0.9  # of completions, actions, groups or episodes
@@ -69,6 +71,14 @@ class Tally:
             self.single_states += bool(later) and len(visits) == 1
             self.later_steps += len(later)
             self.shared_steps += sum(visits[key] > 1 for key in later)
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Trajectory]], replaced: Sequence[Trajectory] = ()) -> Tally:
+        """Return the counts of recorded groups, and of trajectories of groups that were `replaced`."""
+        tally = cls()
+        summary = Summary.of([*(one for group in groups for one in group), *replaced])
+        tally.add([list(map(record, group)) for group in groups], summary)
+        return tally
 
     @property
     def counted(self) -> int:
@@ -191,3 +201,12 @@ def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     """Return why a run had nothing to learn from and what to do next, or `None`."""
     cause = reason_of(tally, estimator)
     return cause and cause.finding(tally)
+
+
+def verdict_of(
+    groups: Sequence[Sequence[Trajectory]], described: Mapping[str, Any], replaced: Sequence[Trajectory] = ()
+) -> Finding | None:
+    """Return the verdict on recorded groups, by run.json (`described`); `None` for a log, which trained nothing."""
+    if "traces" in described:
+        return None
+    return verdict(Tally.of(groups, replaced), described.get("estimator", {}).get("estimator_name", "g2po"))

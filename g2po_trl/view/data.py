@@ -9,6 +9,7 @@ from typing import Any
 from ..runs.iterations import load_evaluations, load_exams, load_iteration, load_log, trajectory_files
 from ..runs.metrics import METRICS
 from ..runs.run_json import read_run
+from ..runs.verdict import verdict_of
 from ..utils.options import require
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import group_data, lambda_of
@@ -31,7 +32,7 @@ class Run:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.numbers = list(trajectory_files(self.folder))
-        described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
+        described = self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         model, traces = described.get("model"), described.get("traces")
         model = model.get("model_name_or_path") if isinstance(model, dict) else model  # a recipe's, by TRL's arguments
         self.evaluations = [*load_evaluations(self.folder), *load_exams(self.folder)]
@@ -79,7 +80,8 @@ class Run:
     def iteration(self, number: int, prompts: bool = True) -> dict[str, Any]:
         """Return the groups of a rollout with their graphs, advantages and steps; if `prompts`, with their texts.
 
-        `value_lambda`: see `lambda_of`. `unfinished`: number of incomplete lines, which are skipped.
+        `value_lambda`: see `lambda_of`. `unfinished`: number of incomplete lines, which are skipped. `verdict`: why
+        there was nothing to learn from, and what to do; else "".
         """
         read, texts, decode = (
             load_iteration(self.folder, number),
@@ -88,4 +90,5 @@ class Run:
         )
         shown = [group_data(group, texts, self.settings, decode) for group in read.groups]
         facts = {"n": number, "value_lambda": lambda_of(self.settings), "unfinished": read.unfinished}
+        facts["verdict"] = str(verdict_of(read.groups, self._described) or "")
         return {**facts, "groups": shown, "texts": texts.all}

@@ -38,6 +38,7 @@ class TerminalView:
             latest = self.source.numbers[-1]
             parts += self._success(self.source.overview())
             data = self.source.iteration(iteration or latest, prompts=False)
+            parts += ["\n".join(self._wrap(data["verdict"], ""))] if data["verdict"] else []
             groups, what = [{**group, "episodes": group["trajectories"]} for group in data["groups"]], "group"
             where = f"Iteration {data['n']}" + ("" if data["n"] == latest else f" of {latest}")
         else:

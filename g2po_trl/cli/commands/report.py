@@ -16,9 +16,10 @@ from pathlib import Path
 from ...report import key_quality as keys
 from ...report import key_texts, losses
 from ...report.plain import five_lines
-from ...report.summary import analyse, verdict_on
+from ...report.summary import analyse
 from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
+from ...runs.verdict import verdict_of
 from ...utils.json import write_json
 from ...utils.options import require
 from ...utils.show import wrapped
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     numbers = analyse(iterations, args.gamma, run)
     output = args.output or args.run / "report"
     write_json(output / "analysis.json", numbers, indent=1)
-    verdict = verdict_on(iterations, run, load_replaced(args.run))
+    groups = [group for iteration in iterations for group in iteration.groups]
+    verdict = verdict_of(groups, run, load_replaced(args.run))
     print(five_lines(iterations, numbers, run, load_evaluations(args.run), verdict, str(args.run)), end="\n\n")
     if unfinished:
         print(f"incomplete lines that were skipped: {unfinished}")

@@ -12,7 +12,7 @@ async function choose(number, wanted = null) {
   $("newest").hidden = shown.n === newest();
   $("newest").textContent = `newest: ${newest()}`;
   drawCurves();
-  $("used").textContent = `${resultOf(nearest)}${howTrained()}`;
+  $("used").replaceChildren(shown.verdict ? make("b", {}, `${shown.verdict} `) : "", `${resultOf(nearest)}${howTrained()}`);
   // Of several groups whose names are the same, the ids say which task it is.
   const alike = shown.groups.length > 1 && new Set(shown.groups.map(groupName)).size === 1;
   $("groups").replaceChildren(...shown.groups.map((one, g) => {
