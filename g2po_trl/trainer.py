@@ -605,9 +605,8 @@ class G2POTrainer(GRPOTrainer):
         self.tally.load_state_dict({})
         resumable = self.args.fields_with("resumable")
         begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, self.describe(), resumable)
-        checkpoint = on_main(self.accelerator, begin)
         try:
-            return self._train(checkpoint, **kwargs)
+            return self._train(on_main(self.accelerator, begin), **kwargs)
         finally:
             self.folder.release()
 
@@ -624,7 +623,7 @@ class G2POTrainer(GRPOTrainer):
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
             self.folder.take(checkpoint, step)
-        if is_main and (finished is None or not self.folder.has_description):
+        if is_main and (finished is None or not self.folder.is_ours):
             last_iteration = self.iteration.number - 1 if self.iteration.is_complete else self.iteration.number
             self.folder.leave_behind(step, last_iteration)
             self._write_run()

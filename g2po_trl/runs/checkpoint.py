@@ -27,7 +27,7 @@ from ..utils.errors import G2POError
 from ..utils.images import read_png
 from ..utils.json import write_json
 from ..utils.options import require
-from .ownership import STAGING, checkpoints_in, note_written, read_description, remove
+from .ownership import STAGING, checkpoints_in, clear_staging, note_written, read_description, remove
 
 STATE = "g2po_state.json"
 _SIZES = "file_sizes.json"
@@ -96,10 +96,7 @@ class RunState:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if mini_batches:
-            plain = [
-                [{name: _plain(name, value) for name, value in one.items()} for one in part] for part in mini_batches
-            ]
-            torch.save(plain, self._step_samples(folder))
+            torch.save([list(map(_plain, part)) for part in mini_batches], self._step_samples(folder))
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         if is_main:
@@ -148,11 +145,13 @@ class RunState:
         return folder / f"step_samples_{self.rank}.pt"
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return a value of a micro-batch as data that is read without unpickling classes: pictures as PNG."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()  # of a view, the whole storage would be written
-    return [[picture.png for picture in row] for row in value] if name == "images" else value
+def _plain(micro_batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data that `torch.load` reads without unpickling classes; of a view, it would write the whole storage."""
+    parts = micro_batch.items()
+    plain = {name: one.detach().cpu().clone() if isinstance(one, torch.Tensor) else one for name, one in parts}
+    if "images" in plain:
+        plain["images"] = [[picture.png for picture in row] for row in plain["images"]]
+    return plain
 
 
 class AtomicCheckpoint:
@@ -311,8 +310,3 @@ class WeightCheck(TrainerCallback):
             f"({', '.join(differing[:3])}). Use the files, base model and version of transformers of then"
         )
         require(not differing, "resume_from_checkpoint", folder, remedy)
-
-
-def clear_staging(output_dir: str | Path) -> None:
-    """Remove the files of a run that was killed while it was saving."""
-    shutil.rmtree(Path(output_dir) / STAGING, ignore_errors=True)

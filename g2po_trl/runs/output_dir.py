@@ -18,13 +18,14 @@ from ..utils.errors import G2POError
 from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import require
-from .checkpoint import clear_staging, find_checkpoint, run_id_of
+from .checkpoint import find_checkpoint, run_id_of
 from .iterations import load_evaluations
 from .ownership import (
     FILE,
     SUPERSEDED,
     check_free,
     checkpoints_in,
+    clear_staging,
     delete_run,
     kept_in,
     lock_folder,
@@ -66,11 +67,6 @@ class RunFolder:
     # -- whose it is -----------------------------------------------------------------------------------------------
 
     @property
-    def has_description(self) -> bool:
-        """Whether run.json exists."""
-        return (self.path / FILE).is_file()
-
-    @property
     def is_ours(self) -> bool:
         """Whether run.json describes this run."""
         return read_description(self.path).get("run_id") == self.run_id
@@ -91,18 +87,14 @@ class RunFolder:
                 another run or does not exist.
         """
         self._lock = lock_folder(self.path, "output_dir")
-        try:
-            if not self.is_ours:
-                check_free(self.path, resume_from_checkpoint, overwrite)
-            checkpoint = find_checkpoint(resume_from_checkpoint, self.path)
-            if checkpoint is not None:
-                self._check_run_of(Path(checkpoint))
-            elif not self.is_ours:
-                self._make_room(overwrite, description, resumable)
-            return checkpoint
-        except BaseException:
-            self.release()
-            raise
+        if not self.is_ours:
+            check_free(self.path, resume_from_checkpoint, overwrite)
+        checkpoint = find_checkpoint(resume_from_checkpoint, self.path)
+        if checkpoint is not None:
+            self._check_run_of(Path(checkpoint))
+        elif not self.is_ours:
+            self._make_room(overwrite, description, resumable)
+        return checkpoint
 
     def release(self) -> None:
         """Release the lock of the folder."""
@@ -172,8 +164,9 @@ class RunFolder:
         """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
         written = set(read_description(self.path).get("written", [])) if self.is_ours else set()
         written |= {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
-        written |= {"trajectories"} if self.save_trajectories else set()
-        written |= {"panels"} if panels else set()
+        written |= {
+            name for name, is_used in (("trajectories", self.save_trajectories), ("panels", panels)) if is_used
+        }
         description = with_relative_files(masked({**description, **self.settings}), self.path)
         run = {"run_id": self.run_id, **description, "written": sorted(written)}
         write_json(self.path / FILE, run, indent=2)

@@ -154,3 +154,8 @@ def remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(OSError):  # a checkpoint is being written there
         doomed.parent.rmdir()
+
+
+def clear_staging(output_dir: str | Path) -> None:
+    """Remove the files of a run that was killed while it was saving."""
+    shutil.rmtree(Path(output_dir) / STAGING, ignore_errors=True)

@@ -24,12 +24,8 @@ from .summary import at_temperature
 class PanelEvaluation:
     """Plays evaluation sets with the current policy of a run, and records the results.
 
-    Args:
-        args: an object with the fields of a `G2POConfig`.
-        play: plays tasks with a sampling and seeds on this rank.
-        rollout: the context for several calls of `play`.
-        folder: records summaries and trajectories.
-        accelerator: gathers them over ranks.
+    `args` has the fields of a `G2POConfig`; `play` plays tasks with a sampling and seeds on this rank, several times
+    inside one `rollout`; `folder` records the results.
     """
 
     def __init__(
@@ -106,20 +102,18 @@ def check_evaluations(
 
     `known_metrics`: evaluations report `METRICS` alone. transformers would fail after the first evaluation.
     """
-    reported: list[str] = []
-    for name in eval_dataset if isinstance(eval_dataset, Mapping) else [""]:
-        if name:
-            check_panel_name(name, "eval_dataset")
-        prefix = f"eval_{name}" if name else "eval"
-        for taken in (prefix, *(at_temperature(prefix, other) for other in args.other_eval_temperatures)):
-            require(taken not in reported, "eval_dataset", name, f"two sets have results named {taken}; rename it")
-            reported.append(taken)
+    names = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
+    for name in names:
+        check_panel_name(name, "eval_dataset")
+    prefixes = [f"eval_{name}" for name in names] or ["eval"]
+    prefixes += [at_temperature(prefix, other) for prefix in prefixes for other in args.other_eval_temperatures]
+    require(len({*prefixes}) == len(prefixes), "eval_dataset", names, f"their results, {prefixes}, have equal names")
     best = args.metric_for_best_model
     if best is None or eval_dataset is None or args.eval_strategy == "no" or not known_metrics:
         return
     metric = best if best.startswith("eval_") else f"eval_{best}"
     is_reported = any(
-        metric.startswith(f"{prefix}_") and is_metric(metric.removeprefix(f"{prefix}_")) for prefix in reported
+        metric.startswith(f"{prefix}_") and is_metric(metric.removeprefix(f"{prefix}_")) for prefix in prefixes
     )
-    remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in reported)}"
+    remedy = f"no evaluation reports it: set it to {' or '.join(f'{prefix}_success_rate' for prefix in prefixes)}"
     require(is_reported, "metric_for_best_model", best, remedy)

