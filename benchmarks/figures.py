@@ -114,7 +114,7 @@ def record_of(folder: Path) -> dict[str, Any]:
             {key: entry[key] for key in ("step", "episodes", "success_rate")} for entry in evaluations
         ],
         "graphs": {
-            name: histograms(load_iteration(folder, number).graph(gamma) for number in part)
+            name: histograms(StateGraph.from_groups(load_iteration(folder, number).groups, gamma) for number in part)
             for name, part in parts.items()
         },
     }

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..credit.graph import StateGraph
 from ..trajectory import Trajectory, read_unfinished
 from ..utils.iteration_log import iterations_of
 from ..utils.json import read_json_lines
@@ -23,10 +22,6 @@ class Iteration:
     number: int
     groups: list[list[Trajectory]]
     unfinished: int = 0
-
-    def graph(self, gamma: float = 0.95) -> StateGraph:
-        """Return its state graph."""
-        return StateGraph.from_groups(self.groups, gamma)
 
 
 def trajectory_files(run: str | Path, name: str = "train") -> dict[int, list[Path]]:

@@ -18,24 +18,10 @@ from ..utils.errors import G2POError
 from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import require
+from . import ownership
 from .checkpoint import find_checkpoint, run_id_of
 from .iterations import load_evaluations
-from .ownership import (
-    FILE,
-    SUPERSEDED,
-    check_free,
-    checkpoints_in,
-    clear_staging,
-    delete_run,
-    kept_in,
-    lock_folder,
-    named,
-    note_written,
-    read_description,
-    remove,
-    step_of,
-    weights_in,
-)
+from .ownership import FILE, SUPERSEDED, checkpoints_in, named, step_of
 from .run_json import identity_of, read_run, with_relative_files
 
 _RESERVED = ("train", "replaced")  # the trajectories of training
@@ -69,7 +55,7 @@ class RunFolder:
     @property
     def is_ours(self) -> bool:
         """Whether run.json describes this run."""
-        return read_description(self.path).get("run_id") == self.run_id
+        return ownership.read_description(self.path).get("run_id") == self.run_id
 
     def begin(
         self,
@@ -86,9 +72,9 @@ class RunFolder:
             G2POError: if another process writes here, the folder holds something else, or the checkpoint belongs to
                 another run or does not exist.
         """
-        self._lock = lock_folder(self.path, "output_dir")
+        self._lock = ownership.lock_folder(self.path, "output_dir")
         if not self.is_ours:
-            check_free(self.path, resume_from_checkpoint, overwrite)
+            ownership.check_free(self.path, resume_from_checkpoint, overwrite)
         checkpoint = find_checkpoint(resume_from_checkpoint, self.path)
         if checkpoint is not None:
             self._check_run_of(Path(checkpoint))
@@ -102,20 +88,20 @@ class RunFolder:
             self._lock.release()
 
     def _check_run_of(self, checkpoint: Path) -> None:
-        run_id = read_description(self.path).get("run_id")
+        run_id = ownership.read_description(self.path).get("run_id")
         if run_id in (None, run_id_of(checkpoint)):
             return
         is_foreign = checkpoint.resolve().parent == self.path.resolve()
         remedy = f"{self.path / FILE} describes another run: delete one of them, or pass another --output-dir"
         require(not is_foreign, "resume_from_checkpoint", str(checkpoint), remedy)
         if not self.is_ours:
-            check_free(self.path, None, overwrite=False)
+            ownership.check_free(self.path, None, overwrite=False)
 
     def _make_room(self, overwrite: bool, description: Mapping[str, Any], resumable: Collection[str]) -> None:
         """Delete the run in the folder, if it is to be overwritten or was stopped before its first checkpoint."""
-        if kept := kept_in(self.path):
+        if kept := ownership.kept_in(self.path):
             before, now = (identity_of(run, resumable) for run in (read_run(self.path), description))
-            starts_again = not weights_in(self.path) and before == now
+            starts_again = not ownership.weights_in(self.path) and before == now
             remedy = f"it holds a run without a checkpoint ({named(kept)}); pass --overwrite, or another --output-dir"
             require(overwrite or starts_again, "output_dir", str(self.path), remedy)
             model = Path(description.get("model") or "/").resolve()
@@ -124,11 +110,11 @@ class RunFolder:
             require(not is_inside, "model_name_or_path", description.get("model"), remedy)
             why = "overwrite" if overwrite else "it was stopped before its first checkpoint and starts again"
             print(f"{self.path}: the earlier run ({named(kept)}) is deleted: {why}", flush=True)
-        delete_run(self.path)
+        ownership.delete_run(self.path)
 
     def take(self, checkpoint: str | None, step: int) -> None:
         """Continue the run of a checkpoint, after `load_state_dict`, from its step; `None`: begin this one."""
-        clear_staging(self.path)
+        ownership.clear_staging(self.path)
         if checkpoint is not None:
             self.run_id = run_id_of(checkpoint)
             self.evaluations = [entry for entry in self.evaluations if entry["step"] <= step]
@@ -139,11 +125,11 @@ class RunFolder:
         Later trajectories are deleted, since they are played again. Later checkpoints get a name that `auto` ignores.
         """
         later = [checkpoint for checkpoint in checkpoints_in(self.path) if step_of(checkpoint) > step]
-        note_written(self.path, *(f"{SUPERSEDED}{checkpoint.name}" for checkpoint in later))
         for checkpoint in later:
             aside = checkpoint.with_name(f"{SUPERSEDED}{checkpoint.name}")
+            ownership.note_written(self.path, aside.name)
             if aside.exists():
-                remove(aside)
+                ownership.remove(aside)
             checkpoint.rename(aside)
         if later:
             names = ", ".join(checkpoint.name for checkpoint in later)
@@ -162,11 +148,10 @@ class RunFolder:
         self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     ) -> None:
         """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
-        written = set(read_description(self.path).get("written", [])) if self.is_ours else set()
+        written = set(ownership.read_description(self.path).get("written", [])) if self.is_ours else set()
         written |= {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
-        written |= {
-            name for name, is_used in (("trajectories", self.save_trajectories), ("panels", panels)) if is_used
-        }
+        written |= {"trajectories"} if self.save_trajectories else set()
+        written |= {"panels"} if panels else set()
         description = with_relative_files(masked({**description, **self.settings}), self.path)
         run = {"run_id": self.run_id, **description, "written": sorted(written)}
         write_json(self.path / FILE, run, indent=2)
@@ -178,10 +163,10 @@ class RunFolder:
 
     def take_for_evaluation(self) -> bool:
         """Return whether an evaluation before `train` may write run.json: no other run uses the folder."""
-        if self.is_ours or kept_in(self.path):
+        if self.is_ours or ownership.kept_in(self.path):
             return False
         with suppress(G2POError):
-            lock_folder(self.path, "output_dir").release()
+            ownership.lock_folder(self.path, "output_dir").release()
             return True
         return False
 

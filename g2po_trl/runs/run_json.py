@@ -248,7 +248,7 @@ def describe_run(
 def identity_of(description: Mapping[str, Any], resumable: Collection[str]) -> dict[str, Any]:
     """Return the settings of a run that must be unchanged when it is resumed, by name: all but `resumable` fields.
 
-    The optimizer's are among them: transformers would continue with the checkpoint's. Of files, the names are compared.
+    The optimizer's are among them: transformers would continue with the checkpoint's. Of files, names are compared.
     """
     fixed = {name: value for name, value in description.get("trainer", {}).items() if name not in resumable}
     fixed["estimator"] = description.get("estimator", {}).get("estimator_name")
