@@ -41,20 +41,23 @@ GROUPS = {
     },
 }
 COMMANDS = [name for group in GROUPS.values() for name in group]
-_LINES = [[title, *(f"  {name:9} {text}" for name, text in group.items()), ""] for title, group in GROUPS.items()]
-HELP = "\n".join(
-    [
-        "usage: g2po COMMAND [ARGUMENTS]\n\nTrain language-model agents with G2PO, on top of TRL.\n",
-        *sum(_LINES, []),
-        "Examples",
-        "  g2po train alfworld                             a tiny model on small games, on the CPU",
-        "  g2po init my_game && cd my_game && g2po check   an environment of your own",
-        "  g2po view runs/alfworld-tiny                    its episodes and advantages",
-        "  g2po evaluate --model runs/alfworld-tiny --seeds 3",
-        "",
-        "g2po COMMAND --help prints a command's arguments.\n",
-    ]
+_LISTED = "\n\n".join(
+    "\n".join([title, *(f"  {name:9} {text}" for name, text in group.items())]) for title, group in GROUPS.items()
 )
+HELP = f"""usage: g2po COMMAND [ARGUMENTS]
+
+Train language-model agents with G2PO, on top of TRL.
+
+{_LISTED}
+
+Examples
+  g2po train alfworld                             a tiny model on small games, on the CPU
+  g2po init my_game && cd my_game && g2po check   an environment of your own
+  g2po view runs/alfworld-tiny                    its episodes and advantages
+  g2po evaluate --model runs/alfworld-tiny --seeds 3
+
+g2po COMMAND --help prints a command's arguments.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -71,30 +74,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     set_up_process()
     if name in ("-h", "--help", "help"):
         print(HELP, end="")
-        return
-    if name in ("--version", "version"):
+    elif name in ("--version", "version"):
         print(f"g2po-trl {version('g2po-trl')}")
-        return
-    if name not in COMMANDS:
+    elif name not in COMMANDS:
         near = difflib.get_close_matches(name.lower(), COMMANDS, 1)
         remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        _fail("g2po", f"{name!r} is not a command: {remedy}", code=2)
+        print_error("g2po", f"{name!r} is not a command: {remedy}")
+        sys.exit(2)
+    else:
+        _run(name, rest)
+
+
+def _run(name: str, argv: Sequence[str]) -> None:
     try:
-        import_module(f"g2po_trl.cli.commands.{name}").main(rest)
+        import_module(f"g2po_trl.cli.commands.{name}").main(argv)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print(f"\ng2po {name}: stopped", file=sys.stderr)
         sys.exit(130)
-    except SystemExit as exit_:
-        if exit_.code is None or isinstance(exit_.code, int):
-            raise
-        _fail(f"g2po {name}", str(exit_.code))
     except Exception as error:
         if (text := describe_error(error)) is None:
             raise
-        _fail(f"g2po {name}", text)
-
-
-def _fail(command: str, message: str, code: int = 1) -> None:
-    print_error(command, message)
-    sys.exit(code)
+        print_error(f"g2po {name}", text)
+        sys.exit(1)

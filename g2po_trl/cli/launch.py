@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_LAUNCHER = "G2PO_LAUNCHER"  # variable with the launcher's process id
+_LAUNCHED = "G2PO_LAUNCHED"  # variable of the processes that are started here
 VIEW = "G2PO_VIEW"  # variable: serve the viewer beside the training, see `live_view`
+_PR_SET_PDEATHSIG = 1
 
 
 def end_with_launcher() -> None:
-    """End this process when its launcher is killed, e.g. by the kernel's out-of-memory killer.
+    """Have a launched process end when its launcher is killed, e.g. by the kernel's out-of-memory killer (on Linux).
 
     Launched processes have their own sessions, so no signal reaches them.
     """
-    if _LAUNCHER in os.environ:
-        threading.Thread(target=_watch, args=(int(os.environ.pop(_LAUNCHER)),), daemon=True).start()
-
-
-def _watch(pid: int) -> None:
-    import psutil
-
-    try:
-        launcher = psutil.Process(pid)
-        while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(1.0)
-    except psutil.NoSuchProcess:
-        pass
-    print("g2po: the process that launched this one was killed: ending", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10.0)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.pop(_LAUNCHED, None):
+        getattr(ctypes.CDLL(None), "prctl", lambda *arguments: None)(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def launch(arguments: Sequence[str], num_processes: int | None, config: Path | None) -> None:
@@ -52,7 +37,7 @@ def launch(arguments: Sequence[str], num_processes: int | None, config: Path | N
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes report errors
-    os.environ[_LAUNCHER] = str(os.getpid())
+    os.environ[_LAUNCHED] = "1"
     try:
         if config is None and not torch.cuda.is_available():
             _launch_on_cpu(arguments, num_processes)
@@ -69,11 +54,10 @@ def launch(arguments: Sequence[str], num_processes: int | None, config: Path | N
 
 def _launch_on_cpu(arguments: Sequence[str], num_processes: int) -> None:
     """Start processes by torchrun, as Accelerate does with GPUs; without GPUs it supports MPI only."""
-    from torch.distributed.run import get_args_parser, run
+    from torch.distributed.run import main
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, which it announces
-    options = ["--standalone", "--nproc_per_node", str(num_processes), "--module", "g2po_trl"]
-    run(get_args_parser().parse_args([*options, *arguments]))
+    main(["--standalone", "--nproc_per_node", str(num_processes), "--module", "g2po_trl", *arguments])
 
 
 def _launch_by_accelerate(arguments: Sequence[str], num_processes: int | None, config: Path | None) -> None:
@@ -81,7 +65,7 @@ def _launch_by_accelerate(arguments: Sequence[str], num_processes: int | None, c
 
     from .recipe_files import find_config
 
-    config = config or find_config("ddp", kind="accelerate")
-    options = ["--config_file", str(config), *(["--num_processes", str(num_processes)] if num_processes else [])]
+    options = ["--config_file", str(config or find_config("ddp", kind="accelerate"))]
+    options += ["--num_processes", str(num_processes)] if num_processes else []
     options += ["--main_process_port", "0", "--module", "g2po_trl"]
     launch_command(launch_command_parser().parse_args([*options, *arguments]))

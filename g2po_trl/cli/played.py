@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ from ..environments.loading import beside, load
 from ..environments.several import mixed
 from ..environments.tasks import read_tasks
 from ..runs.run_json import FILE, load_object, panels_in, read_run
-from ..utils.errors import G2POError
 from ..utils.options import require
-from .parser import json_object
 
 ENVIRONMENT, AGENT = "environment.py", "agent.py"
 
@@ -28,38 +25,25 @@ def environment_or_agent(environment: str | None, agent: str | None) -> tuple[st
 
 
 def environment_and_tasks(
-    name: str, given: Sequence[str] = (), file: Path | None = None
+    name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None
 ) -> tuple[Callable, list[dict[str, Any]]]:
     """Return an environment's factory, by the names that `load` takes or a run's folder, and its tasks.
 
     See `tasks_of`; for a run, the default is its first evaluation set.
     """
-    if Path(name).is_dir():
-        file = next(iter(panels_in(name).values())) if file is None and not given else file
-        return environment_of(read_run(name), name), tasks_of(name, given, file)
-    return mixed(load(name)), tasks_of(name, given, file)
+    if not Path(name).is_dir():
+        return mixed(load(name)), tasks_of(name, given, file)
+    described = read_run(name).get("environment")
+    remedy = f"{name}/{FILE} does not name what can be imported; pass FILE.py:Class and --task"
+    require(bool(described), "environment", described, remedy)
+    panels = [] if file or given else panels_in(name).values()
+    return load_object(described), tasks_of(name, given, next(iter(panels), file))
 
 
-def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
-    """Return the tasks in JSON or a file, by default tasks.jsonl next to file.py; else one without arguments."""
+def tasks_of(name: str, given: Sequence[dict[str, Any]] = (), file: Path | None = None) -> list[dict[str, Any]]:
+    """Return the tasks given and of a file, by default tasks.jsonl next to file.py; else one without arguments."""
     file = beside(name, "tasks.jsonl") if file is None and not given else file
-    return [*map(_task, given), *(read_tasks(file) if file else [])] or [{}]
-
-
-def _task(text: str) -> dict[str, Any]:
-    try:
-        return json_object(text)
-    except ArgumentTypeError as error:
-        why = f" ({error.__cause__})" if error.__cause__ else ""
-        remedy = "write a JSON object, such as '{\"seed\": 1}'"
-        raise G2POError(f"task is {text:.80}{why}: {remedy}", "task", text) from error
-
-
-def environment_of(run: Mapping[str, Any], folder: str | Path) -> Callable:
-    """Return the environment of a run's description."""
-    remedy = f"{folder}/{FILE} does not name what can be imported; pass FILE.py:Class and --task"
-    require(bool(run.get("environment")), "environment", run.get("environment"), remedy)
-    return load_object(run["environment"])
+    return [*given, *(read_tasks(file) if file else [])] or [{}]
 
 
 def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:

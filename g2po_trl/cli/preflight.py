@@ -23,19 +23,12 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
         is_installed = not values.get(name) or find_spec("bitsandbytes") is not None
         require(is_installed, name, values.get(name), install_command(extra_of("bitsandbytes")))
     check_engine(values.get("engine"))
-    if values.get("use_peft"):
-        require(values["lora_r"] >= 1, "lora_r", values["lora_r"], "set it to at least 1")
-        alpha = values.get("lora_alpha", 1)
-        require(alpha > 0, "lora_alpha", alpha, "the adapter would change nothing; raise it")
-        require(0 <= values["lora_dropout"] < 1, "lora_dropout", values["lora_dropout"], "set it in [0, 1)")
-    report_to = values.get("report_to")
-    for name in report_to if isinstance(report_to, list) else [report_to]:
-        if name not in (None, "none", "all"):
-            from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK as KNOWN  # with torch
-
-            require(name in KNOWN, "report_to", name, f"choose none, or any of {', '.join(sorted(KNOWN))}")
-            is_installed = name not in _TRACKERS or find_spec(name) is not None
-            require(is_installed, "report_to", name, f"install it, pip install {name}")
+    alpha = values.get("lora_alpha", 1) if values.get("use_peft") else 1
+    require(alpha > 0, "lora_alpha", alpha, "the adapter would change nothing; raise it")
+    report_to = values.get("report_to") or ()
+    for name in (report_to,) if isinstance(report_to, str) else report_to:
+        is_installed = name not in _TRACKERS or find_spec(name) is not None
+        require(is_installed, "report_to", name, f"install it, pip install {name}")
     for name in ("model_name_or_path", "critic_model_name_or_path"):
         if values.get(name) is not None:
             check_model(name, str(values[name]))

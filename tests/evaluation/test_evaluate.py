@@ -23,6 +23,7 @@ from g2po_trl.cli.commands.evaluate import main
 from g2po_trl.evaluation.chat_models import ServerChat
 from g2po_trl.evaluation.evaluate import format_rows, seed_row
 from g2po_trl.evaluation.panel import Panel
+from g2po_trl.utils.errors import G2POError
 
 GAME = '''
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, brok
     reset = 'raise RuntimeError("the game is broken")'
     (game / "game.py").write_text(GAME.replace(reset, f"if {broken}:\n                {reset}"))
     (game / "broken").touch()
-    with pytest.raises(SystemExit, match=f"^{share} of the episodes(.|\n)*the game is broken"):
+    with pytest.raises(G2POError, match=f"{share} of the episodes(.|\n)*the game is broken"):
         main(served(game, server))
     row = strict(game / "out" / "results.json")["seeds"][0]
     assert row["Succ."] == success and (row["turns"] is None) == (success is None), "of those that came to a result"

@@ -61,7 +61,7 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     )
     response: list[str] = option("a text that the random model may answer; may be repeated", [], needs="agent")
     environment_options: dict[str, Any] = option("arguments of the environment", {}, needs="agent=None")
-    task: list[str] = option("a dataset row as JSON; may be repeated", [], metavar="JSON")
+    task: list[dict[str, Any]] = option("a dataset row as JSON; may be repeated", [], metavar="JSON")
     tasks: Path | None = option("default: tasks.jsonl; 5 rows are played, 2 with a model", None, metavar="FILE")
     episodes: int | None = option("episodes of each task; default: 8, 4 with a model", None, within="[1, inf)")
     max_turns: int | None = option(f"default: max_turns of config.yaml, else {TURNS}", None, within="[1, inf)")

@@ -23,6 +23,7 @@ from ...environments.tasks import read_tasks
 from ...evaluation.options import EvaluateOptions
 from ...evaluation.run_settings import describe_settings, run_settings
 from ...runs.ownership import held
+from ...utils.options import require
 from ...utils.show import printable
 from ..parser import parse
 from ..preflight import check_engine, check_model
@@ -35,24 +36,17 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
 
     def settings(given: dict[str, Any]) -> dict[str, Any]:
         of_run.update(run_settings(given))
-        for name in ("environment_options", "panel_options"):  # those that are not given stay the run's
-            if name in given:
-                given[name] = {**of_run.get(name, {}), **given[name]}
+        for name in {"environment_options", "panel_options"} & given.keys():  # those that are not given stay the run's
+            given[name] = {**of_run.get(name, {}), **given[name]}
         return of_run
 
-    options, _ = parse(
-        (EvaluateOptions,),
-        argv,
-        command="g2po evaluate",
-        description=__doc__,
-        find_config=partial(find_config, kind="agents"),
-        defaults=settings,
-    )
+    sources = {"find_config": partial(find_config, kind="agents"), "defaults": settings}
+    options, _ = parse((EvaluateOptions,), argv, command="g2po evaluate", description=__doc__, **sources)
     return options, of_run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate. Exit code 1 if too many episodes ended in an environment error."""
+    """Evaluate. Raises `G2POError` if too many episodes ended in an environment error."""
     options, of_run = read(argv)
     if options.tasks is not None:
         read_tasks(options.tasks)
@@ -76,9 +70,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"seed {seed}: {number} of {tasks} episodes failed: {printable(reason)}")
     print(f"Trajectories and results are in {options.output}\nNext: g2po view {quote(str(options.output))}")
     share = max(row["errors"] for row in results["seeds"]) / 100
-    if share > options.max_error_rate:
-        raise SystemExit(
-            f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
-            f"{options.max_error_rate:g}; rates exclude them. The same command plays them again. The first error:\n"
-            f"{results['first_error']}"
-        )
+    first = f"{share:.0%} of the episodes ended in an environment error, the same command plays them again. The first:"
+    is_valid = share <= options.max_error_rate
+    require(is_valid, "max_error_rate", options.max_error_rate, f"{first}\n{results['first_error']}")

@@ -45,7 +45,7 @@ class PlayOptions(Options):
 
     environment: str | None = option("as for g2po check, or a run's folder", None, positional=True, metavar="[FILE]")
     environment_options: dict[str, Any] = option("arguments of the environment", {})
-    task: list[str] = option("the task, a dataset row as JSON", [], metavar="JSON")
+    task: list[dict[str, Any]] = option("the task, a dataset row as JSON", [], metavar="JSON")
     tasks: Path | None = option("a file of tasks; default: tasks.jsonl next to file.py", None, metavar="FILE")
     line: int = option("line of the task", 1)
     max_turns: int | None = option(f"default: the run's, else {TURNS}", None, within="[1, inf)")
