@@ -178,7 +178,7 @@ class G2POTrainer(GRPOTrainer):
         environment_factory = with_rewards(mixed(environment_factory), reward_funcs, args.reward_weights, tools)
         check_arguments(model, args, kwargs, environment_factory, advantage_fn, state_key)
         self.environment_factory = environment_factory
-        self.setup = setup = Setup.of(
+        self.setup = setup = Setup(
             environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
         own_metrics = type(self).evaluate is not G2POTrainer.evaluate

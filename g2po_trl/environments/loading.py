@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,14 +23,9 @@ FOLDERS: list[Path] = []  # of imported files, which import the files next to th
 
 
 def load(name: str) -> Any:
-    """Return the object that a name refers to.
+    """Return an object by its name. Raises `G2POError` if it does not exist or cannot be imported.
 
-    Args:
-        name: `module:Class`, `package.module:function`, `file.py:Class`, `file.py` with one environment, or the URL of
-            an OpenEnv server.
-
-    Raises:
-        G2POError: if the object does not exist or cannot be imported.
+    A name is `module:Class`, `file.py:Class`, `file.py` with one environment, or the URL of an OpenEnv server.
     """
     if name.startswith(("http://", "https://")):
         from g2po_envs.adapters.openenv import RemoteEnvironment
@@ -80,42 +75,39 @@ def import_named(module: str) -> ModuleType:
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """Return the module of a file. Its folder is appended to `sys.path`, for imports by name, also in workers.
-
-    Raises:
-        G2POError: if the file cannot be imported, or is called like another module.
-    """
+    """Return the module of a file. Its folder is appended to `sys.path`, for imports by name, also in workers."""
     path = Path(path).resolve()
     require(path.is_file(), "environment", str(path), "there is no such file")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     FOLDERS.append(path.parent)
     importlib.invalidate_caches()
-    for file in path.parent.glob("*.py"):  # those of another folder would be imported in place of its neighbours
-        _require_same(file, sys.modules.get(file.stem), among=FOLDERS)
+    for file in path.parent.glob("*.py"):  # another folder's would be imported in place of a neighbour
+        if (source := _source(file.stem)) and source.parent in FOLDERS:
+            _require_source(file)
     try:
         module = importlib.import_module(path.stem)
     except Exception as error:
         message = f"{path} cannot be imported: {in_words(error)}{where_raised(error)}"
         raise G2POError(message, "environment", str(path)) from error
-    _require_same(path, module)
+    _require_source(path)
     return module
 
 
-def _require_same(file: Path, module: ModuleType | None, among: Sequence[Path] | None = None) -> None:
-    """Refuse a file that is not the source of the module of its name; with `among`, only a source in these folders."""
-    source = Path(getattr(module, "__file__", None) or file).resolve()
-    is_other = source != file and (among is None or source.parent in among)
-    require(not is_other, "environment", str(file), f"a process imports one {file.name}, here {source}: rename one")
+def _source(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _require_source(file: Path) -> None:
+    remedy = f"a process imports one {file.name}, here {_source(file.stem)}: rename one"
+    require(_source(file.stem) == file, "environment", str(file), remedy)
 
 
 def resolve_environment_name(name: str) -> str:
-    """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one environment.
+    """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one, which is imported.
 
-    The file is imported. Other names are returned unchanged.
-
-    Raises:
-        G2POError: if the file cannot be imported, lacks the class, or contains no environment or several.
+    Other names are returned unchanged. Raises `G2POError` for a file that lacks the class, or has no or several.
     """
     return _resolve(name, _is_environment, "environment", "TextEnvironment")
 
@@ -142,9 +134,7 @@ def _resolve(name: str, fits: Callable[[Any, str], bool], field: str, wanted: st
 def _is_environment(value: Any, module: str) -> bool:
     """Return whether an object is a class of this module: a `TextEnvironment`, or one in TRL's style."""
     is_own = inspect.isclass(value) and value.__module__ == module
-    return is_own and (
-        issubclass(value, TextEnvironment) or (hasattr(value, "reset") and hasattr(value, "get_reward"))
-    )
+    return is_own and (issubclass(value, TextEnvironment) or {"reset", "get_reward"} <= {*dir(value)})
 
 
 def _is_agent(value: Any, module: str) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..prompts.tool_calls import TOOL_PROMPT
@@ -21,56 +20,29 @@ from .tools.trl_rewards import bound_environment, check_reward_columns
 from .tools.trl_tools import is_tool_environment, tool_environment_factory
 from .validation import EnvironmentContractError, unwrap_factory
 
-if TYPE_CHECKING:
-    from datasets import Dataset
 
-
-@dataclass(frozen=True)
 class Setup:
-    """The half of a training run that needs no model.
+    """The half of a training run that needs no model. Raises `G2POError` if arguments do not fit each other.
 
-    Args:
-        factory: constructs the environments of workers; tool-based classes are wrapped.
-        prompt_template: wording of prompts.
-        history: `"window"` or `"conversation"`. `None`: with several environments, the history of each.
-        train_dataset: the tasks.
-        eval_dataset: an evaluation set, or several by name.
-        first_tasks: the first task of each environment.
+    `factory` constructs the environments of workers, `first_tasks` has the first task of each environment, and
+    `history` is `None` with several environments, which have their own.
     """
 
-    factory: Callable[[], TextEnvironment]
-    prompt_template: PromptTemplate
-    history: str | None
-    train_dataset: Dataset
-    eval_dataset: Dataset | dict[str, Dataset] | None
-    first_tasks: list[dict[str, Any]]
-
-    @classmethod
-    def of(
-        cls,
-        environment_factory: Callable,
-        limits: EpisodeLimits,
-        prompt_template: Any,
-        history: str | None,
-        train_dataset: Dataset,
-        eval_dataset: Dataset | dict[str, Dataset] | None,
-    ) -> Setup:
-        """Return the setup of a trainer's arguments. Raises `G2POError` if they do not fit each other."""
+    def __init__(
+        self, environment_factory, limits: EpisodeLimits, prompt_template, history, train_dataset, eval_dataset
+    ):
         check_limits(limits, environment_factory)
         playing = played_as(environment_factory, limits, prompt_template, history)
-        train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
-        check_datasets(playing[0], train_dataset, eval_dataset)
-        first_tasks = one_task_each(environment_factory, train_dataset)
-        for task in first_tasks:
+        self.factory, self.prompt_template, self.history = playing
+        self.train_dataset, self.eval_dataset = plain(train_dataset), plain(eval_dataset)
+        check_datasets(self.factory, self.train_dataset, self.eval_dataset)
+        self.first_tasks = one_task_each(environment_factory, self.train_dataset)
+        for task in self.first_tasks:
             check_reward_columns(environment_factory, task)
-        return cls(*playing, train_dataset, eval_dataset, first_tasks)
 
 
 def played_as(
-    environment_factory: Callable[[], Any],
-    limits: EpisodeLimits,
-    prompt_template: Any = None,
-    history: str | None = None,
+    environment_factory: Callable, limits: EpisodeLimits, prompt_template: Any = None, history: str | None = None
 ) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
     """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments."""
     history = history or default_history(environment_factory, prompt_template)
@@ -79,22 +51,15 @@ def played_as(
 
 
 def text_environment_factory(
-    environment_factory: Callable[[], Any],
+    environment_factory: Callable,
     limits: EpisodeLimits,
     history: str | None = "window",
     prompt_template: PromptTemplate | None = None,
 ) -> Callable[[], TextEnvironment]:
     """Return a factory of `TextEnvironment`s with these limits; tool-based classes are wrapped.
 
-    Args:
-        environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
-        limits: limits of an episode; with several environments, also of each.
-        history: `"window"`: tools are described in prose. `"conversation"`: observations are chat requests, with
-            tools as the chat template writes them. `None`: with several environments, the default of each.
-        prompt_template: with several environments, the result of `prompt_template_of`.
-
-    Raises:
-        G2POError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
+    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`); with several environments and
+    no history, each has its own, which depends on `prompt_template`. Raises `G2POError` for a tool without types.
     """
     if environments := environments_of(environment_factory):
         factories = {}
@@ -129,12 +94,7 @@ def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
 def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
     """Return the wording of prompts: the given one, or the environment's default.
 
-    Args:
-        environment_factory: as passed to the trainer.
-        given: a template; with several environments, the template of all, or a dictionary by name with those of some.
-
-    Raises:
-        G2POError: for a value that is not a template, or the name of an environment that does not exist.
+    With several environments, `given` is the template of all, or a dictionary by name with those of some.
     """
     environments = environments_of(environment_factory)
     if not environments or isinstance(given, PromptTemplates):
@@ -155,8 +115,8 @@ def _checked(template: Any) -> PromptTemplate:
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
     """Return the first observations of tasks, each after a step. Raises `EnvironmentContractError` if one fails."""
     starts, failures = first_steps(pool, tasks)
-    for failure in failures:
-        raise EnvironmentContractError(f"{pool.name} {describe_failure(failure)}")
+    if failures:
+        raise EnvironmentContractError(f"{pool.name} {describe_failure(failures[0])}")
     return starts
 
 

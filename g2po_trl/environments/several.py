@@ -33,7 +33,6 @@ class PromptTemplates(PromptTemplate):
 
     @classmethod
     def of_environments(cls, templates: Mapping[str, PromptTemplate]) -> PromptTemplates:
-        """Return the templates as one."""
         return cls(**vars(next(iter(templates.values()))), by_environment=templates)
 
     def of(self, environment: str | None) -> PromptTemplate:
@@ -41,11 +40,7 @@ class PromptTemplates(PromptTemplate):
 
 
 class MixedEnvironment(TextEnvironment):
-    """Plays each task with the environment that its column `environment` names.
-
-    Args:
-        environments: factories of environments, by name.
-    """
+    """Plays each task with the environment that its column `environment` names, of factories by name."""
 
     def __init__(self, environments: Mapping[str, Callable[[], TextEnvironment]]):
         self.factories = environments
@@ -69,19 +64,14 @@ class MixedEnvironment(TextEnvironment):
             environment.close()
 
     def end_episode(self) -> None:
-        if isinstance(self._playing, TextEnvironment):
-            self._playing.end_episode()
+        self._playing.end_episode()
 
     def needs_new_worker(self) -> bool:
         return any(isinstance(one, TextEnvironment) and one.needs_new_worker() for one in self._made.values())
 
 
 def mixed(environment_factory: Any) -> Any:
-    """Return the factory of a `MixedEnvironment` for a dictionary of factories; any other value is unchanged.
-
-    Raises:
-        G2POError: for an empty dictionary, a name that is not a string, or a value that is not callable.
-    """
+    """Return the factory of a `MixedEnvironment` for a dictionary of factories; any other value is unchanged."""
     if not isinstance(environment_factory, Mapping):
         return environment_factory
     require(environment_factory != {}, "environment_factory", {}, "give at least one environment, by its name")
@@ -95,9 +85,8 @@ def mixed(environment_factory: Any) -> Any:
 
 def environments_of(environment_factory: Any) -> dict[str, Callable]:
     """Return the environments of a run with several, by name; for any other factory an empty dictionary."""
-    if unwrap_factory(environment_factory) is not MixedEnvironment:
-        return {}
-    return environment_factory.keywords["environments"]
+    is_mixed = unwrap_factory(environment_factory) is MixedEnvironment
+    return environment_factory.keywords["environments"] if is_mixed else {}
 
 
 def player_of(
@@ -111,13 +100,9 @@ def player_of(
 
 
 def row_of(environment: Any, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a task for an environment, which may be a class: in tables, it has those of others too.
-
-    These have no value (`None`), and are passed only to a `reset` that names them.
-    """
+    """Return a task's columns for an environment or its class, without value only those that its `reset` names."""
     reset = getattr(environment, "reset", None)
-    parameters = inspect.signature(reset).parameters.values() if reset is not None else ()
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    named = () if reset is None else inspect.signature(reset).parameters
     return {name: value for name, value in task.items() if name != COLUMN and (value is not None or name in named)}
 
 
@@ -153,12 +138,7 @@ def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
 
 
 def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
-    """Refuse (`G2POError`) tasks without a known environment, an unused environment, and a `task_id` of two.
-
-    Args:
-        environment_factory: of several environments; nothing is checked for another one.
-        datasets: tasks by the name of their dataset.
-    """
+    """Refuse (`G2POError`) tasks without a known environment, an unused environment, and a `task_id` of two."""
     environments = environments_of(environment_factory)
     owners: dict[str, str] = {}
     unused = dict(environments)

@@ -32,15 +32,13 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise G2POError(f"tasks is {str(path)!r}, which cannot be read: {error}", "tasks", path) from error
-    rows = []
-    for number, row in json_values(io.BytesIO(text.encode())):
+    rows = list(json_values(io.BytesIO(text.encode())))
+    for number, row in rows:
         if not isinstance(row, dict):
-            text = row.decode() if isinstance(row, bytes) else json.dumps(row)
-            remedy = 'write an object, like {"seed": 1}'
-            raise G2POError(f"{path}, line {number}, is {text[:40]}: {remedy}", "tasks", row)
-        rows.append(row)
+            what = f"{path}, line {number}, is {show(row)}"
+            raise G2POError(f'{what}: write an object, like {{"seed": 1}}', "tasks", row)
     require(bool(rows), "tasks", str(path), "the file is empty; write one task per line")
-    return rows
+    return [row for _, row in rows]
 
 
 def split_tasks(
@@ -49,15 +47,11 @@ def split_tasks(
     """Return the training and the held-out tasks: those in `eval_tasks`, else the last lines of `tasks` (20 %)."""
     train = read_tasks(tasks)
     if eval_tasks is not None:
-        held_out = read_tasks(eval_tasks)
-    else:
-        number = max(1, len(train) // 5) if num_eval_tasks is None else num_eval_tasks
-        remedy = f"{tasks} has {len(train)} tasks; hold out at least 1 and leave at least 1, or pass --eval-tasks FILE"
-        require(0 < number < len(train), "num_eval_tasks", number, remedy)
-        train, held_out = train[:-number], train[-number:]
-    for name, rows in (("tasks", train), ("eval_tasks", held_out)):
-        require(bool(rows), name, rows, "the file has no tasks; write one JSON object per line")
-    return train, held_out
+        return train, read_tasks(eval_tasks)
+    number = max(1, len(train) // 5) if num_eval_tasks is None else num_eval_tasks
+    remedy = f"{tasks} has {len(train)} tasks; hold out at least 1 and leave at least 1, or pass --eval-tasks FILE"
+    require(0 < number < len(train), "num_eval_tasks", number, remedy)
+    return train[:-number], train[-number:]
 
 
 def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
@@ -75,21 +69,13 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     """
     from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
-    rows = list(map(dict, rows))
     _register_format()
-    texts = [_as_text(row, number) for number, row in enumerate(rows, 1)]
+    rows = [dict(row) for row in rows]
+    texts = [json.dumps(row, default=repr, skipkeys=True) for row in rows]
+    for number, (row, text) in enumerate(zip(rows, texts), 1):
+        remedy = "JSON does not give it back; use strings, numbers, lists, and dicts with strings as keys"
+        require(repr(json.loads(text)) == repr(row), f"task {number}", row, remedy)  # 1, 1.0 and True differ
     return Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")})).with_format(FORMAT)
-
-
-def _as_text(row: dict[str, Any], number: int) -> str:
-    try:
-        text = json.dumps(row)
-        kept = repr(json.loads(text)) == repr(row)  # repr distinguishes 1, 1.0 and True
-    except (TypeError, ValueError):
-        kept = False
-    remedy = "JSON does not give it back; use strings, numbers, lists, and dicts with strings as keys"
-    require(kept, f"task {number}", row, remedy)
-    return text
 
 
 def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
@@ -156,7 +142,7 @@ def panels_of(eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str,
 
 
 def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
+    """Refuse rows as `check_rows` and `check_mixture`."""
     datasets = {"train": train_dataset, **panels_of(eval_dataset)}
     for name, dataset in datasets.items():
         check_rows(environment_factory, name, dataset)
@@ -164,20 +150,19 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
 
 
 def check_rows(environment_factory, name: str, dataset) -> None:
-    """Refuse what `check_datasets` refuses in one dataset."""
+    """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     from datasets import Dataset  # slow to import, and not needed to read a tasks file
 
-    if not (isinstance(dataset, Dataset) and len(dataset) and dataset.format["type"] != "custom"):
-        remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': i} for "
-        remedy += "i in range(99)]) of a list, or one split of a dictionary of them"
-        raise G2POError(f"{name}_dataset is {show(dataset)}: {remedy}", f"{name}_dataset", dataset)
+    is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0 and dataset.format["type"] != "custom"
+    remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': 1}])"
+    require(is_dataset, f"{name}_dataset", dataset, remedy)
     # Of a table of one environment, all rows have the same columns; of others, the first one of each kind is checked.
     are_mixed, kinds = bool(environments_of(environment_factory)), set()
     for number, row in enumerate(dataset if are_mixed or COLUMN in dataset.column_names else [dataset[0]], 1):
         kind = (str(row.get(ENVIRONMENT)), *sorted((name, value is None) for name, value in row.items()))
         if kind not in kinds:
+            kinds.add(kind)
             check_task_columns(environment_factory, row, f"{name} dataset, row {number}: ")
-        kinds.add(kind)
     remedy = "its text differs each time it is read, so rows cannot be told apart; store a number or a path"
     row, again = dataset[0], dataset[0]
     for column, value in row.items():

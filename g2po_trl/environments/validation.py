@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..prompts.conversation import ChatRequest, pictures_of, since_last_completion
@@ -32,8 +32,7 @@ def is_score(name: str) -> bool:
 
 def factory_name(environment_factory: Callable) -> str:
     """Return the name of an environment in messages."""
-    function = unwrap_factory(environment_factory)
-    return getattr(function, "__name__", repr(function))
+    return getattr(unwrap_factory(environment_factory), "__name__", repr(environment_factory))
 
 
 def unwrap_factory(environment_factory: Callable) -> Callable:
@@ -53,9 +52,7 @@ def constructed(environment_factory: Callable, name: str) -> Any:
     environment = environment_factory()
     if not callable(getattr(environment, "step", None)):
         remedy = "add one; if it has tool methods, pass the class itself, or functools.partial(ToolEnvironment, …)"
-        raise EnvironmentContractError(
-            f"{name} is a {type(environment).__name__}, which has no step: {remedy}", "step"
-        )
+        raise EnvironmentContractError(f"{name} is {show(environment)}, which has no step: {remedy}", "step")
     return environment
 
 
@@ -75,33 +72,24 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     actions = value.admissible_actions
     if actions is not None:
         actions = actions.tolist() if hasattr(actions, "tolist") else actions
-        listed = isinstance(actions, Sequence) and not isinstance(actions, str)
-        are_texts = listed and all(isinstance(action, str) for action in actions)
+        are_texts = isinstance(actions, (list, tuple)) and all(isinstance(action, str) for action in actions)
         _require(are_texts, where, "Observation.admissible_actions", actions, "a list of strings, or None")
         _plain_text("".join(actions), where, "admissible_actions")  # one check instead of one for each
         actions = [str.__str__(action) for action in actions]
     is_request = value.request is None or isinstance(value.request, ChatRequest)
     _require(is_request, where, "Observation.request", value.request, "a ChatRequest, or None")
     images = _pictures(value, where)
-    if limits is not None:
-        _check_sizes(texts["text"], images, where, limits)
+    sizes = {"max_observation_characters": len(texts["text"]), "max_observation_images": len(images)}
+    sizes["max_image_pixels"] = max((width * height for width, height in (one.size for one in images)), default=0)
+    for name, size in sizes.items():
+        if (limit := getattr(limits, name, None)) is not None and size > limit:
+            what = f"{where}: the observation has {size} {name.rpartition('_')[2]}, more than {name}={limit}"
+            remedy = "make it smaller in the environment, or raise the limit"
+            raise EnvironmentContractError(f"{what}: {remedy}", name, size)
     if images and texts["state_key"] is None:
         texts["state_key"] = "\n".join([texts["text"], *images])
     # A new object: a subclass may not unpickle in the trainer.
     return Observation(admissible_actions=actions, request=value.request, images=images, **texts)
-
-
-def _check_sizes(text: str, images: Sequence[Picture], where: str, limits: PoolLimits) -> None:
-    sizes = {
-        "max_observation_characters": len(text),
-        "max_observation_images": len(images),
-        "max_image_pixels": max((width * height for width, height in (image.size for image in images)), default=0),
-    }
-    for name, size in sizes.items():
-        if (limit := getattr(limits, name)) is not None and size > limit:
-            what = f"{where}: the observation has {size} {name.rpartition('_')[2]}, more than {name}={limit}"
-            remedy = "make it smaller in the environment, or raise the limit"
-            raise EnvironmentContractError(f"{what}: {remedy}", name, size)
 
 
 def _pictures(seen: Observation, where: str) -> tuple[Picture, ...]:
@@ -146,12 +134,9 @@ def _validate_info(info: Any, where: str) -> dict[str, Any]:
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         wanted = "a finite number, or rename it: evaluations report the mean"
         _require(is_number or not is_score(name), where, f"info[{name!r}]", info.get(name, score), wanted)
-    _require(
-        data.get("success") in (True, False, None), where, "info['success']", info.get("success"), "True or False"
-    )
-    if data.get("success", True) is None:  # unknown: the reward decides
-        del data["success"]
-    return data
+    success = data.pop("success", None)  # `None` is unknown: the reward decides
+    _require(success in (True, False, None), where, "info['success']", success, "True or False")
+    return data if success is None else {"success": success, **data}
 
 
 def _require(valid: bool, where: str, field: str | None, value: Any, wanted: str) -> None:
