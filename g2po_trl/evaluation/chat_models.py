@@ -143,40 +143,6 @@ def load_vllm(
         raise
 
 
-@dataclass
-class TokenBudget:
-    """A count of the tokens that a server read and wrote, with a limit.
-
-    Args:
-        limit: maximum number of prompt and completion tokens. `None`: no limit.
-        path: file that keeps the counts, so that a resumed evaluation continues to count.
-    """
-
-    limit: int | None
-    path: Path
-    read: int = 0
-    written: int = 0
-
-    def __post_init__(self):
-        if self.path.is_file():
-            vars(self).update(json.loads(self.path.read_text(encoding="utf-8")))
-
-    def check(self) -> None:
-        """Refuse (`G2POError`) further requests if the limit is reached."""
-        used = self.read + self.written
-        remedy = f"{used} tokens were used; run the same command with a larger one to resume"
-        require(self.limit is None or used < self.limit, "max_total_tokens", self.limit, remedy)
-
-    def count(self, completions: Sequence[ChatCompletion]) -> None:
-        """Add and save the tokens of completions. Raises `G2POError` if they are limited and not reported."""
-        self.read += sum(completion.prompt_tokens for completion in completions)
-        self.written += sum(completion.completion_tokens for completion in completions)
-        write_json(self.path, {"read": self.read, "written": self.written})
-        unreported = [one for one in completions if not (one.prompt_tokens or one.completion_tokens or one.error)]
-        remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
-        require(self.limit is None or not unreported, "max_total_tokens", self.limit, remedy)
-
-
 class ServerChat:
     """A model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
 
@@ -193,8 +159,7 @@ class ServerChat:
         ImportError: if openai is not installed.
     """
 
-    engine = None
-    budget: TokenBudget | None = None
+    engine = limit = path = None
 
     def __init__(
         self,
@@ -207,89 +172,102 @@ class ServerChat:
         max_retries: int = 6,
     ):
         self.openai = import_extra("openai")
-        self.model, self.base_url = model, base_url
+        self.base_url, self.model = base_url, model
         options = {"api_key": os.environ.get(key_variable) or "none", "timeout": 300.0, "max_retries": max_retries}
         self.client = self.openai.AsyncOpenAI(base_url=base_url, **options)
         self.runner = asyncio.Runner()  # ends the requests of an interrupted evaluation
         self.free = asyncio.Semaphore(parallel)
         self.fields = dict(generation_kwargs or {})
         self.fields |= {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-        self.length_field = "max_tokens"
+        self.length_field, self.tokens = "max_tokens", {"read": 0, "written": 0}
+
+    def count_tokens(self, path: Path, limit: int | None) -> None:
+        """Count the tokens of prompts and completions in a file, and refuse requests after `limit` of them."""
+        self.path, self.limit = path, limit
+        self.tokens |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        """Return the completion of each request, with its seed."""
+        """Return the completion of each request, with its seed.
+
+        Raises:
+            G2POError: if the server rejects a request or cannot be reached; if tokens are limited, and their limit is
+                reached, or the server does not report them.
+        """
 
         async def complete() -> list[ChatCompletion]:
             pairs = zip(requests, seeds, strict=True)
             return await asyncio.gather(*(self._complete(request, sampling, seed) for request, seed in pairs))
 
-        if self.budget is None:
-            return self.runner.run(complete())
-        self.budget.check()
+        used = sum(self.tokens.values())
+        remedy = f"{used} tokens were used; run the same command with a larger one to resume"
+        require(self.limit is None or used < self.limit, "max_total_tokens", self.limit, remedy)
         completions = self.runner.run(complete())
-        self.budget.count(completions)
+        self.tokens["read"] += sum(completion.prompt_tokens for completion in completions)
+        self.tokens["written"] += sum(completion.completion_tokens for completion in completions)
+        if self.path is not None:
+            write_json(self.path, self.tokens)
+        is_reported = any(self.tokens.values()) or all(completion.error for completion in completions)
+        remedy = "the server reports no token usage to count; remove it, and limit the costs at the provider"
+        require(self.limit is None or is_reported, "max_total_tokens", self.limit, remedy)
         return completions
 
     async def _complete(self, request: ChatRequest, sampling: Sampling, seed: int) -> ChatCompletion:
         """Return the completion of a request, with an `error` if the conversation is too long for the model."""
-        try:
-            async with self.free:
-                return self._read(await self._ask(request, sampling, seed), request, sampling)
-        except (self.openai.OpenAIError, ValueError) as error:  # also text that is not JSON
-            told = f"{error} {getattr(error, 'body', '')} {getattr(error, 'code', '')}".lower()
-            if isinstance(error, self.openai.BadRequestError) and any(words in told for words in _TOO_LONG):
-                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            remedy = "check the address, up to /v1, and the variable with its key (key_variable)"
-            message = f"base_url is {self.base_url}, which answers: {error.__cause__ or error}; {remedy}"
-            raise G2POError(message, "base_url", self.base_url) from error
-
-    async def _ask(self, request: ChatRequest, sampling: Sampling, seed: int) -> Any:
-        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
         # Fields that not every server supports are sent only if they are set.
         filters = {name: value for name, value in sampling.filters().items() if name != "top_p"}
         options = {"stop": list(request.stop), "extra_body": self.fields | filters, "tools": request.tools}
         length_field = self.length_field
         try:
-            return await self.client.chat.completions.create(
-                model=self.model,
-                messages=api_messages(request.messages),
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=seed % 2**31,  # servers accept 31 bits
-                **{length_field: sampling_of(request, sampling).max_completion_length},
-                **{name: value for name, value in options.items() if value},
-            )
-        except self.openai.BadRequestError as error:
-            if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
-                raise
-            self.length_field = "max_completion_tokens"
-            return await self._ask(request, sampling, seed)
-
-    def _read(self, response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
-        """Return the completion in a server's response. Raises `ValueError` if there is none."""
-        choice = next(iter(getattr(response, "choices", None) or ()), None)
-        if choice is None or choice.message is None:
-            raise ValueError(f"it answered without a chat completion ({response!s:.200})")
-        message, usage = choice.message, response.usage
-        text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
-        ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
-        calls = [call.model_dump() for call in message.tool_calls or ()]
-        said = {"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}
-        (answer,) = normalize_messages([said])
-        text = message_text(answer)
-        # The name of the field depends on the server.
-        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
-        if isinstance(reasoning, str) and "</think>" not in text:
-            text = f"<think>{reasoning}</think>{text}"
-        tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-        return ChatCompletion(text, *tokens, choice.finish_reason not in ("length", "content_filter"), message=answer)
+            async with self.free:
+                response = await self.client.chat.completions.create(
+                    model=self.model,
+                    messages=api_messages(request.messages),
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    seed=seed % 2**31,  # servers accept 31 bits
+                    **{length_field: sampling_of(request, sampling).max_completion_length},
+                    **{name: value for name, value in options.items() if value},
+                )
+            return _read(response, request, sampling)
+        except (self.openai.OpenAIError, ValueError) as error:  # also text that is not JSON
+            is_rejected = isinstance(error, self.openai.BadRequestError)
+            told = f"{error} {error.code}".lower() if is_rejected else ""
+            if length_field == "max_tokens" and "max_completion_tokens" in told:  # newer servers
+                self.length_field = "max_completion_tokens"
+                return await self._complete(request, sampling, seed)
+            if any(words in told for words in _TOO_LONG):
+                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
+            remedy = "check the address, up to /v1, and the variable with its key (key_variable)"
+            message = f"base_url is {self.base_url}, which answers: {error.__cause__ or error}; {remedy}"
+            raise G2POError(message, "base_url", self.base_url) from error
 
     def close(self) -> None:
         """End the connections."""
         self.runner.run(self.client.close())
         self.runner.close()
+
+
+def _read(response: Any, request: ChatRequest, sampling: Sampling) -> ChatCompletion:
+    """Return the completion in a server's response. Raises `ValueError` if there is none."""
+    choice = next(iter(getattr(response, "choices", None) or ()), None)
+    if choice is None or choice.message is None:
+        raise ValueError(f"it answered without a chat completion ({response!s:.200})")
+    message, usage = choice.message, response.usage
+    text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
+    ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
+    calls = [call.model_dump() for call in message.tool_calls or ()]
+    (answer,) = normalize_messages(
+        [{"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}]
+    )
+    text = message_text(answer)
+    # The name of the field depends on the server.
+    reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+    if isinstance(reasoning, str) and "</think>" not in text:
+        text = f"<think>{reasoning}</think>{text}"
+    tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+    return ChatCompletion(text, *tokens, choice.finish_reason not in ("length", "content_filter"), message=answer)
 
 
 def api_messages(messages: Sequence[Message]) -> list[Message]:
@@ -300,11 +278,10 @@ def api_messages(messages: Sequence[Message]) -> list[Message]:
     sent, open_ids, numbers = [], [], itertools.count(1)
     for message in map(dict, messages):
         if calls := message.get("tool_calls"):
-            calls = [{"id": f"call_{next(numbers)}", **call} for call in calls]
-            for call in calls:
-                arguments = call["function"]["arguments"]
-                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                call["function"] = {**call["function"], "arguments": text}
+            calls = [{"id": f"call_{next(numbers)}", **call, "function": dict(call["function"])} for call in calls]
+            for function in [call["function"] for call in calls]:
+                if not isinstance(function["arguments"], str):
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
             open_ids = [call["id"] for call in calls]
             message |= {"content": message["content"] or None, "tool_calls": calls}
         elif message["role"] == "tool" and open_ids:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,10 @@ _MODEL_FILES = "*model*.safetensors* *model*.bin *config.json *token* vocab* mer
 
 
 def load_model(model: str, **kwargs: Any):
-    """Return the model of a checkpoint, or of an adapter on its base model.
+    """Return the model of a checkpoint, or of an adapter on its base model, from a folder or the Hub.
 
-    Args:
-        model: a folder or a Hub id.
-        **kwargs: passed to `from_pretrained`. An adapter's `revision` does not apply to its base, whose revision is in
-            the adapter's configuration.
-
-    Raises:
-        ValueError: if an adapter does not name its base, or does not fit it.
+    `kwargs` are passed to `from_pretrained`; an adapter's configuration has the `revision` of its base. Raises
+    `G2POError` if an adapter does not name its base, or does not fit it.
     """
     revision = kwargs.pop("revision", None)
     adapter = adapter_of(model, revision)
@@ -39,11 +34,7 @@ def load_model(model: str, **kwargs: Any):
 
 
 def _load_checkpoint(model: str, **kwargs: Any):
-    """Return the model as the class that the checkpoint's configuration names, as in training.
-
-    `AutoModelForCausalLM` rejects some multimodal models and loads only the text part of others, with other module
-    names, which adapters of the whole model do not fit.
-    """
+    """Return the model as the class that its configuration names: AutoModelForCausalLM loads only a part of some."""
     import transformers
 
     known = {name: kwargs[name] for name in ("revision", "trust_remote_code") if kwargs.get(name) is not None}
@@ -79,12 +70,12 @@ def weights_hash(model: str, revision: str | None = None) -> str:
         require(bool(found), "model", model, "it is not a folder, and the Hub has no configuration of that name")
         return f"{model}@{extract_commit_hash(found[0], None)}"
     adapter = find_adapter(folder)
-    files = [path for place in {folder, adapter or folder} for path in place.iterdir() if path.is_file()]
-    hashed = files_hash(path for path in files if any(fnmatch(path.name, pattern) for pattern in _MODEL_FILES))
+    found = {path for place in (folder, adapter or folder) for name in _MODEL_FILES for path in place.glob(name)}
+    hashed = files_hash(path for path in found if path.is_file())
     if adapter is None:
         return hashed
-    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    return f"{hashed} on {weights_hash(base) if base else 'no base'}"
+    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return f"{hashed} on {weights_hash(base)}"
 
 
 def files_hash(paths: Iterable[str | Path]) -> str:
@@ -93,6 +84,5 @@ def files_hash(paths: Iterable[str | Path]) -> str:
     for path in sorted(map(Path, paths), key=lambda path: (path.name, path.stat().st_size, str(path))):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
-            while block := file.read(2**24):
-                digest.update(block)
+            digest.update(hashlib.file_digest(file, xxhash.xxh3_128).digest())
     return digest.hexdigest()

@@ -27,16 +27,14 @@ from ..environments.setup import default_history, prompt_template_of, text_envir
 from ..environments.several import check_limits, environments_of, mixed
 from ..environments.tasks import check_task_columns, read_tasks
 from ..environments.validation import is_score
-from ..prompts.template import DEFAULT_PROMPT
 from ..runs.metrics import summarize
 from ..runs.run_json import by_names, describe_prompt, installed_versions, load_object, load_prompt
 from ..trajectory import Trajectory
-from ..utils.errors import G2POError
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import check_options, require
 from .agents import Agent, DirectAgent, ReActAgent
-from .chat_models import ChatModel, ServerChat, TokenBudget
+from .chat_models import ChatModel, ServerChat
 from .checkpoints import files_hash, weights_hash
 from .options import EvaluateOptions
 from .panel import Panel
@@ -54,31 +52,30 @@ def load_panel(options: EvaluateOptions) -> Panel:
     else:
         make = importlib.import_module(f"g2po_envs.{options.environment}.panels").load_panel
         arguments = [options.panel] if options.panel else []
-    parameters = [*inspect.signature(make).parameters.values()][len(arguments) :]
-    defaults = {parameter.name: parameter.default for parameter in parameters}
+    parameters = inspect.signature(make).parameters.values()
+    defaults = {one.name: one.default for one in [*parameters][len(arguments) :]}
     check_options("panel_options", options.panel_options, defaults, "the panel")
     panel = make(*arguments, **options.panel_options)
-    template = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
-    if (prompt := options.prompt) is not None:  # a name, or what a run.json has
+    factory, template, prompt = panel.environment_factory, panel.prompt_template, options.prompt
+    if prompt is not None:  # a name, or what a run.json has
         template = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
-    factory, names = panel.environment_factory, ("max_turns", "history_length") if direct else ("max_turns",)
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(factory)}
     return replace(
         panel,
         rows=panel.rows[: options.limit],
         prompt_template=prompt_template_of(factory, template),
         history=options.history or default_history(factory, template) if direct else panel.history,
+        max_turns=options.max_turns or panel.max_turns,
         columns={**panel.columns, **of_environments},
-        **given,
     )
 
 
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
     """Return the agent that the options name."""
-    if options.agent == "direct":
-        return DirectAgent(panel.prompt_template, panel.history_length, options.max_prompt_length, panel.history)
     more = {} if options.history_length is None else {"history_length": options.history_length}
+    if options.agent == "direct":
+        more = {"history_length": panel.history_length, "history": panel.history} | more
+        return DirectAgent(panel.prompt_template, max_prompt_length=options.max_prompt_length, **more)
     return ReActAgent(panel, **more, trials=options.trials if options.agent == "reflexion" else 1)
 
 
@@ -131,7 +128,7 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
     files = [value for value in options.environment_options.values() if isinstance(value, str) and isfile(value)]
     direct, tasks = options.agent == "direct", _hash(list(panel.rows))
     settings |= {
-        "model": options.model if is_served else weights_hash(options.model, revision),
+        "model" if is_served else "weights": options.model if is_served else weights_hash(options.model, revision),
         "environment_files": files_hash(files),
         "panel": panel.name,
         "panel_data": panel.data,
@@ -172,15 +169,14 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         folder = output / "trajectories"
         if options.overwrite:
             shutil.rmtree(folder, ignore_errors=True)
-        if not folder.is_dir():
-            for name in ("results.json", "tokens.json"):
-                (output / name).unlink(missing_ok=True)
+            (output / "tokens.json").unlink(missing_ok=True)
+        (output / "results.json").unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         if options.base_url:
-            chat.budget = TokenBudget(options.max_total_tokens, output / "tokens.json")
-        about_set = f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns"
-        print(f"{about_set}; {options.agent} agent, {options.model}, temperature {options.temperature}", flush=True)
+            chat.count_tokens(output / "tokens.json", options.max_total_tokens)
+        size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
+        print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
         player = PanelPlayer(panel, pool, chat, agent, Sampling.of(options), options.batch_size, limits)
         played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
     results = {
@@ -190,7 +186,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
     }
     if options.base_url:
-        results["tokens"] = {"read": chat.budget.read, "written": chat.budget.written}
+        results["tokens"] = chat.tokens
     write_json(output / "results.json", results, indent=1)
     errors = (t.error for trajectories in played for t in trajectories if not t.counted)
     return {**results, "first_error": next(errors, None)}
@@ -203,7 +199,6 @@ def _check_output(output: Path, settings: Mapping[str, Any], overwrite: bool) ->
     require(is_own, "output", str(output), "it holds what no evaluation wrote; pass another --output")
     before = json.loads(file.read_text(encoding="utf-8")) if has_episodes and not overwrite else settings
     both = {name: (before.get(name), settings.get(name)) for name in {**before, **settings}}
-    if changed := {name: values for name, values in both.items() if values[0] != values[1]}:
-        told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-        remedy = "pass another --output, or --overwrite to delete it"
-        raise G2POError(f"{output} holds another evaluation ({told}): {remedy}", "output", changed)
+    changed = {name: values for name, values in both.items() if values[0] != values[1]}
+    remedy = f"{output} holds an evaluation with the first values; pass another --output, or --overwrite to delete it"
+    require(not changed, "output", changed, remedy)

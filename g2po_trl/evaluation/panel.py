@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..environments.contract import TextEnvironment
-from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..prompts.template import PromptTemplate
 from ..utils.options import is_of_kind, require
 
 
@@ -19,7 +19,8 @@ class Panel:
         name: name in tables.
         rows: the tasks: keyword arguments of `reset`.
         environment_factory: makes the environment.
-        prompt_template, max_turns, history_length, history: for trained agents, as set by the environment's recipe.
+        prompt_template: for trained agents, as set by the environment's recipe. `None`: the environment's.
+        max_turns, history_length, history: as set by the environment's recipe.
         about: for prompted agents: a description of the environment and the possible actions.
         action_form: for prompted agents: how an action is written.
         multiline: for prompted agents: an action may have several lines (code). `False`: it ends with its line.
@@ -32,7 +33,7 @@ class Panel:
     name: str
     rows: Sequence[dict[str, Any]]
     environment_factory: Callable[[], TextEnvironment]
-    prompt_template: PromptTemplate = DEFAULT_PROMPT
+    prompt_template: PromptTemplate | None = None
     max_turns: int = 30
     history_length: int = 2
     history: str = "window"

@@ -7,7 +7,7 @@ from chat_server import chat_completion, chat_server
 from refusals import refused
 
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.evaluation.chat_models import ChatCompletion, ServerChat, TokenBudget
+from g2po_trl.evaluation.chat_models import ChatCompletion, ServerChat
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
 
@@ -87,10 +87,3 @@ def test_completions_are_read(ask):
 def test_generation_kwargs_are_fields_of_the_request(ask):
     ask(chat_completion("x"), generation_kwargs={"typical_p": 0.9})
     assert ask.requests[0]["typical_p"] == 0.9 and "typical_p" not in ask.requests[0].get("extra_body", {})
-
-
-def test_a_limit_of_tokens_needs_tokens_that_are_told(tmp_path):
-    TokenBudget(None, tmp_path / "tokens").count([ChatCompletion("x")])
-    TokenBudget(10, tmp_path / "tokens").count([ChatCompletion("", error="too long")])
-    with refused("max_total_tokens"):
-        TokenBudget(10, tmp_path / "tokens").count([ChatCompletion("x")])

@@ -100,6 +100,8 @@ def test_a_context_that_overflows_is_a_failure_and_tokens_that_are_not_reported_
     main(served(game, server, "--overwrite"))
     assert strict(game / "out" / "results.json")["seeds"][0]["tokens"] is None
     assert "n/a" in capsys.readouterr().out
+    with refused("max_total_tokens"):
+        main(served(game, server, "--overwrite", "--max-total-tokens", 9))
 
 
 @pytest.mark.parametrize(("broken", "share", "success"), [("number > 1", "50%", 50), ("True", "100%", None)])
@@ -188,7 +190,7 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
     changed = weights[name].clone()
     changed.view(-1)[-1] += 1
     save_file({**weights, name: changed}, model / "model.safetensors", metadata={"format": "pt"})
-    check_refused("model")
+    check_refused("weights")
     with pytest.raises(ValueError, match="nosuch"):  # nothing is deleted for a model that cannot be loaded
         main([*given, "--overwrite", "--chat-template-kwargs", '{"nosuch": 1}'])
     assert (game / "out" / "results.json").read_text() == results
