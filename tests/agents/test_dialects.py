@@ -230,7 +230,7 @@ def with_part(part):
         ("chat/completions", "response_format", [UNNAMED_FORM]),
         ("responses", "input", [None, [{"type": "computer_call"}], ["a"], [{"type": "function_call"}]]),
         ("responses", "input", [with_part({"type": "input_image"}), with_part({"type": "text", "text": None})]),
-        ("responses", "tools", [3, [{"type": "function"}]]),
+        ("responses", "tools", [3, [{"type": "function"}], [{"type": 5, "name": "a"}]]),
         ("responses", "prompt", [{"id": "p"}]),
         ("responses", "background", [True]),
         ("responses", "top_logprobs", [2]),

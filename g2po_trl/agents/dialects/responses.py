@@ -64,7 +64,7 @@ def read_tools(tools: Any, ignored: LeftOut, namespace: str = "") -> tuple[list[
         elif isinstance(kind, str) and kind not in _CALL_ITEMS:
             ignored.add(f"tools.{kind}")
         else:
-            tool = {**tool, "parameters": _INPUT} if kind == "custom" else tool if kind else None
+            tool = {**tool, "parameters": _INPUT} if kind == "custom" else tool if isinstance(kind, str) else None
             function = function_tool(tool, f"tools[{index}]", "parameters", f"{namespace}." if namespace else "")
             functions.append(function)
             item = {"type": _CALL_ITEMS[kind], "name": tool["name"]}
