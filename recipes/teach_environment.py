@@ -41,16 +41,9 @@ from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import reads_images
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.ownership import held
+from g2po_trl.teach import experts
 from g2po_trl.teach.demonstrations import ExpertActor, build_rows
 from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
-from g2po_trl.teach.experts import (
-    agent_answer,
-    carried_answer,
-    find_expert,
-    random_answer,
-    recorded_answer,
-    with_expert,
-)
 from g2po_trl.teach.sft import BaseModel, load_base_model, run_teaching
 from g2po_trl.utils.options import option, require
 from g2po_trl.utils.show import printable
@@ -58,7 +51,6 @@ from g2po_trl.view.words import failure_kind
 
 Rows = Sequence[dict[str, Any]]
 WELL_FORMED = 0.95  # fraction of completions at which training ends, with target_success
-MORE = 10  # times as many demonstrations are suggested where they were too few: teaching ends at its target
 
 
 @dataclass
@@ -70,9 +62,7 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     num_episodes: int | None = option("Episodes of the expert. None: one per task.", None, within="[1, inf)")
     demonstration_turns: int | None = option("Turns of a demonstration. None: max_turns.", None, within="[1, inf)")
     num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
-    num_exam_tasks: int | None = option(
-        "Training tasks reserved for exams. 0: exams play taught tasks. None: a fifth.", None, within="[0, inf)"
-    )
+    num_exam_tasks: int | None = option("Tasks of exams alone. 0: taught ones. None: a 5th.", None, within="[0, inf)")
     num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
     chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)
     history: str | None = option("What prompts show of an episode.", None, choices=("window", "conversation"))
@@ -82,15 +72,14 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        sources = [name for name in ("expert", "demonstrations", "random_episodes") if getattr(self, name)]
-        remedy = f"{' and '.join(sources)} are both given, and demonstrations have one source: leave one out"
-        require(len(sources) < 2, "demonstrations", self.demonstrations, remedy)
+        sources = [self.expert, self.demonstrations, self.random_episodes]
+        remedy = "pass one of expert, demonstrations and random_episodes"
+        require(sum(map(bool, sources)) < 2, "demonstrations", self.demonstrations, remedy)
 
     def split(self, rows: Rows, seed: int) -> tuple[Rows, Rows]:
         if self.num_exam_tasks == 0:
             return list(rows), list(rows)
-        if self.num_exam_tasks is None:
-            self.num_exam_tasks = max(1, len(rows) // 5)
+        self.num_exam_tasks = self.num_exam_tasks or max(1, len(rows) // 5)
         return super().split(rows, seed)
 
 
@@ -127,26 +116,25 @@ def demonstrate(options: ScriptArguments, rows: Rows, base_model: BaseModel, see
     tasks = list(islice(cycle(rows), options.random_episodes or options.num_episodes or len(rows)))
     if options.demonstrations:
         recorded, tasks = recorded_episodes(options.demonstrations, rows)
-        answer = partial(recorded_answer, recorded)
+        answer = partial(experts.recorded_answer, recorded)
     elif options.random_episodes:
-        answer = random_answer
+        answer = experts.random_answer
     else:
-        expert = load(options.expert) if options.expert else find_expert(options.environment or options.agent)
+        expert = load(options.expert) if options.expert else experts.find_expert(options.environment or options.agent)
         remedy = (
             f"write a function expert({'messages, tools' if options.agent else 'environment'}) in the file, which "
             "returns the next action; or pass --demonstrations FILE (trajectories) or --random-episodes N"
         )
         require(expert is not None, "expert", None, remedy)
         if options.agent:
-            answer = partial(agent_answer, expert)
+            answer = partial(experts.agent_answer, expert)
         else:
-            answer, (factory, tasks) = carried_answer, with_expert(factory, expert, tasks, seed)
+            answer, (factory, tasks) = experts.carried_answer, experts.with_expert(factory, expert, tasks, seed)
     name, processing_class = base_model
     tokenizer = get_tokenizer(processing_class)
     engine = Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name))
-    needs = "pass a vision-language model, or install what its processor needs, such as torchvision"
-    reads_text = f"{name} has no processor of images that can be loaded here: {needs}"
-    engine.reads_text_because = None if reads_images(processing_class) else reads_text
+    remedy = f"{name} has no processor of images that can be loaded here: pass a vision-language model"
+    engine.reads_text_because = None if reads_images(processing_class) else remedy
     encode = ChatEncoder(processing_class, options.chat_template_kwargs)
     actor = ExpertActor(engine, encode, history_length=options.history_length, expert=answer, seed=seed, **prompts)
     with EnvironmentPool(factory, PoolLimits.of(options)) as pool:
@@ -160,9 +148,8 @@ def demonstrate(options: ScriptArguments, rows: Rows, base_model: BaseModel, see
     most, too_long = options.max_completion_length, sum(length > options.max_completion_length for length in lengths)
     remedy = f"{too_long} of {len(lengths)} answers are longer: set it to {max(lengths)} or more, in config.yaml"
     require(2 * too_long <= len(lengths), "max_completion_length", most, remedy)
-    left_out = f"; not taught: {others}" if others else ""
-    left_out += f"; {too_long} answers exceed max_completion_length ({most} tokens)" if too_long else ""
-    print(f"{len(successes)} of {len(trajectories)} demonstrations succeed{printable(left_out)}", flush=True)
+    left_out = f"; not taught: {printable(others)}" if others else ""
+    print(f"{len(successes)} of {len(trajectories)} demonstrations succeed{left_out}", flush=True)
     return successes
 
 
@@ -216,12 +203,8 @@ def main() -> None:
         last = run_teaching(args, model_args, base_model, samples, exam, shown)
     name = (options.environment or options.agent).removeprefix(f"{Path.cwd()}/")
     following = f"g2po train {f'--agent {name}' if options.agent else name} --model {args.output_dir}"
-    more = f"--num-train-epochs {MORE * args.num_train_epochs:g}"
-    if not options.demonstrations and not options.random_episodes:
-        episodes, answers = options.num_episodes or len(to_show), options.num_demonstrations
-        more = f"--num-episodes {MORE * episodes} --num-demonstrations {MORE * answers}"
-    steps = [f"g2po view {args.output_dir}, its exams", f"the same command with {more}", following]
-    print("Next: " + (following if last["reached"] else "\nOr: ".join(steps)))
+    more = f"g2po view {args.output_dir}, its exams\nOr: the same command with more --num-episodes\nOr: "
+    print(f"Next: {'' if last['reached'] else more}{following}")
 
 
 if __name__ == "__main__":

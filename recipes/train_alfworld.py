@@ -36,7 +36,6 @@ class ScriptArguments(Options):
     intro: bool = option("First observation: the whole introduction (true) or only the room (false).", True)
     hidden_actions: list[str] = option("First words of actions to leave out of the list.", ["help"])
     key: str = option("State key; memory: also what was heated, cooled or cleaned.", "released", choices=tuple(KEYS))
-    eval_before: bool = option("Also evaluate before training; false if the model's success is known.", True)
 
 
 OTHERS = {"generated": "generated-report", "valid_seen": "valid_unseen"}  # panel that chooses -> panel that reports

@@ -54,8 +54,7 @@ class ScriptArguments(OwnArguments):
     def __post_init__(self):
         super().__post_init__()
         has_effect = self.agent_state_key is None or self.agent is not None
-        remedy = "it has no effect without agent: set Observation.state_key instead"
-        require(has_effect, "agent_state_key", self.agent_state_key, remedy)
+        require(has_effect, "agent_state_key", self.agent_state_key, "only with agent; or set Observation.state_key")
 
 
 def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
@@ -72,7 +71,6 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
             "state_key": load(options.agent_state_key) if options.agent_state_key else None,
             "prompt_template": options.load_prompt(),
         },
-        panel="Evaluation tasks (some were trained on)" if shared else "Held-out tasks",
     )
 
 

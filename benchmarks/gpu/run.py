@@ -59,7 +59,7 @@ SHARES = {"tests": 0.4, "teach": 0.45, **dict.fromkeys(PHASES, 0.4)}  # of what 
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
 TINY = ROOT / "envs/alfworld/tiny_model"
 SEEDS, GAMES, ITERATIONS = range(200, 208), 96, 6  # of `smollm2-methods`, of a panel, of `repeat`
-LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
+LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_on_start", "--num_environment_workers", "--save_total_limit")
 
 # For several vLLM on one GPU. One that measures how much is free counts what others take meanwhile as its own.
 VLLM_OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 1_500_000_000, "max_num_seqs": 192}
@@ -129,7 +129,7 @@ def learning(
     planned = {f"{stage}-{job.name}": (job, [], {}) for job in runs}
     if stage == REPEAT:
         short = [
-            "--eval_before",
+            "--eval_on_start",
             "false",
             "--eval_strategy",
             "no",

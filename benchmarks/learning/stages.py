@@ -102,7 +102,7 @@ def alfworld(stage: str, arm: str, seed: int, *flags: str) -> Job:
         target = "benchmarks/credit/train_discounted.py"
     if arm == "ppo":
         target, config = "alfworld-ppo", ALFWORLD.replace(".yaml", "-ppo.yaml")
-    common = ("--eval_before", "false", "--num_eval_games", "12", "--save_total_limit", "1")
+    common = ("--eval_on_start", "false", "--num_eval_games", "12", "--save_total_limit", "1")
     words = (target, "--config", config, *common, "--num_environment_workers", "1")
     return Job(stage, arm, seed, (*words, *({**SHOWN, **ARMS}.get(arm, ())), *flags))
 
@@ -171,7 +171,7 @@ def weights() -> list[Job]:
 def smollm2(stage: str, arms: dict[str, tuple[str, ...]], until: tuple[int, ...], *flags: str) -> list[Job]:
     """Return SmolLM2 on ALFWorld: its start, and the arms from there."""
     words = ("alfworld", "--config", SMOLLM2, "--model_name_or_path", TAUGHT)
-    words += ("--num_eval_games", "12", "--eval_before", "false", "--save_total_limit", "1", *flags)
+    words += ("--num_eval_games", "12", "--eval_on_start", "false", "--save_total_limit", "1", *flags)
     words += ("--num_environment_workers", "1")
     jobs = [
         Job(stage, arm, seed, (*words, *of), games=96, until=until, gain=20.0, pretrained=True)

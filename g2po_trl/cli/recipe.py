@@ -49,22 +49,16 @@ def parse_arguments(
     argv: Sequence[str] | None = None,
     configs: str = "",
 ) -> tuple[Any, ...]:
-    """Return a recipe's arguments: flags, then the file of `--config`, then `defaults`, then the fields' defaults.
+    """Return an object of each type: from flags, else the file of `--config`, else `defaults`, else the fields' own.
 
-    Args:
-        types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
-        config: see `config_options`.
-        defaults: a function that returns field -> value from the values that flags and YAML file set.
-        argv: the arguments. Default: the command line.
-        configs: see `config_options`.
+    `config` and `configs` are those of `config_options`. `defaults` returns field -> value from the values that flags
+    and file set. `argv` is the command line by default.
 
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
         G2POError: if a file, a model's folder or a package is missing, or an option has no effect.
     """
     of_machine = {} if torch.accelerator.is_available() else CPU
-    if any(issubclass(kind, G2POConfig) for kind in types):  # not of teaching, which has exams
-        of_machine = {"eval_on_start": True, **of_machine}
     sources = config_options(config, configs)
     *parsed, given = parse(types, argv, **sources, defaults=lambda flags: {**of_machine, **defaults(flags)})
     values = {name: value for options in parsed for name, value in vars(options).items()}
@@ -74,9 +68,8 @@ def parse_arguments(
     for sentence in without_effect(sorted(given), values, needs):
         raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
     check_files_and_packages(values)
-    for model_args in (options for options in parsed if isinstance(options, ModelConfig)):
-        for args in (options for options in parsed if hasattr(options, "model_init_kwargs")):
-            use_model_arguments(args, model_args)
+    if isinstance(parsed[-1], ModelConfig):
+        use_model_arguments(parsed[-2], parsed[-1])
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
 
@@ -84,9 +77,8 @@ def parse_arguments(
 def config_options(config: str | Callable[[Keys], Keys] | None, configs: str = "") -> dict[str, Any]:
     """Return the arguments of `parser.read` for a recipe's YAML files.
 
-    Args:
-        config: the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
-        configs: folder of recipes/ whose files `--config` takes by name. Default: the folder in the name `config`.
+    `config` is the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
+    `configs` is the folder of recipes/ whose files `--config` takes by name. Default: that of `config`.
     """
     if isinstance(config, str):
         configs, config = configs or config.partition("/")[0], find_config(config)
@@ -114,7 +106,6 @@ class Task:
         facts: number and kind of the tasks, for the start of the log and the model card.
         trainer: further arguments of the trainer, such as `environment_factory` and `prompt_template`.
         evaluation: `environment`, `panel` and `panel_options` with which `g2po evaluate` plays the reported panel.
-        panel: name of the reported panel in the table.
     """
 
     train: Sequence[Keys]
@@ -123,7 +114,6 @@ class Task:
     facts: Mapping[str, str]
     trainer: Keys
     evaluation: Keys | None = None
-    panel: str = "Held-out tasks"
 
     @classmethod
     def of_panels(
@@ -189,12 +179,14 @@ class Recipe:
 
     def train(self) -> None:
         """Parse the command line, load the tasks, and train."""
-        options, args, model_args = parse_arguments(self.types, self.config, self.defaults)
+        options, args, model_args = parse_arguments(
+            self.types, self.config, lambda given: {"eval_on_start": True, **self.defaults(given)}
+        )
         model = model_args.model_name_or_path or self.model
         require(model is not None, "model_name_or_path", None, "pass --model, a folder or a Hub id")
         check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)  # before tasks and model are loaded
         checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-        args.eval_on_start &= checkpoint is None and getattr(options, "eval_before", True)
+        args.eval_on_start &= checkpoint is None
         with args.main_process_first(desc="tasks"):
             task = self.tasks(options, args)
         if args.process_index == 0:
@@ -215,10 +207,10 @@ class Recipe:
             card_facts=task.facts,
             **task.trainer,
         )
-        settings = {"script": asdict(options), "model": asdict(model_args)}
-        settings |= {"evaluation": task.evaluation} if task.evaluation else {}
+        trainer.folder.settings = {"script": asdict(options), "model": asdict(model_args)}
+        trainer.folder.settings |= {"evaluation": task.evaluation} if task.evaluation else {}
         reported = tasks_dataset(task.reported) if task.reported else None
-        run_recipe(trainer, checkpoint, settings, self.dataset_name, reported, task.panel)
+        run_recipe(trainer, checkpoint, self.dataset_name, reported)
 
 
 class _ReportBefore(TrainerCallback):
@@ -261,22 +253,14 @@ class _SaveOnInterrupt(TrainerCallback):
 
 def run_recipe(
     trainer: G2POTrainer,
-    checkpoint: str | None,
-    settings: Keys,
+    checkpoint: str | None = None,
     dataset_name: str | None = None,
     report_dataset: Dataset | None = None,
-    panel: str = "Held-out tasks",
 ) -> None:
     """Train, evaluate, save the model and its card, and print success before and after training.
 
-    Args:
-        trainer: the recipe's trainer.
-        checkpoint: folder of the checkpoint to resume from. `None`: start from scratch.
-        settings: the recipe's settings, written to output_dir/run.json with the trainer's.
-        dataset_name: for the model card.
-        report_dataset: the reported panel, played before and after training; `None`: `eval_dataset`. It is required
-            with `load_best_model_at_end`: the maximum of several evaluations of `eval_dataset` is biased upwards.
-        panel: name of the reported panel in the table.
+    `report_dataset` is played before and after training; `None`: `eval_dataset`. It is required with
+    `load_best_model_at_end`: the maximum of several evaluations is biased upwards. `checkpoint` is resumed from.
 
     Raises:
         G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
@@ -285,7 +269,6 @@ def run_recipe(
     args, main = trainer.args, trainer.accelerator.is_main_process
     missing = report_dataset is None and (args.load_best_model_at_end or not trainer.eval_dataset)
     require(not missing, "report_dataset", None, "pass tasks to report on, others than those that choose a checkpoint")
-    trainer.folder.settings = settings
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
     args.run_name = args.run_name or Path(args.output_dir).name
     live, interrupt = LiveView(args.output_dir), _SaveOnInterrupt()
@@ -316,28 +299,26 @@ def run_recipe(
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
     if main:
-        print(_how_it_went(trainer, panel))
+        print(_how_it_went(trainer))
     live.close()
     trainer.close()
-    pushed = True
     try:
         if args.push_to_hub:
             trainer.push_to_hub(dataset_name=dataset_name)
     except HubError as error:
         print(error, file=sys.stderr)
-        pushed = False
-    trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
-    if not pushed:
-        sys.exit(EXIT_NOT_PUSHED)
+        raise SystemExit(EXIT_NOT_PUSHED) from None
+    finally:
+        trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
 
 
-def _how_it_went(trainer: G2POTrainer, panel: str) -> str:
+def _how_it_went(trainer: G2POTrainer) -> str:
     """Return the table of success before and after training, the diagnosis, and the next command."""
     args, evaluations, folder = trainer.args, trainer.folder.evaluations, quote(trainer.args.output_dir)
     before, after = before_and_after(evaluations)
     return "\n".join(
         [
-            f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
+            f"\nEvaluation tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
             format_table({"after": after} if before is after else {"before": before, "after": after}),
             *([f"\n{trainer.verdict.text}"] if trainer.verdict.text else []),
             f"\nModel, trajectories and metrics are in {args.output_dir}",

@@ -12,25 +12,16 @@ from ..environments.loading import beside
 from ..utils.errors import G2POError
 from .parser import read_config
 
+RECIPES = Path(find_spec("g2po_recipes").origin).parent  # scripts, and their YAML files in folders
 OWN_RECIPE = "environment"
 # Keys of a configuration that are paths.
 _PATHS = ("output_dir", "model_name_or_path", "tasks", "eval_tasks", "chat_template", "train_config", "demonstrations")
 
 
-def recipes_folder() -> Path:
-    """Return the folder of recipes and their YAML files."""
-    return Path(find_spec("g2po_recipes").origin).parent
-
-
-def recipe_names(command: str = "train") -> list[str]:
-    """Return the recipes that `g2po train` or `g2po teach` takes by name."""
-    stems = (path.stem.removeprefix(f"{command}_") for path in recipes_folder().glob(f"{command}_*.py"))
-    return sorted(stem.replace("_", "-") for stem in stems if stem != OWN_RECIPE)
-
-
-def recipe_file(name: str, command: str = "train") -> Path:
-    """Return the script of a recipe."""
-    return recipes_folder() / f"{command}_{name.replace('-', '_')}.py"
+def recipes_of(command: str) -> dict[str, Path]:
+    """Return the scripts of `g2po train` or `g2po teach` by name, with that of a user's own environment or agent."""
+    scripts = sorted(RECIPES.glob(f"{command}_*.py"))
+    return {path.stem.removeprefix(f"{command}_").replace("_", "-"): path for path in scripts}
 
 
 def find_config(name: str, option: str = "config", kind: str = "") -> Path:
@@ -39,12 +30,12 @@ def find_config(name: str, option: str = "config", kind: str = "") -> Path:
     Raises:
         G2POError: if there is none; it names `option`.
     """
-    folder, file = recipes_folder(), f"{name.removesuffix('.yaml')}.yaml"
-    for path in (Path(name), folder / kind / file, folder / file):
+    file = f"{name.removesuffix('.yaml')}.yaml"
+    for path in (Path(name), RECIPES / kind / file, RECIPES / file):
         if path.is_file():
             return path
     others = () if kind else ("accelerate", "agents", "teach")
-    paths = (path for path in folder.glob(f"{kind or '*'}/*.yaml") if path.parent.name not in others)
+    paths = (path for path in RECIPES.glob(f"{kind or '*'}/*.yaml") if path.parent.name not in others)
     names = ", ".join(sorted(f"{path.parent.name}/{path.stem}" for path in paths))
     raise G2POError(f"{option} is {name!r}, which is not a file: pass one, or one of {names}", option, name)
 

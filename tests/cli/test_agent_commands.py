@@ -15,7 +15,7 @@ from g2po_trl import PoolLimits
 from g2po_trl.check.examine import Examination
 from g2po_trl.cli.commands.init import FILES
 from g2po_trl.cli.commands.train import read, resolve
-from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.cli.recipe_files import RECIPES
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.loading import resolve_agent_name
 from g2po_trl.environments.setup import agent_factory
@@ -75,7 +75,7 @@ def test_the_agent_of_a_file(write, tmp_path):
 
 
 def test_train_takes_an_agent(folder):
-    script = recipes_folder() / "train_environment.py"
+    script = RECIPES / "train_environment.py"
     words = ["--agent", f"{folder}/agent.py:tidy"]
     assert resolve(read(["--agent", "agent.py", "--seed", "1"])) == (script, [*words, "--seed", "1"])
     assert resolve(read([])) == resolve(read(["--agent=agent.py:tidy"])) == (script, words)
@@ -120,7 +120,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
         cwd=folder,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "iteration   1/1" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
+    assert "iteration   1/1" in run.stdout and "Evaluation tasks, 2 episodes" in run.stdout
     described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
     assert described["kwargs"] == {"agent": "{run}/../../agent.py:tidy", "max_turns": 7}
 

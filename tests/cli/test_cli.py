@@ -26,7 +26,7 @@ from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.preflight import check_files_and_packages
 from g2po_trl.cli.recipe import _SaveOnInterrupt
-from g2po_trl.cli.recipe_files import keys_beside, recipe_names, recipes_folder
+from g2po_trl.cli.recipe_files import RECIPES, keys_beside, recipes_of
 from g2po_trl.utils.extras import extra_of, install_command
 
 ROOT = Path(__file__).parents[2]
@@ -196,8 +196,8 @@ def test_flags_are_read_and_passed_on():
 
 
 def test_targets(folder, tmp_path):
-    recipes = recipes_folder()
-    assert recipe_names() == ["alfworld", "alfworld-ppo", "appworld", "sokoban", "textworld", "webshop", "webshop-ppo"]
+    recipes, ours = RECIPES, ["alfworld", "alfworld-ppo", "appworld", "sokoban", "textworld", "webshop", "webshop-ppo"]
+    assert sorted(recipes_of("train")) == sorted([*ours, "environment"])
     seed = ["--seed", "1"]
     assert resolve(read(["alfworld", *seed])) == (recipes / "train_alfworld.py", seed)
     assert resolve(read(["alfworld-ppo", *seed])) == (recipes / "train_alfworld_ppo.py", seed)

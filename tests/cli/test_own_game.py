@@ -49,7 +49,7 @@ def test_each_command_names_the_next(tmp_path):
         "view evaluations/TidyEnvironment-direct-tidy",
     ]
     assert "8 of 8 demonstrations succeed" in outputs["teach"][1]
-    assert "Held-out tasks, 2 episodes" in outputs["train"][1]
+    assert "Evaluation tasks, 2 episodes" in outputs["train"][1]
     described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())
     assert described["environment"] == {"import": "{run}/../../environment.py:TidyEnvironment"}
     played = run("play", "--model", "runs/tidy", "--line", "2", "--max-turns", "2", cwd=tmp_path / "tidy")

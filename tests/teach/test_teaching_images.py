@@ -15,7 +15,7 @@ from trl import SFTConfig, SFTTrainer
 
 from g2po_trl import EnvironmentPool, Player, PoolLimits, Step, Trajectory, read_jsonl
 from g2po_trl.cli.commands.train import read, resolve
-from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.cli.recipe_files import RECIPES
 from g2po_trl.engines.base import Engine
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.checkpoints import load_model
@@ -28,7 +28,7 @@ from g2po_trl.trajectory import image_file
 from g2po_trl.utils.errors import G2POError
 from g2po_trl.utils.images import as_picture
 
-RECIPE = recipes_folder() / "teach_environment.py"
+RECIPE = RECIPES / "teach_environment.py"
 
 TASKS = [{"seed": seed} for seed in range(5)]
 

@@ -169,13 +169,13 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     for panel, chooses in ((few, True), (None, False)):
         trainer.eval_dataset, trainer.args.load_best_model_at_end = panel, chooses
         with refused("report_dataset"):
-            run_recipe(trainer, None, {})
+            run_recipe(trainer)
     assert trainer.state.global_step == 0, "told before it trains"
     trainer.eval_dataset, trainer.args.load_best_model_at_end = few, True
-    run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
+    run_recipe(trainer, report_dataset=TASKS.select(range(3, 7)))
     names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.folder.evaluations]
     assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
-    assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
+    assert "Evaluation tasks, 4 episodes" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert "4 episodes of a fixed evaluation set" in card and "chosen on another evaluation set" in card
 
@@ -184,7 +184,7 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
 def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     few = TASKS.select(range(3))
     trainer = make_trainer(max_steps=2, eval_strategy="steps", eval_steps=eval_steps, eval_dataset=few)
-    run_recipe(trainer, None, {})
+    run_recipe(trainer)
     assert [entry["step"] for entry in trainer.folder.evaluations] == steps
     assert trainer.args.run_name == Path(trainer.args.output_dir).name, "Trackio continues its run with the last one"
 
@@ -195,7 +195,7 @@ def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
     trainer, answers = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3))), []
     trainer.args.save_trajectories = False
     with refused("save_trajectories"):
-        run_recipe(trainer, None, {})
+        run_recipe(trainer)
     trainer.args.save_trajectories = True
 
     class Visitor(TrainerCallback):
@@ -216,7 +216,7 @@ def test_the_page_is_served_while_it_trains(make_trainer, capfd, monkeypatch):
 
     add, visitor = trainer.add_callback, Visitor()
     monkeypatch.setattr(trainer, "add_callback", lambda callback: (add(callback), add(visitor)))
-    run_recipe(trainer, None, {})
+    run_recipe(trainer)
     assert answers == [[], [1], [1, 2]]
     with pytest.raises(urllib.error.URLError):
         visitor.get("version")

@@ -19,7 +19,7 @@ from ...runs.iterations import load_log
 from ...utils.options import Options, require
 from ..parser import Parser, field_defaults, option
 from ..parser import read as read_values
-from ..recipe_files import recipes_folder
+from ..recipe_files import RECIPES
 from .train import read, resolve, set_command
 
 MEANS = ("mean_turns", "prompt_tokens", "completion_tokens")
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     request = read(words, "g2po estimate")
     script, arguments = resolve(request)
-    is_recipe = script.parent == recipes_folder()
+    is_recipe = script.parent == RECIPES
     require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")
     set_command("g2po estimate")
     settings = recipe_settings(script, arguments)

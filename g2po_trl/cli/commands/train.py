@@ -17,7 +17,7 @@ from ...utils.options import Options, option, require
 from .. import parser
 from ..launch import VIEW, launch
 from ..played import environment_or_agent
-from ..recipe_files import OWN_RECIPE, find_config, recipe_file, recipe_names, recipes_folder
+from ..recipe_files import OWN_RECIPE, RECIPES, find_config, recipes_of
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -78,19 +78,20 @@ def read(argv: Sequence[str], command: str = "g2po train") -> Request:
 
 def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
     """Return the script to run, of `g2po train` or `g2po teach`, and its arguments."""
-    target, names = request.target, recipe_names(command)
+    target, scripts = request.target, recipes_of(command)
+    own = scripts.pop(OWN_RECIPE)
     environment, agent = environment_or_agent(target, request.agent)
     if agent is not None:
-        return recipe_file(OWN_RECIPE, command), ["--agent", resolve_agent_name(agent), *request.passed]
-    if target in names:
-        return recipe_file(target, command), request.passed
+        return own, ["--agent", resolve_agent_name(agent), *request.passed]
+    if target in scripts:
+        return scripts[target], request.passed
     if command == "train" and target and target.endswith(".py") and Path(target).is_file():
         return Path(target), request.passed
     is_named = environment is not None and (":" in environment or environment.endswith(".py"))
-    near = difflib.get_close_matches(target or "", names, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(names)}, FILE.py:Class or --agent FILE.py"
+    near = difflib.get_close_matches(target or "", scripts, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py"
     require(is_named, "target", target, remedy)
-    return recipe_file(OWN_RECIPE, command), ["--environment", resolve_environment_name(environment), *request.passed]
+    return own, ["--environment", resolve_environment_name(environment), *request.passed]
 
 
 def set_command(command: str) -> None:
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     script, arguments = resolve(request)
-    is_recipe = script.parent == recipes_folder()
+    is_recipe = script.parent == RECIPES
     if is_recipe:
         set_command("g2po train")
     config, processes = request.accelerate_config, request.num_processes
