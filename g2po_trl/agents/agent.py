@@ -15,7 +15,6 @@ time, and no random numbers except from its own seeded generator. `docs/agents.m
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -93,16 +92,11 @@ class AgentEnvironment(TextEnvironment):
     """Runs an agent whose requests are answered by the model that is trained.
 
     Args:
-        agent: function `(task, client)`, sync or async, or its name, `file.py:function`: of the dataset's row and an
-            `AgentClient`. It returns a reward (`True` is 1), `(reward, success)`, `(reward, success, info)`, or a dict
-            with these fields.
+        agent: function of a row of the dataset and an `AgentClient`, sync or async, or its name, `file.py:function`.
+            It returns a reward (`True` is 1), `(reward, success)`, `(reward, success, info)`, or a dict of these.
         max_turns, max_requests: completions per episode, and requests, refused ones included: the trainer's.
-        state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
-            since the last completion, system message and tools (`request_key`); with the files of its workspace, if
-            the agent has one (`AgentClient.works_on`).
-
-    Raises:
-        G2POError: if the agent cannot be called, or `max_turns` is below 1.
+        state_key: function from the messages of a request to its state key, text or JSON data. `None`: `request_key`,
+            or `workspace_key` if the agent has a workspace (`AgentClient.works_on`).
     """
 
     runs_agent, takes_limits = True, ("max_turns", "max_requests")
@@ -129,8 +123,7 @@ class AgentEnvironment(TextEnvironment):
         endpoint = running_endpoint()
         self._session = session = endpoint.open_session(max_turns=self.max_turns, max_requests=self.max_requests)
         client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
-        run = contextvars.Context().run
-        self._thread = threading.Thread(target=run, args=(_run, self.agent, task, client), daemon=True, name="agent")
+        self._thread = threading.Thread(target=_run, args=(self.agent, task, client), daemon=True, name="agent")
         self._thread.start()
         event = session.next()
         if isinstance(event, AgentEnd):

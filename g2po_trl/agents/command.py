@@ -59,19 +59,17 @@ class AgentCommand:
             a command, such as `pytest -q`, which runs there after the agent, with a `HOME` and `TMPDIR` of its own:
             the reward is 1 if its exit status is 0, or else 0.
         environment: further environment variables.
-        timeout: seconds that the program may take, without waiting for the model. After that it is killed, and the
-            episode is a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
+        timeout: seconds that the program may take, without waiting for the model; then it is killed, and the episode
+            a failure. `None`: the pool's `step_timeout` ends its worker, and the episode is an error.
         workspace: folder that the program works on; `{column}` is replaced by the task's value.
         restore: patterns of files that are put back into the workspace before `verify`, such as `tests` or
-            `test_*.py`: else a program may be rewarded for changing them. Before a command, settings of pytest are put
-            back too.
+            `test_*.py`, so that changing them is not rewarded; before a command, also the settings of pytest.
         verify_timeout: seconds after which a command that verifies is killed, and the reward is 0. `None`: no limit.
         max_processes, max_disk_mb: processes, and MiB below the episode's folder with the workspace, beyond which a
             program is killed, and the episode is a failure. `None`: no limit.
 
-    Raises:
-        G2POError: for an argument that cannot be used; in an episode, if a placeholder is not a column of the task, or
-            no file of the workspace matches `restore`.
+    Raises `G2POError` for an argument that cannot be used, in an episode also for a placeholder that is not a column
+    of the task, and for a `restore` that no file of the workspace matches.
     """
 
     command: str | Sequence[str]
@@ -188,7 +186,6 @@ class _Episode:
         return returncode, stdout, stderr
 
     def _verify(self, returncode: int, stdout: str, stderr: str) -> Any:
-        """Return what the function `verify` returns."""
         folder = self.workspace.folder if self.workspace else self.folder
         values = dict(zip(_VERIFIED, [self.task, stdout, stderr, returncode, folder]))
         return result_of(self.command.verify(**{name: values[name] for name in self.command.verified}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import threading
@@ -30,9 +31,11 @@ class Endpoint(LoopbackServer):
 
     def __init__(self) -> None:
         super().__init__(self._respond)
-        self.process, self._sessions = os.getpid(), {}
+        self._sessions: dict[str, Session] = {}
         self.base_url = f"http://{LOOPBACK}:{self.server_port}/v1"
-        bypass_proxies(os.environ)
+        if any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in os.environ):
+            for name in ("no_proxy", "NO_PROXY"):
+                os.environ[name] = ",".join(filter(None, [os.environ.get(name), LOOPBACK, "localhost"]))
         self.start()
 
     def open_session(self, **limits: Any) -> Session:
@@ -96,10 +99,7 @@ async def _answer(
     """Return the answer to a request, of which these bytes were sent; `None`: its client has left before."""
     name, retries = headers.get("idempotency-key", ""), headers.get("x-stainless-retry-count", "0")
     digest = hashlib.blake2b(f"{name}\n".encode() + sent).digest()
-    try:
-        call = session.open(request, digest, may_repeat=bool(name) or retries not in ("", "0"))
-    except RefusedRequestError as error:
-        return error
+    call = session.open(request, digest, may_repeat=bool(name) or retries not in ("", "0"))
     answered, left = asyncio.wrap_future(call.answer), asyncio.ensure_future(receive())
     await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
     call.clients -= 1
@@ -131,21 +131,11 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
     return bytes(body)
 
 
-_endpoint: Endpoint | None = None
+_endpoint_of = functools.cache(lambda process: Endpoint())
 _endpoint_lock = threading.Lock()
 
 
 def running_endpoint() -> Endpoint:
-    """Return the endpoint of this process, started if there is none."""
-    global _endpoint
+    """Return the endpoint of this process, started if there is none: a fork has no threads."""
     with _endpoint_lock:
-        if _endpoint is None or _endpoint.process != os.getpid():  # a fork has no threads
-            _endpoint = Endpoint()
-        return _endpoint
-
-
-def bypass_proxies(variables: Any) -> None:
-    """Exempt loopback from proxies in environment variables, if they name any."""
-    if any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in variables):
-        for name in ("no_proxy", "NO_PROXY"):
-            variables[name] = ",".join(filter(None, [variables.get(name), LOOPBACK, "localhost"]))
+        return _endpoint_of(os.getpid())

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -140,11 +139,7 @@ def main(limits: dict[str, Any], words: list[str]) -> None:
             print(f"\nLimitError: {exceeded[0]}", file=sys.stderr, flush=True)
             os._exit(OVER_LIMIT)
     status = os.waitstatus_to_exitcode(ended[1])
-    if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
+    os._exit(status if status >= 0 else 128 - status)  # as shells tell which signal has killed it
 
 
 def _end_all(program: int) -> None:

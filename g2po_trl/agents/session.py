@@ -1,8 +1,8 @@
 """The session of an agent's episode: its requests in their order of arrival, their answers, and the agent's end.
 
 A request repeats an earlier one if their bodies are equal and its client marks it, by the same `Idempotency-Key` or by
-an `x-stainless-retry-count` above 0, as `openai` and `anthropic` do. It gets the same answer, and is no second step. A
-request whose client has left before its turn is no step, either.
+an `x-stainless-retry-count` above 0, as `openai` and `anthropic` do: it gets the same answer. It is no step, and
+neither is a request whose client has left before its turn.
 """
 
 from __future__ import annotations
@@ -78,15 +78,16 @@ class Session:
         self._lock = threading.Lock()
 
     def open(self, request: AgentRequest, digest: bytes, may_repeat: bool = False) -> Call:
-        """Return the call of a request, or the call that it repeats. Raises `RefusedRequestError` after the last."""
+        """Return the call of a request, answered if it is refused, or the call that it repeats."""
         with self._lock:
             earlier = (one for one in reversed(self._calls) if may_repeat and one.digest == digest)
             if (call := next(earlier, None)) is None:
-                if refusal := self._counted():
-                    raise refusal
                 call = Call(request, digest)
-                self._calls.append(call)
-                self.ignored.update(request.ignored)
+                if refusal := self._counted():
+                    call.answer.set_result(refusal)
+                else:
+                    self._calls.append(call)
+                    self.ignored.update(request.ignored)
             call.clients += 1
             if call.clients == 1:
                 self._events.put(call)

@@ -34,11 +34,8 @@ class Workspace:
 
     Args:
         source: the folder. It is not changed. It has no link that leads out of it or is absolute, since the agent
-            would change what it leads to, and no `.git` file, as git's worktrees and submodules have.
+            would change what it leads to, and no `.git` file, as git's worktrees and submodules have: `G2POError`.
         folder: where the copy is made; must not exist.
-
-    Raises:
-        G2POError: if the source is not such a folder, or cannot be copied.
     """
 
     def __init__(self, source: Path, folder: Path):
@@ -74,9 +71,8 @@ class Workspace:
     def restore(self, patterns: Iterable[str]) -> None:
         """Restore files from the source, such as tests that must not be changed; also caches.
 
-        Args:
-            patterns: patterns of names relative to the folder, such as `tests` (and all below), `test_*.py`, or
-                `**/test_*.py` in any folder. Matching files that the source does not have are removed.
+        Patterns are of names relative to the folder, as `tests` (and all below), `test_*.py`, or `**/test_*.py` in any
+        folder. Matching files that the source does not have are removed.
         """
         patterns = list(patterns)
         _be_folder(self.folder)
@@ -144,12 +140,12 @@ def _read(path: str | Path | None) -> tuple[bytes, bytes]:
 def _change(name: str, old: Path | None, new: Path | None) -> str:
     """Return the unified diff of a file, or that it differs if it is large, not text, or not a file."""
     name, sides, lines = os.fsencode(name).decode("utf-8", "replace"), (_read(old), _read(new)), []
-    for kind, content in sides:
-        with contextlib.suppress(UnicodeDecodeError):
-            if kind.startswith((b"none", b"file")) and len(content) <= MAX_FILE_BYTES:
-                lines.append(list(io.StringIO(content.decode(), newline="\n")))
     if sides[0] == sides[1]:
         return ""
+    for kind, content in sides:
+        if kind.startswith((b"none", b"file")) and len(content) <= MAX_FILE_BYTES:
+            with contextlib.suppress(UnicodeDecodeError):
+                lines.append(list(io.StringIO(content.decode(), newline="\n")))
     if len(lines) < 2 or lines[0] == lines[1] or len(lines[0]) * len(lines[1]) > MAX_DIFF_PAIRS:
         return f"File {name} differs\n"
     names = "/dev/null" if old is None else f"a/{name}", "/dev/null" if new is None else f"b/{name}"

@@ -430,7 +430,8 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NO_PROXY", "example.org")
-    monkeypatch.setattr(endpoint, "_endpoint", None)  # as in a new process
+    fresh = endpoint.Endpoint()  # as in a new process
+    monkeypatch.setattr(endpoint, "_endpoint_of", lambda process: fresh)
     assert play(stock_clients, [says("y"), says("z")])[1].reward == 1.0
 
 

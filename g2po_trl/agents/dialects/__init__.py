@@ -13,9 +13,6 @@ A dialect is a module with these names. To add a dialect, write the module and a
 
 A route's function gets the decompressed body, and the headers by their names in lower case. It returns an
 `AgentRequest`, which is a step, or an answer that needs no model, as JSON data, or raises `RefusedRequestError`.
-
-How blocks and items become messages and tools is defined here (`read_messages`, `read_items`, `read_tools`), also for
-logs, which `logs.traces` reads.
 """
 
 from . import chat_completions, messages, responses

@@ -21,10 +21,9 @@ _REFUSED = {
     "functions": (None, "give the functions as tools"),
     "function_call": (None, "give the functions as tools"),
 }
-
 KEY_HEADER = ("authorization", "Bearer ")
-VARIABLES = {"OPENAI_MODEL": "model", "OPENAI_BASE_URL": "base_url", "OPENAI_API_BASE": "base_url"}
-VARIABLES |= {"OPENAI_API_KEY": "api_key"}
+VARIABLES = {"OPENAI_MODEL": "model", "OPENAI_API_KEY": "api_key"}
+VARIABLES |= {"OPENAI_BASE_URL": "base_url", "OPENAI_API_BASE": "base_url"}
 
 
 def parse(body: bytes, headers: Mapping[str, str]) -> AgentRequest:

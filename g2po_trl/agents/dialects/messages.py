@@ -1,8 +1,7 @@
 """Anthropic's Messages.
 
 Blocks become messages: the model's texts and calls one message, each tool result one, texts between them the user's.
-What a chat template cannot express (thinking, marks of caches, tools that Anthropic runs) is left out and named in
-`ignored`.
+What a chat template cannot express (thinking, marks of caches, Anthropic's tools) is left out, and named in `ignored`.
 """
 
 from __future__ import annotations

@@ -176,10 +176,9 @@ def read_fields(
     """
     try:
         data = json.loads(body)
-        if not isinstance(data, dict):
-            raise ValueError(f"it is {show(data)}")
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise RefusedRequestError(f"the body is not a JSON object ({error}): send one") from error
+    demand(isinstance(data, dict), "body", data, "send a JSON object")
     data = {name: value for name, value in data.items() if value is not None}
     for name, (allowed, remedy) in refused.items():
         demand(data.get(name, allowed) == allowed, name, data.get(name), remedy)

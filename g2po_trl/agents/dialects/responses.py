@@ -35,7 +35,6 @@ _REFUSED = {
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of a custom tool
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _CALL_ITEMS = {"function": "function_call", "custom": "custom_tool_call"}
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LEFT_OUT = ("reasoning", "compaction", "web_search_call", "tool_search_call", "tool_search_output")
 
 
@@ -100,7 +99,7 @@ def read_items(items: Any, ignored: LeftOut) -> list[Message]:
             arguments = item.get(_CALLS[kind])
             function = {"name": name, "arguments": {"input": arguments} if kind == "custom_tool_call" else arguments}
             _own(messages).setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
-        elif kind in _OUTPUTS:
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), where)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
