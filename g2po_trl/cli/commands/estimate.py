@@ -1,7 +1,9 @@
 """Estimate the memory, by part, and the tokens that a training run needs. Loads no weights and trains nothing.
 
-g2po estimate alfworld --config qwen2.5-1.5b-lora --gpu-memory 24     # target and flags as for g2po train
-g2po estimate alfworld --like runs/alfworld-tiny
+    g2po estimate alfworld --config qwen2.5-1.5b-lora --gpu-memory 24
+    g2po estimate alfworld --like runs/alfworld-tiny
+
+TARGET, the first word, --config and --FIELD VALUE are as for `g2po train`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,15 @@ from typing import Any
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
 from ...runs.iterations import load_log
-from ...utils.options import Options, require
+from ...utils.options import require
 from ..parser import Parser, field_defaults, option
 from ..parser import read as read_values
 from ..recipe_files import RECIPES
-from .train import read, resolve, set_command
-
-MEANS = ("mean_turns", "prompt_tokens", "completion_tokens")
+from .train import Request, read, resolve
 
 
 @dataclass
-class EstimateOptions(Options):
+class EstimateOptions(Request):
     gpu_memory: float | None = option(
         "memory of a GPU in GB: also print whether the run fits", None, within="(0, inf)"
     )
@@ -37,34 +37,26 @@ class EstimateOptions(Options):
 
     def episodes(self, plan: Plan) -> Episodes:
         """Return what episodes are like: those of `like`, else the given means, else assumed ones."""
-        means = {name: getattr(self, name) for name in MEANS if getattr(self, name) is not None}
-        if self.like is not None:
-            require(not means, "like", self.like, "leave it out, or the mean turns and tokens")
-            return Episodes.of_log(load_log(self.like), str(self.like))
-        turns, most = means.pop("mean_turns", None), plan["max_turns"]
-        require((turns or 0) <= most, "mean_turns", turns, f"set it to at most max_turns, {most}")
-        return plan.assumed_episodes(**means, **({"turns": turns} if turns else {}))
+        means = {"turns": self.mean_turns, "prompt_tokens": self.prompt_tokens}
+        means |= {"completion_tokens": self.completion_tokens}
+        means = {name: value for name, value in means.items() if value is not None}
+        require(not (self.like and means), "like", self.like, "leave it out, or the mean turns and tokens")
+        most = plan["max_turns"]
+        require(means.get("turns", 0) <= most, "mean_turns", self.mean_turns, f"set it to at most max_turns, {most}")
+        return Episodes.of_log(load_log(self.like), str(self.like)) if self.like else plan.assumed_episodes(**means)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser((EstimateOptions,), prog="g2po estimate", description=__doc__)
     if {"-h", "--help"} & set(argv):
-        print(parser.help_with({}), end="")
+        print(Parser((EstimateOptions,), prog="g2po estimate", description=__doc__).help_with({}), end="")
         return
-    try:
-        values, words = parser.split(argv)
-        (options,) = parser.build(values)
-    except ValueError as error:
-        parser.error(str(error))
-    request = read(words, "g2po estimate")
-    script, arguments = resolve(request)
+    options = read(argv, "g2po estimate", EstimateOptions)
+    script, arguments = resolve(options)
     is_recipe = script.parent == RECIPES
     require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")
-    set_command("g2po estimate")
-    settings = recipe_settings(script, arguments)
-    sharded = any(name in (request.accelerate_config or "") for name in ("fsdp", "zero3"))
-    plan = Plan(settings, request.num_processes or 1, sharded)
+    sharded = any(name in (options.accelerate_config or "") for name in ("fsdp", "zero3"))
+    plan = Plan(recipe_settings(script, arguments), options.num_processes or 1, sharded)
     memory = None if options.gpu_memory is None else options.gpu_memory * 1e9
     print(format_plan(plan, options.episodes(plan), memory))
 

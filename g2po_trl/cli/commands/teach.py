@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ...utils.options import require
-from .train import read, resolve, run_in_place, set_command
+from .train import read, resolve, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
@@ -15,9 +15,8 @@ Fine-tune a model on an expert's actions, as a start for g2po train.
 TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py
 --agent FILE.py[:NAME]   instead of TARGET: an agent
 
-run         --config FILE              default: teach.yaml next to FILE.py; flags override it
-            --output-dir FOLDER        the taught model; --overwrite replaces it
-            --resume-from-checkpoint auto, --seed N
+run         --config FILE (default: teach.yaml next to FILE.py), --output-dir FOLDER, --overwrite, --seed N
+            --resume-from-checkpoint auto
 model       --model FOLDER|ID          default: that of config.yaml, else SmolLM2-135M-Instruct, downloaded once
             --dtype, --use-peft        an adapter, merged at the end
 FILE.py     --train-config FILE        has the tasks, model and prompts; default: config.yaml next to FILE.py
@@ -28,11 +27,7 @@ samples     --num-demonstrations N, --learning-rate X, --per-device-train-batch-
 exam        --target-success X         stop at this success rate on other training tasks
             --exam-steps N, --num-exam-tasks N, --temperature X, --max-turns N
 
-Examples
-  g2po teach                                                         # the expert in environment.py
-  g2po teach alfworld                                                # then: g2po train alfworld --config smollm2-135m
-
---help-all: every flag of TARGET, with its default.
+g2po teach TARGET --help-all: every flag, with its default.
 """
 
 
@@ -44,6 +39,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv, "g2po teach")
     for name in ("num_processes", "accelerate_config", "view"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
-    script, arguments = resolve(request, "teach")
-    set_command("g2po teach")
-    run_in_place(script, arguments)
+    run_in_place(*resolve(request, "teach"))

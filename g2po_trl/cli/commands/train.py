@@ -7,8 +7,9 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...credit.estimators.registry import ESTIMATORS
 from ...engines.registry import ENGINES
@@ -34,19 +35,15 @@ run         --config FILE|NAME, --output-dir FOLDER, --max-steps N, --resume-fro
             default: config.yaml and tasks.jsonl next to FILE.py
             --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID, --use-peft, --load-in-4bit
-learning    --num-generations N        episodes of one task, a group
-            --per-device-train-batch-size N, --learning-rate X
+learning    --num-generations N (episodes of a task), --per-device-train-batch-size N, --learning-rate X
             --advantage-estimator {"|".join(ESTIMATORS)}
 episodes    --max-turns N, --max-completion-length N, --temperature X, --engine {"|".join(ENGINES)}
 processes   --num-processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate-config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
 
-Examples
-  g2po train alfworld --config qwen2.5-1.5b-lora --num-processes 2
-  g2po train environment.py:TidyEnvironment --model runs/tidy-start --max-steps 20
-
---help-all: every flag of TARGET, with its default.
+g2po train TARGET --help-all: every flag, with its default. Example:
+  g2po train environment.py:TidyEnvironment --model runs/tidy-start --max-steps 20 --num-processes 2
 """
 
 
@@ -54,25 +51,29 @@ Examples
 class Request(Options):
     """A command line: the options of `g2po train` itself, its target, and the words for the script."""
 
-    agent: str | None = None
-    num_processes: int | None = option("", None, within="[1, inf)")
-    accelerate_config: str | None = None
-    view: bool = False
+    agent: str | None = option("instead of TARGET: an agent", None, metavar="FILE.py[:NAME]")
+    num_processes: int | None = option("processes, through Accelerate", None, within="[1, inf)")
+    accelerate_config: str | None = option("Accelerate's configuration", None, metavar="FILE|NAME")
+    view: bool = option("serve the viewer's page", False)
     target: str | None = field(default=None, init=False)
     passed: list[str] = field(default_factory=list, init=False)
 
 
-def read(argv: Sequence[str], command: str = "g2po train") -> Request:
-    """Return the parsed command line. The target is its first word."""
+def read(argv: Sequence[str], command: str = "g2po train", kind: type[Request] = Request) -> Any:
+    """Return the parsed command line, whose first word is the target.
+
+    Messages of a recipe that is run then name the command, and suggest its flags too.
+    """
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
-    own = parser.Parser((Request,), prog=command)
+    own = parser.Parser((kind,), prog=command)
     try:
         values, passed = own.split(words)
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
     request.target, request.passed = target, passed
+    parser.COMMAND, parser.COMMAND_FLAGS = command, list(map(parser.flag, own.fields))
     return request
 
 
@@ -94,12 +95,6 @@ def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
     return own, ["--environment", resolve_environment_name(environment), *request.passed]
 
 
-def set_command(command: str) -> None:
-    """Have a recipe's messages name the command, and suggest its flags too."""
-    parser.COMMAND = command
-    parser.COMMAND_FLAGS = [parser.flag(option.name) for option in fields(Request) if option.init]
-
-
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process."""
     sys.argv = [str(script), *arguments]
@@ -115,20 +110,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     script, arguments = resolve(request)
-    is_recipe = script.parent == RECIPES
-    if is_recipe:
-        set_command("g2po train")
+    os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
-    if config is not None:
-        config = find_config(config, "accelerate_config", kind="accelerate")
-    if request.view:
-        remedy = "run `g2po view OUTPUT_DIR --serve` in another terminal"
-        require(is_recipe, "view", True, f"it has no effect on the script {script}, {remedy}")
-        os.environ[VIEW] = "1"
     if config is not None or processes not in (None, 1):
+        config = config and find_config(config, "accelerate_config", kind="accelerate")
         words = [*filter(None, [request.target]), *(["--agent", request.agent] if request.agent else [])]
         launch(["train", *words, *request.passed], processes, config)
         return
     run_in_place(script, arguments)
-    trained = is_recipe or "trl" in sys.modules
+    trained = script.parent == RECIPES or "trl" in sys.modules
     require(trained, "target", str(script), f"it made no trainer, write {script}:Class for an environment in it")
