@@ -24,9 +24,7 @@ class EpisodeLimits(Options):
     """
 
     max_turns: int = _limit(
-        "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.",
-        50,
-        within="[1, inf)",
+        "Maximum number of turns of an episode. An episode that reaches it ends as `truncated`.", 50, within="[1, inf)"
     )
     max_episode_tokens: int | None = _limit(
         "Tokens that the model may write in an episode; more is a failure. `None`: no limit.",
@@ -57,8 +55,7 @@ class EpisodeLimits(Options):
         reason="request limit",
     )
     environment_limits: dict[str, Any] | str | None = _limit(
-        'Limits of single environments, by name, if there are several: `{"coder": {"max_turns": 40}}`.',
-        None,
+        'Limits of single environments, by name, if there are several: `{"coder": {"max_turns": 40}}`.', None
     )
 
     def __post_init__(self):

@@ -13,10 +13,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ..prompts.template import PromptTemplate
-from ..utils.errors import G2POError
 from ..utils.options import require
 from .contract import Observation, StepResult, TextEnvironment
 from .episode_limits import EpisodeLimits
@@ -89,12 +89,10 @@ def environments_of(environment_factory: Any) -> dict[str, Callable]:
     return environment_factory.keywords["environments"] if is_mixed else {}
 
 
-def player_of(
-    environment_factory: Callable, task: Mapping[str, Any], where: str = ""
-) -> tuple[Callable, Mapping[str, Any]]:
+def player_of(environment_factory: Callable, task: Mapping[str, Any]) -> tuple[Callable, Mapping[str, Any]]:
     """Return the factory of the environment that plays a task, and the arguments of its `reset`."""
     if environments := environments_of(environment_factory):
-        environment_factory = environments[name_in(environments, task, where)]
+        environment_factory = environments[name_in(environments, task)]
         task = row_of(unwrap_factory(environment_factory), task)
     return environment_factory, task
 
@@ -106,12 +104,10 @@ def row_of(environment: Any, task: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in task.items() if name != COLUMN and (value is not None or name in named)}
 
 
-def name_in(environments: Iterable[str], task: Mapping[str, Any], where: str = "") -> str:
+def name_in(environments: Iterable[str], task: Mapping[str, Any]) -> str:
     """Return the environment's name in a task. Raises `G2POError` if it is missing or unknown."""
     name = task.get(COLUMN)
-    if not isinstance(name, str) or name not in environments:
-        remedy = f"set it to one of {', '.join(environments)}"
-        raise G2POError(f"{where}the column {COLUMN} is {name!r}: {remedy}", COLUMN, name)
+    require(name in list(environments), COLUMN, name, f"set the column of a task to one of {', '.join(environments)}")
     return name
 
 
@@ -142,12 +138,11 @@ def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable
     environments = environments_of(environment_factory)
     owners: dict[str, str] = {}
     unused = dict(environments)
-    for dataset, tasks in datasets.items() if environments else ():
-        for number, task in enumerate(tasks, 1):
-            name = name_in(environments, task, f"{dataset} dataset, row {number}: ")
-            unused.pop(name, None)
-            if (task_id := task.get("task_id")) is not None:
-                remedy = f"two environments have it; give each another one, such as '{name}/{task_id}'"
-                require(owners.setdefault(str(task_id), name) == name, "task_id", task_id, remedy)
+    for task in chain.from_iterable(datasets.values()) if environments else ():
+        name = name_in(environments, task)
+        unused.pop(name, None)
+        if (task_id := task.get("task_id")) is not None:
+            remedy = f"two environments have it; give each another one, such as '{name}/{task_id}'"
+            require(owners.setdefault(str(task_id), name) == name, "task_id", task_id, remedy)
     remedy = f"no task has it in its column {COLUMN}; add tasks, or leave it out"
     require(not unused, "environment_factory", next(iter(unused), None), remedy)

@@ -171,7 +171,7 @@ def check_rows(environment_factory, name: str, dataset) -> None:
 
 def check_task_columns(environment_factory: Callable, task: Mapping[str, Any], where: str = "") -> None:
     """Refuse (`G2POError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
-    environment_factory, task = player_of(environment_factory, task, where)
+    environment_factory, task = player_of(environment_factory, task)
     made = unwrap_factory(environment_factory)
     if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return

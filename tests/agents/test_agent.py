@@ -18,7 +18,7 @@ from scripted_agents import ADD, ask, ask_plainly, calls, play, says, tool_loop,
 from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.agents import agent as agent_module
 from g2po_trl.agents import endpoint, session
-from g2po_trl.environments.tools.trl_tools import BrokenEnvironmentError
+from g2po_trl.environments.causes import BrokenEnvironmentError
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
 

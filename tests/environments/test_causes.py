@@ -8,10 +8,10 @@ import urllib.request
 
 import pytest
 
-from g2po_trl.environments.causes import has_gone, in_words, is_of_environment
+from g2po_trl.environments.causes import BrokenEnvironmentError, has_gone, in_words, is_of_environment
 from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from g2po_trl.environments.tools.trl_tools import BrokenEnvironmentError, ChatToolEnvironment, ToolEnvironment
+from g2po_trl.environments.tools.trl_tools import ChatToolEnvironment, ToolEnvironment
 from g2po_trl.prompts.conversation import ChatResponse
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import uuid
 
-from g2po_trl.environments.tools.trl_tools import BrokenEnvironmentError
+from g2po_trl.environments.causes import BrokenEnvironmentError
 
 
 class Safe:

@@ -68,14 +68,14 @@ class TRLEnvironment:
         for (name, function), weight in zip(self.reward_funcs.items(), self.reward_weights):
             returned = wait(function(prompts=[prompt], completions=[completion], **given))
             rewards = [*returned] if isinstance(returned, Iterable) else []
-            fits = len(rewards) == 1 and (rewards[0] is None or is_number(rewards[0]))
+            fits = len(rewards) == 1 and (rewards[0] is None or hasattr(rewards[0], "__float__"))
             require(fits, name, returned, "return a list with one number, or None, for one completion")
             if rewards[0] is not None and not math.isnan(rewards[0]):
                 parts[name] = float(rewards[0])
                 total += weight * parts[name]
         if self.has_get_reward:
             name, returned = type(self.environment).__name__, wait(self.environment.get_reward())
-            require(is_number(returned), f"get_reward of {name}", returned, "return a number")
+            require(hasattr(returned, "__float__"), f"get_reward of {name}", returned, "return a number")
             parts[name] = float(returned)
             total += parts[name]
         require(bool(parts), "reward_funcs", [*self.reward_funcs], "all returned None: one must return a number")
@@ -94,13 +94,7 @@ def class_tools(environment_class: type) -> list[str]:
 def with_rewards(
     environment_factory: Callable | None, reward_funcs: Any, reward_weights: Sequence[float] | None, tools: Any
 ) -> Callable | None:
-    """Return the environment factory with the trainer's `reward_funcs` and `tools`; unchanged without both.
-
-    With several environments, each gets them.
-
-    Raises:
-        G2POError: for a `TextEnvironment`, a reward model, or `reward_weights` that are not one number per function.
-    """
+    """Return the environment factory, or each of several, with the trainer's `reward_funcs` and `tools` if given."""
     functions, tools = _as_list(reward_funcs), _as_list(tools)
     fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions) > 0
     fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
@@ -158,12 +152,3 @@ def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
 
 def _as_list(given: Any) -> list:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def is_number(value: Any) -> bool:
-    """Return whether `float` takes a value that is not a text."""
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, str)

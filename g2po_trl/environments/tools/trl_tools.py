@@ -40,7 +40,6 @@ from ...prompts.state_keys import request_key
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError
 from ...utils.images import PLACE
-from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
 from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
 from ..several import row_of
@@ -119,7 +118,7 @@ class ToolEnvironment(TextEnvironment):
                 calls = [{"name": name, "arguments": arguments} for name, arguments in read_calls(action)]
                 message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
             except ValueError as error:
-                unread = [_result("", _error(f"the call cannot be read: {error}"))]
+                unread = [_result("", {"error": f"the call cannot be read: {error}"})]
         seen = _observation(self._run(message, calls) + unread)
         is_over = not has_calls or self._turns >= self.max_turns
         return self._end(seen, has_calls) if is_over else StepResult(seen)
@@ -169,11 +168,11 @@ class ToolEnvironment(TextEnvironment):
             if name not in self.tools:
                 raise G2POError(f"Tool {name} not found.")
             given = copy.deepcopy(arguments)  # a tool may change them, and the history has what the model wrote
-            return _result(name, _content(self._await(self.tools[name](**given)), name))
+            return _result(name, self._await(self.tools[name](**given)))
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
-            return _result(name, _error(message_of(error)))
+            return _result(name, {"error": message_of(error)})
 
 
 class ChatToolEnvironment(ToolEnvironment):
@@ -209,12 +208,8 @@ class ChatToolEnvironment(ToolEnvironment):
         return Observation(as_text(new), state_key=request_key(messages, tools), request=request)
 
 
-def _result(name: str, content: Mapping[str, Any]) -> Message:
-    return {"role": "tool", "name": name, **content}
-
-
-def _error(text: str) -> dict[str, Any]:
-    return {"content": str({"error": text})}
+def _result(name: str, returned: Any) -> Message:
+    return {"role": "tool", "name": name, **_content(returned, name)}
 
 
 def _content(returned: Any, name: str) -> dict[str, Any]:
