@@ -256,11 +256,7 @@ FAILED = with_part({"type": "tool_result", "tool_use_id": "1", "content": "no", 
 @pytest.mark.parametrize(
     ("route", "data", "ignored"),
     [
-        (
-            "messages",
-            {"messages": [SAID, MADE, *FAILED]},
-            "messages.tool_result.is_error",
-        ),
+        ("messages", {"messages": [SAID, MADE, *FAILED]}, "messages.tool_result.is_error"),
         ("messages", {"messages": [SAID, {"role": "assistant", "content": "{"}]}, "messages.prefill"),
         ("messages", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice"),
         ("messages", {"tool_choice": {"type": "none"}, "tools": ANTHROPIC_TOOLS[:1]}, None),

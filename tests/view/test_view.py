@@ -130,10 +130,19 @@ def test_what_cannot_be_shown_is_refused(tmp_path, run, capsys):
     ):
         with refused(field):
             main([*map(str, arguments), "--no-open"])
-    without_effect = {"port": "--port 8000", "iterations": "--serve --iterations 1", "prompts": "--serve --no-prompts"}
-    for field, flags in without_effect.items():
+    for flags in (
+        "port --port 8000",
+        "iterations --serve --iterations 1",
+        "prompts --serve --no-prompts",
+        "push_space --text --push-space someone/graphs",
+        "text --text --serve",
+        "text --text --iterations 1 2",
+        "episode --episode 1.1",
+        "episode --text --episode 3",
+    ):
+        field, *flags = flags.split()
         with pytest.raises(SystemExit) as ended:
-            main([str(run), "--no-open", *flags.split()])
+            main([str(run), "--no-open", *flags])
         assert ended.value.code == 2 and f"error: {field} " in capsys.readouterr().err
     assert not (run / "view.html").exists()
 

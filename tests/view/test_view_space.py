@@ -60,8 +60,3 @@ def test_a_page_for_others_has_no_secrets(tmp_path):
         data[public] = gzip.decompress(base64.b64decode(packed)).decode()
     assert data[False].count("sk-proj") == 2 and data[False].count(str(Path.home())) == 2
     assert "sk-proj" not in data[True] and str(Path.home()) not in data[True] and "~/project/agent.py" in data[True]
-
-
-def test_no_page_no_space(tmp_path):
-    run = push(tmp_path / "run", "http://127.0.0.1:9", "--text")
-    assert run.returncode == 2 and "error: push_space " in run.stderr
