@@ -5,12 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...utils.images import Picture
-
-if TYPE_CHECKING:
-    from .worker_process import WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class PooledEpisode:
     task: Mapping[str, Any]
     arguments: list[Any]  # the pickled task of the reset, then the actions
     digests: list[str] = field(default_factory=list)  # of the answers; one fewer than arguments if one is pending
-    worker: WorkerProcess | None = None  # `None`: it must be replayed in another one
+    worker: Any = None  # its `WorkerProcess`; `None`: it must be replayed in another one
     pictures: dict[str, Picture] = field(default_factory=dict)  # that it has shown, by their hashes
     seconds: float = 0.0  # of its reset and steps, without replays
     lost_workers: int = 0  # since the last answer, by a time limit or while running no job
