@@ -51,10 +51,7 @@ def played_as(
 
 
 def text_environment_factory(
-    environment_factory: Callable,
-    limits: EpisodeLimits,
-    history: str | None = "window",
-    prompt_template: PromptTemplate | None = None,
+    environment_factory: Callable, limits: EpisodeLimits, history: str | None = "window", prompt_template: Any = None
 ) -> Callable[[], TextEnvironment]:
     """Return a factory of `TextEnvironment`s with these limits; tool-based classes are wrapped.
 
@@ -92,19 +89,15 @@ def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
 
 
 def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
-    """Return the wording of prompts: the given one, or the environment's default.
-
-    With several environments, `given` is the template of all, or a dictionary by name with those of some.
-    """
+    """Return the given wording of prompts, of some environments by name, or of all; else the environment's default."""
     environments = environments_of(environment_factory)
     if not environments or isinstance(given, PromptTemplates):
         return default_prompt_template(environment_factory) if given is None else _checked(given)
-    named = given if isinstance(given, Mapping) else {} if given is None else dict.fromkeys(environments, given)
+    named = given if isinstance(given, Mapping) else dict.fromkeys(environments, given)
     remedy = f"the environments of this run are {', '.join(environments)}"
     require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
-    return PromptTemplates.of_environments(
-        {name: _checked(named.get(name) or default_prompt_template(one)) for name, one in environments.items()}
-    )
+    templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
+    return PromptTemplates.of_environments(templates)
 
 
 def _checked(template: Any) -> PromptTemplate:
@@ -137,10 +130,7 @@ def first_steps(
 
 
 def agent_factory(
-    agent: Callable | str | Mapping[str, Callable | str],
-    max_turns: int,
-    state_key: Callable[[list[dict[str, Any]]], Any] | None = None,
-    environment_factory: Any = None,
+    agent: Callable | str | Mapping, max_turns: int, state_key: Callable | None = None, environment_factory: Any = None
 ) -> Callable[[], TextEnvironment]:
     """Return the environment factory of an agent, a function or the name of one.
 
