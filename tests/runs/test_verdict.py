@@ -7,10 +7,8 @@ import pytest
 from letter_environment import LetterEnvironment
 
 from g2po_trl import Observation, Step, Trajectory
-from g2po_trl.credit.graph import record
 from g2po_trl.rollout.failing_tasks import TaskErrors
 from g2po_trl.runs.callbacks import ClosingVerdict
-from g2po_trl.runs.metrics import Summary
 from g2po_trl.runs.verdict import FAULTS, Cause, Tally, reason_of, verdict
 
 
@@ -21,9 +19,7 @@ def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **fact
 
 
 def tally_of(*groups, replaced=()):
-    tally = Tally()
-    tally.add([[record(t) for t in group] for group in groups], Summary.of(sum(groups, [*replaced])))
-    return tally
+    return Tally.of(groups, replaced)
 
 
 LOST, WON, MIXED = [episode(), episode()], [episode(True), episode(True)], [episode(True), episode()]
