@@ -130,10 +130,9 @@ class Summary:
         """Number of all episodes."""
         return self.numbers["error_rate"]
 
-    def mean(self, what: Any, number: int | None = None) -> float:
-        """Return a mean, by default over the summands; nan of none."""
-        number = self.numbers[what] if number is None else number
-        return float(self.totals[what] / number) if number else float("nan")
+    def mean(self, what: Any) -> float:
+        """Return the mean of the summands; nan of none."""
+        return float(self.totals[what] / self.numbers[what]) if self.numbers[what] else float("nan")
 
     def means(self) -> dict[str, Any]:
         """Return the statistics, most of episodes with a result alone; means of no episodes are `nan`.
@@ -146,8 +145,8 @@ class Summary:
         means: dict[str, Any] = {metric.name: self.mean(metric.name) for metric in shown}
         error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in self._parts("task"))
         means |= {} if isnan(error) else {"success_rate_error": error}
-        finished = self.numbers["success_rate"]
-        means |= {name: self.mean(("score", name), finished) for name in self._parts("score")}
+        finished = self.numbers["success_rate"]  # an episode without a score counts as 0
+        means |= {name: self.totals["score", name] / finished for name in self._parts("score")}
         types = self._parts("type")
         by_environment = {
             name: {metric.name: self.mean((metric.name, name)) for metric in METRICS if metric.of_environments}

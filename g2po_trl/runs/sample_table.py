@@ -25,20 +25,10 @@ def transcript(trajectory: Trajectory) -> str:
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 
 
-def rows_of(trajectories: Sequence[Trajectory], iteration: int) -> list[dict[str, Any]]:
-    """Return the first trajectories of the main process as rows with `COLUMNS`."""
-    return [
-        dict(zip(COLUMNS, (iteration, t.task_id, t.outcome, t.reward, len(t.steps), transcript(t))))
-        for t in trajectories[:ROWS]
-    ]
-
-
 class SampleTable(TrainerCallback):
-    """Logs a table after each log line that has new rows.
+    """Logs a table after each log line that has new rows: of every k-th iteration (`every`; 0: of none).
 
-    Args:
-        every: iterations between two tables; 0: none.
-        callbacks: the trainer's list of callbacks, which contains TensorBoard's writer.
+    `callbacks`: the trainer's, which contain TensorBoard's writer.
     """
 
     def __init__(self, every: int, callbacks: Sequence[TrainerCallback]):
@@ -46,9 +36,12 @@ class SampleTable(TrainerCallback):
         self._rows: list[dict[str, Any]] = []
 
     def offer(self, trajectories: Sequence[Trajectory], iteration: int) -> None:
-        """Keep an iteration's trajectories, if it is one that is logged."""
+        """Keep the first trajectories of an iteration as rows with `COLUMNS`, if it is one that is logged."""
         if self.every and iteration % self.every == 0:
-            self._rows = rows_of(trajectories, iteration)
+            self._rows = [
+                dict(zip(COLUMNS, (iteration, one.task_id, one.outcome, one.reward, len(one.steps), transcript(one))))
+                for one in trajectories[:ROWS]
+            ]
 
     def on_log(self, args, state, control, **kwargs):
         rows, self._rows = self._rows, []

@@ -172,11 +172,6 @@ class Cause(Enum):
     def __init__(self, holds: Callable[[Tally], bool], text: str, remedy: str):
         self.holds, self.wording = holds, (text, remedy)
 
-    def finding(self, tally: Tally) -> Finding:
-        """Return its wording with the counts."""
-        text, remedy = self.wording
-        return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
-
 
 # Of an environment, the first to correct first.
 FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Cause.NO_REWARD)
@@ -199,8 +194,10 @@ def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
 
 def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     """Return why a run had nothing to learn from and what to do next, or `None`."""
-    cause = reason_of(tally, estimator)
-    return cause and cause.finding(tally)
+    if (cause := reason_of(tally, estimator)) is None:
+        return None
+    text, remedy = cause.wording
+    return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
 
 
 def verdict_of(

@@ -12,18 +12,17 @@ import pytest
 from letter_trainer import make_config, make_letter_trainer
 
 from g2po_trl import Step, Trajectory
-from g2po_trl.runs.sample_table import COLUMNS, rows_of, transcript
+from g2po_trl.runs.sample_table import COLUMNS, transcript
 
 HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 
-def test_rows_and_transcripts():
+def test_transcripts():
     steps = [Step("Hall.", "go east", completion="Action: go east"), Step("Garden.", "look")]
     won = Trajectory("t1", steps, 10.0, "success", "The end.")
     died = Trajectory("t2", [], 0.0, "error", error="exception: boom")
     assert transcript(won) == "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end."
     assert transcript(died) == "exception: boom"
-    assert rows_of([won, died], 7)[:1] == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
 
 
 @pytest.mark.parametrize(("report_to", "every"), [("none", 0), ("tensorboard", 10), (["mlflow", "trackio"], 10)])
