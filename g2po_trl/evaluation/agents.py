@@ -1,12 +1,4 @@
-"""Ways to prompt a chat model for the next action, and the actor that asks it.
-
-- *direct*: the environment's prompts and requests, as in training.
-- *ReAct* (Yao et al., 2023): one conversation per episode, in which each completion is a thought and an action.
-- *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial, the model writes what went wrong,
-  and later trials read it.
-
-The wording is g2po-trl's own.
-"""
+"""Ways to prompt a chat model for the next action, in g2po-trl's own words, and the actor that asks it."""
 
 from __future__ import annotations
 
@@ -50,13 +42,8 @@ point it went wrong and what to do instead next time. Be specific: name places, 
 class DirectAgent:
     """Prompting with the environment's template at every step, or with its chat requests, as in training.
 
-    A model in this process is asked by training's own `PromptActor`; `ask` and `read` are for servers.
-
-    Args:
-        template: the prompt template, which also parses completions.
-        history_length: number of past steps in a prompt.
-        max_prompt_length: maximum tokens of a prompt; longer prompts are shortened as in training. Not for servers.
-        history: `"window"` or `"conversation"`, as in training.
+    A model in this process is asked by training's own `PromptActor`, which explains the fields; `ask` and `read` are
+    for servers, which do not regard `max_prompt_length`.
     """
 
     template: PromptTemplate
@@ -80,7 +67,8 @@ class DirectAgent:
 class ReActAgent:
     """Thoughts and actions in one conversation per episode, as in ReAct; with several trials, as in Reflexion.
 
-    Sources: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629), [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
+    After a failed trial the model writes what went wrong, and later trials read it. Sources:
+    [arXiv:2210.03629](https://arxiv.org/abs/2210.03629), [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
 
     Args:
         panel: describes the environment and how an action is written.
@@ -97,7 +85,7 @@ class ReActAgent:
     def ask(self, episode: Episode) -> ChatRequest:
         remedy = "the environment sends chat requests, which are prompts already; pass --agent direct"
         require(episode.observation.request is None, "agent", "react", remedy)
-        first, *later = [step.observation for step in episode.steps] + [episode.observation.text]
+        first, *later = [*(step.observation for step in episode.steps), episode.observation.text]
         opening = [f"Your task: {episode.task}"] if episode.task else []
         if notes := self.notes[episode.number][-_MEMORY:] if self.notes else ():
             opening.append("What you noted after earlier attempts at it:\n- " + "\n- ".join(notes))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from huggingface_hub import snapshot_download
 
 from ..prompts.images import load_processing_class
 from ..utils.adapters import ADAPTER_CONFIG, adapter_of, find_adapter, load_adapter
-from ..utils.options import require
 
 # Files of a model: weights, configuration, tokenizer; not critics and training samples of a run.
 _MODEL_FILES = "*model*.safetensors* *model*.bin *config.json *token* vocab* merges.txt *.model *.jinja".split()
@@ -56,19 +56,11 @@ def load_tokenizer(model: str, loaded: Any):
 
 
 def weights_hash(model: str, revision: str | None = None) -> str:
-    """Return a hash of a folder's model, an adapter's with its base's; for a Hub id, its commit.
-
-    Raises:
-        G2POError: for an id that is neither on the Hub nor in its cache.
-    """
+    """Return a hash of a folder's model, an adapter's with its base's; for a Hub id, its commit."""
     folder = Path(model)
     if not folder.is_dir():
-        from transformers.utils.hub import cached_file, extract_commit_hash
-
-        options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-        found = [path for name in ("config.json", ADAPTER_CONFIG) if (path := cached_file(model, name, **options))]
-        require(bool(found), "model", model, "it is not a folder, and the Hub has no configuration of that name")
-        return f"{model}@{extract_commit_hash(found[0], None)}"
+        snapshot = snapshot_download(model, revision=revision, allow_patterns="*config.json")
+        return f"{model}@{Path(snapshot).name}"
     adapter = find_adapter(folder)
     found = {path for place in (folder, adapter or folder) for name in _MODEL_FILES for path in place.glob(name)}
     hashed = files_hash(path for path in found if path.is_file())

@@ -50,7 +50,7 @@ def load_agent(folder: str | Path) -> TrainedAgent:
     require("play" in run, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
     play = run["play"]
     remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
-    require(play.get("vllm_structured_outputs_regex") is None, "folder", str(folder), remedy)
+    require(not play.get("vllm_structured_outputs_regex"), "folder", str(folder), remedy)
     template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
     chat = load_local(str(folder), *template, dtype=play.get("dtype") or "auto")
     lengths = {name: play[name] for name in ("history_length", "max_prompt_length", "history") if name in play}

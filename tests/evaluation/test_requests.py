@@ -19,8 +19,7 @@ from g2po_trl import G2POTrainer, read_jsonl
 from g2po_trl.cli.commands.evaluate import main, read
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.chat_models import EngineChat, api_messages
-from g2po_trl.evaluation.options import EvaluateOptions
-from g2po_trl.evaluation.run_settings import run_settings
+from g2po_trl.evaluation.options import EvaluateOptions, run_settings
 from g2po_trl.utils.json import write_json_lines
 
 AGENT = '''

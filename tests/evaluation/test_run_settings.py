@@ -16,8 +16,7 @@ from g2po_trl.cli.commands.evaluate import read as options_of
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.setup import agent_factory
 from g2po_trl.evaluation.evaluate import identity, load_panel, make_agent
-from g2po_trl.evaluation.options import EvaluateOptions
-from g2po_trl.evaluation.run_settings import describe_settings, run_settings
+from g2po_trl.evaluation.options import EvaluateOptions, describe_settings, run_settings
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_object, describe_prompt
 from g2po_trl.utils.json import write_json_lines

@@ -82,7 +82,6 @@ ABOVE: dict[str, int] = {
 READS_BY_NAME = (
     "transformers.py",
     "vllm_requests.py",
-    "run_settings.py",
 )  # what an engine's library takes under the same names
 
 

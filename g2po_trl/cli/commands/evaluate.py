@@ -20,8 +20,7 @@ from shlex import quote
 from typing import Any
 
 from ...environments.tasks import read_tasks
-from ...evaluation.options import EvaluateOptions
-from ...evaluation.run_settings import describe_settings, run_settings
+from ...evaluation.options import EvaluateOptions, describe_settings, run_settings
 from ...runs.ownership import held
 from ...utils.options import require
 from ...utils.show import printable
