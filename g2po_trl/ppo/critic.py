@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModel
 
 from ..update.balance import deal, plan_micro_batches
-from ..update.guard import ADVICE, describe, non_finite
+from ..update.guard import describe, non_finite
 from ..utils.forward_pass import without_cudnn_attention, without_randomness
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
@@ -119,8 +119,7 @@ class Critic:
             parameter.grad = self.accelerator.reduce(own, reduction="sum")
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
         if not norm.isfinite():  # clipping would make every gradient NaN, and hide where that begins
-            what = describe(non_finite(self.model))
-            raise FloatingPointError(f"gradient norm of the critic is {norm.item()}, no step: {what}. {ADVICE}")
+            raise FloatingPointError(f"the critic: {describe(non_finite(self.model))}")
         nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm or math.inf, norm)
         self.optimizer.step()
         return norm.item()

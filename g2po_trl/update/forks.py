@@ -19,9 +19,11 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,11 @@ class Segment:
     ending: list[int]
     branches: list[Segment] = field(default_factory=list)
 
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True)
 class Call:
@@ -61,20 +68,15 @@ class Call:
     parent: int | None
 
     @property
-    def length(self) -> int:
-        """Tokens of a row."""
-        longest = max(segment.stop - segment.start for segment in self.segments)
-        return longest if self.parent is None else max(longest, _LEAST)
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Rows and tokens of each."""
-        return len(self.segments), self.length
+        longest = max(segment.length for segment in self.segments)
+        return len(self.segments), longest if self.parent is None else max(longest, _LEAST)
 
     @property
     def padding(self) -> int:
         """Tokens of padding."""
-        return math.prod(self.shape) - sum(segment.stop - segment.start for segment in self.segments)
+        return math.prod(self.shape) - sum(segment.length for segment in self.segments)
 
 
 def fork_cost(model: torch.nn.Module, device: str) -> int:
@@ -108,11 +110,10 @@ def segments(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list
             ((first, last),) = groups
         if not groups:
             return [Segment(start, stop, ending[-1], ending)]
-        saved = (len(groups) - 1) * (stop - start)
-        if saved >= max(cost, 1) and stop - start >= _LEAST:
-            branches = [branch for group in groups for branch in grow(*group, stop)]
+        forks = stop - start >= _LEAST and (len(groups) - 1) * (stop - start) >= max(cost, 1)
+        branches = [branch for group in groups for branch in grow(*group, stop if forks else start)]
+        if forks:
             return [Segment(start, stop, groups[0][0], ending, branches)]
-        branches = [branch for group in groups for branch in grow(*group, start)]
         branches[0].ending += ending
         return branches
 
@@ -124,10 +125,9 @@ def calls(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list[Ca
     made: list[Call] = []
 
     def visit(branches: Sequence[Segment], parent: int | None) -> None:
-        ends = sorted((s for s in branches if not s.branches), key=lambda s: s.start - s.stop)
+        ends = sorted((one for one in branches if not one.branches), key=lambda one: -one.length)
         while ends:  # longest first; a call for shorter ones costs half a fork
-            longest = ends[0].stop - ends[0].start
-            padding = np.cumsum([longest - (s.stop - s.start) for s in ends])
+            padding = np.cumsum([ends[0].length - one.length for one in ends])
             number = max(1, int((padding <= cost // 2).sum()))
             made.append(Call(ends[:number], parent))
             ends = ends[number:]
@@ -144,20 +144,17 @@ def lay_out_calls(
     made: Sequence[Call], sequences: Sequence[np.ndarray], pad_token_id: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the token ids (N,) of forward passes, flat, and the places of each sequence's tokens in them."""
-    ids, paths, before, first = [], {}, {}, 0
+    ids, paths, first = [], {}, 0
+    before: dict[int, np.ndarray] = defaultdict(partial(np.zeros, 0, dtype=np.int64))  # the path to each segment
     for call in made:
-        rows, length = call.shape
-        tokens = np.full((rows, length), pad_token_id, dtype=np.int64)
-        for row, segment in enumerate(call.segments):
-            size, start = segment.stop - segment.start, first + row * length
-            tokens[row, :size] = sequences[segment.of][segment.start : segment.stop]
-            path = np.concatenate(
-                [before.get(id(segment), np.zeros(0, dtype=np.int64)), np.arange(start, start + size)]
-            )
+        tokens = np.full(call.shape, pad_token_id, dtype=np.int64)
+        for row, segment in zip(tokens, call.segments):
+            row[: segment.length] = sequences[segment.of][segment.start : segment.stop]
+            path = np.concatenate([before[id(segment)], np.arange(first, first + segment.length)])
             paths |= {one: path[: len(sequences[one])] for one in segment.ending}
             before |= {id(branch): path for branch in segment.branches}
+            first += len(row)
         ids.append(tokens.ravel())
-        first += tokens.size
     return np.concatenate(ids), [paths[place] for place in range(len(sequences))]
 
 
@@ -189,23 +186,8 @@ class ForkedCache(DynamicCache):
         forked = copy.copy(self)
         forked.layers = [copy.copy(layer) for layer in self.layers]
         for layer in forked.layers:
-            vars(layer).update({name: copied(value) for name, value in vars(layer).items()})
+            vars(layer).update(copied(vars(layer)))
         return forked
-
-
-@contextmanager
-def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | None]] | None) -> Iterator[None]:
-    """Process the flat tokens of forked rows inside as `forks` says, see `hidden_states`; `None`: nothing changes."""
-    if forks is None:
-        yield
-        return
-    forward = body.forward
-
-    def passes(*, input_ids: torch.Tensor, **unused: Any) -> Any:
-        return hidden_states(body, forward, input_ids, forks)
-
-    with replaced(body, forward=passes):
-        yield
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
@@ -214,36 +196,38 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
     return next((name for name in ("cache", "past_key_values") if name in taken), None)
 
 
-def hidden_states(
-    body: torch.nn.Module, forward: Callable[..., Any], ids: torch.Tensor, forks: Sequence[tuple[int, int, int | None]]
-) -> Any:
-    """Return the model's output with `last_hidden_state` (1, N, H) of all forward passes.
+@contextmanager
+def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | None]] | None) -> Iterator[None]:
+    """Let a model without its LM head process the flat tokens (1, N) of forked rows inside; `None`: nothing changes.
 
-    Args:
-        body: the model without its LM head.
-        forward: its forward pass.
-        ids: (1, N) of all passes, flat.
-        forks: rows, tokens of each, and the parent pass of each pass.
+    `forks` are rows, tokens of each, and the parent pass of each pass. The output has `last_hidden_state` (1, N, H).
     """
-    name, places = cache_argument(forward), "position_ids" in inspect.signature(forward).parameters
-    parents = {parent for *_, parent in forks}
-    caches: dict[int, tuple[ForkedCache, int]] = {}  # with the number of tokens in them
-    hidden, first = [], 0
-    for number, (rows, length, parent) in enumerate(forks):
-        tokens = ids[0, first : first + rows * length].view(rows, length)
-        first += rows * length
-        past, cache = 0, None
-        if parent is not None:
-            before, past = caches[parent]
-            cache = before.fork(rows)
-        elif number in parents:
-            cache = ForkedCache(config=body.config)
-        taken = {name: cache, "use_cache": True} if cache is not None else {"use_cache": False}
-        if places:
-            taken["position_ids"] = torch.arange(past, past + length, device=ids.device).expand(rows, length)
-        output = forward(input_ids=tokens, attention_mask=None, **taken)
-        if number in parents:
-            caches[number] = cache, past + length
-        hidden.append(output.last_hidden_state.flatten(0, 1))
-    output.last_hidden_state = torch.cat(hidden)[None]
-    return output
+    if forks is None:
+        yield
+        return
+    forward, parents = body.forward, {parent for *_, parent in forks}
+    name, takes_places = cache_argument(forward), "position_ids" in inspect.signature(forward).parameters
+
+    def passes(*, input_ids: torch.Tensor, **unused: Any) -> Any:
+        caches: dict[int, tuple[ForkedCache, int]] = {}  # with the number of tokens in them
+        hidden, parts = [], input_ids[0].split([rows * length for rows, length, _ in forks])
+        for number, ((rows, length, parent), tokens) in enumerate(zip(forks, parts)):
+            past, cache = 0, None
+            if parent is not None:
+                before, past = caches[parent]
+                cache = before.fork(rows)
+            elif number in parents:
+                cache = ForkedCache(config=body.config)
+            taken = {name: cache, "use_cache": True} if cache is not None else {"use_cache": False}
+            if takes_places:
+                places = torch.arange(past, past + length, device=tokens.device)
+                taken["position_ids"] = places.expand(rows, length)
+            output = forward(input_ids=tokens.view(rows, length), attention_mask=None, **taken)
+            if number in parents:
+                caches[number] = cache, past + length
+            hidden.append(output.last_hidden_state.flatten(0, 1))
+        output.last_hidden_state = torch.cat(hidden)[None]
+        return output
+
+    with replaced(body, forward=passes):
+        yield

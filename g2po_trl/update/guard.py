@@ -6,7 +6,6 @@ there a hook checks each parameter's gradient.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,8 +15,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 
 from ..utils.trl_compat import replaced
-
-ADVICE = "See 'The gradient is not finite' on the page 'Troubleshooting and FAQ'."
 
 
 class GradientGuard:
@@ -47,9 +44,9 @@ class GradientGuard:
         norm = torch.nn.utils.get_total_norm([_held(p.grad) for p in model.parameters() if p.grad is not None])
         flag = (~norm.isfinite()).float().reshape(1).to(self.accelerator.device)
         if self.accelerator.reduce(flag, reduction="sum") > 0:
-            names = non_finite(self.accelerator.unwrap_model(model))
+            names = self._of_all_ranks(model, non_finite(self.accelerator.unwrap_model(model)))
             model.zero_grad()
-            self._stop(model, names)
+            raise FloatingPointError(describe(names))
 
     @contextmanager
     def watch_backward(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
@@ -71,20 +68,15 @@ class GradientGuard:
         self._finite[name] = self._finite.get(name, True) & torch.linalg.vector_norm(gradient).isfinite()
 
     def _step(self, model: torch.nn.Module, step, *args, **kwargs):
-        finite, self._finite = self._finite, {}
-        self._stop(model, [name for name, is_finite in finite.items() if not is_finite])
+        names = self._of_all_ranks(model, [name for name, is_finite in self._finite.items() if not is_finite])
+        self.reset()
+        if names:
+            raise FloatingPointError(describe(names))
         return step(*args, **kwargs)
 
-    def _stop(self, model: torch.nn.Module, bad: Sequence[str]) -> None:
-        """Raise on all ranks if any of them has a bad gradient under DeepSpeed, and always without it."""
-        everywhere = {name for of_rank in gather_object([bad]) for name in of_rank}
-        if self.on_deepspeed and not everywhere:
-            return
-        names = [name for name, _ in self.accelerator.unwrap_model(model).named_parameters() if name in everywhere]
-        raise FloatingPointError(
-            "the gradient is not finite, and the run stops before the optimizer steps on it: weights are those of the "
-            f"step before. {describe(names)}. {ADVICE}"
-        )
+    def _of_all_ranks(self, model: torch.nn.Module, names: list[str]) -> list[str]:
+        everywhere = {name for of_rank in gather_object([names]) for name in of_rank}
+        return [name for name, _ in self.accelerator.unwrap_model(model).named_parameters() if name in everywhere]
 
 
 def non_finite(model: torch.nn.Module) -> list[str]:
@@ -94,13 +86,12 @@ def non_finite(model: torch.nn.Module) -> list[str]:
 
 
 def describe(names: Sequence[str]) -> str:
-    """Return in words where non-finite gradients begin; the backward pass carries them on to the first layer."""
-    if not names:
-        return "Each parameter's gradient is finite, and their norm is not"
-    layer = re.match(r"(?:.*?\.\d+(?=\.))?", names[-1])[0]
-    of_layer = [name.removeprefix(f"{layer}.") for name in names if name.startswith(f"{layer}.")]
-    where = f"{layer} ({', '.join(of_layer)})" if layer else names[-1]
-    return f"It begins in {where}; {len(names)} of the parameters have such a gradient"
+    """Return a message about these parameters; the backward pass carries what is not finite on to the first layer."""
+    return (
+        "the gradient is not finite, and the run stops before the optimizer steps on it: that of "
+        f"{len(names)} parameters, nearest to the loss {', '.join(names[:-4:-1]) or 'none, but their norm'}. "
+        "See 'The gradient is not finite' on the page 'Troubleshooting and FAQ'"
+    )
 
 
 def _held(gradient: torch.Tensor) -> torch.Tensor:

@@ -163,7 +163,7 @@ def lay_out(
         that predicts each scored token, and `scored_ids` (M,), the token: over trees, sequences, tokens. If no token
         is scored, both have one entry (0 and -100). For a tree with several branches also `row_positions` (1, L),
         `branches`, the numbers of queries and keys of each, and `paths` (K,), the places of all their keys. For a
-        forked row, `forks`: shapes and parents of its passes, see `forks.hidden_states`.
+        forked row, `forks`: shapes and parents of its passes, see `forks.forked_passes`.
     """
     rows = [row for tree in trees for row in tree.rows]
     own, made = [sequences[row] for row in rows], {}
