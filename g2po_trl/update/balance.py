@@ -32,11 +32,9 @@ class BatchingConfig:
         num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
         max_tokens: maximum number of tokens of a micro-batch on a rank, padding included; a longer row is a
             micro-batch of its own, or with others a tree of at most 1.5 times its tokens.
-        loss_type: TRL's `loss_type`, see `loss_scale`.
+        loss_type, pad_token_id: of TRL's loss, and of padded rows.
         pad_to_multiple_of: multiple of the length of padded rows.
-        layout: see `g2po_trl.update.layout`.
-        fork_cost: of forked rows, see `forks.fork_cost`.
-        owners_of: for rows with images, see `images.OwnersOf`.
+        layout, fork_cost, owners_of: see `layout.Layout`, `forks.fork_cost` and `images.OwnersOf`.
         scale_of: returns for each of some row lengths what rows of a forward pass must have in common.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
         mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
@@ -63,13 +61,10 @@ class BatchingConfig:
     def plan(
         self, sequences: Sequence[np.ndarray], kept: np.ndarray, num_ranks: int, rng: np.random.Generator
     ) -> list[list[Planned]]:
-        """Return the micro-batches of each mini-batch, which balance the ranks' tokens.
+        """Return the micro-batches of each mini-batch, which balance the ranks' tokens; `rng` is the same on all.
 
-        Args:
-            sequences: token ids of the rows of all ranks.
-            kept: (N,) bool, rows with a gradient. Others belong to a mini-batch, but are not processed.
-            num_ranks: number of ranks.
-            rng: in the same state on every rank.
+        Rows are those of all ranks; such as have no gradient, (N,) `kept` is `False`, belong to a mini-batch, but are
+        not processed.
         """
         number, mini_batches = self.num_mini_batches, []
         if self.mini_batch_size is not None:
@@ -115,11 +110,7 @@ class BatchingConfig:
     ) -> dict[str, float]:
         """Return numbers of rows and tokens, of tokens that the model processes, and the imbalance of ranks.
 
-        Args:
-            lengths: (N,) tokens of rows.
-            kept: (N,) whether they are processed.
-            counts: number of rows that each rank played.
-            plan: what `plan` returned.
+        Rows have (N,) `lengths` and are `kept` in the `plan`; each rank has played `counts` of them.
         """
         tokens, forwarded = np.zeros(len(counts)), 0  # laid out on each rank; on all, with padding
         for trees in (planned for part in plan for planned in part):
@@ -152,16 +143,9 @@ def split_into_mini_batches(
 ) -> list[np.ndarray]:
     """Return the rows of random mini-batches of equal size, give or take one, that keep subtrees together.
 
-    Rows in lexicographic order are cut where neighbours have the fewest tokens in common, until no part has more than
-    an eighth of a mini-batch; conversations are not cut there. Parts are shuffled, and the result is cut into
-    mini-batches, whose borders may cut a part.
-
-    Args:
-        rows: in lexicographic order.
-        lengths: tokens of each.
-        overlaps: tokens that each has in common with the one before.
-        num_mini_batches: number of mini-batches.
-        rng: in the same state on every rank.
+    Rows, lengths and overlaps are those of `in_order`. Rows are cut where neighbours have the fewest tokens in common,
+    until no part has more than an eighth of a mini-batch; conversations are not cut there. Parts are shuffled, and the
+    result is cut into mini-batches, whose borders may cut a part.
     """
     if num_mini_batches == 1:
         return [rows]
@@ -197,14 +181,10 @@ def imbalance(work: Sequence[float]) -> float:
 
 
 def plan_micro_batches(widths: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[int, int]]:
-    """Return where to split a mini-batch into micro-batches, the same on every rank.
+    """Return (start, stop) places of each micro-batch in the ranks' rows, at least one, the same on every rank.
 
-    Args:
-        widths: for each rank, padded tokens of its rows in the mini-batch.
-        max_tokens: maximum number of padded tokens of a micro-batch on any rank; a longer row is a micro-batch itself.
-
-    Returns:
-        (start, stop) positions into the ranks' rows, covering all of them; at least one micro-batch.
+    `widths` are padded tokens of each rank's rows. A micro-batch has at most `max_tokens` on any rank; a longer row is
+    one itself.
     """
     plan, start, widest = [], 0, 0
     num_rows = max(map(len, widths), default=0)

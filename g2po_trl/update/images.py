@@ -29,13 +29,7 @@ def keyed(ids: np.ndarray, images: Sequence[Picture], owners_of: OwnersOf) -> np
 def images_of(
     trees: Sequence[Tree], sequences: Sequence[np.ndarray], images: Sequence[Sequence[Picture]], owners_of: OwnersOf
 ) -> dict[str, Any]:
-    """Return the images of a micro-batch.
-
-    Args:
-        trees: those of the micro-batch.
-        sequences: token ids of each sequence, by its number.
-        images: of each sequence.
-        owners_of: see `OwnersOf`.
+    """Return the images of a micro-batch's trees; `sequences` and `images` are those of all rows, by number.
 
     Returns:
         `images`, of each sequence; `images_before`, how many of them the model's row shows already; and `image_of`
@@ -61,35 +55,14 @@ def image_inputs_of(
     """
     shown = [images[first:] for images, first in zip(micro_batch["images"], micro_batch["images_before"])]
     inputs = make(ids, shown if len(shown) == len(ids) else [[image for images in shown for image in images]])
-    if "branches" in micro_batch:
-        at = [micro_batch[name].to(ids.device) for name in ("paths", "image_of")]
-        inputs |= image_positions(body, {"input_ids": ids, **inputs}, micro_batch["branches"], *at)
-    return inputs
-
-
-def image_positions(
-    body: torch.nn.Module,
-    inputs: dict[str, torch.Tensor],
-    sizes: Sequence[Sequence[int]],
-    paths: torch.Tensor,
-    image_of: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """Return `position_ids` (3, 1, N) of a tree's tokens, if the model derives them from images.
-
-    Args:
-        body: the model without its LM head.
-        inputs: its inputs, those of images included.
-        sizes: numbers of queries and keys of each branch.
-        paths: (K,) places of all branches' keys.
-        image_of: (N,) see `images_of`.
-    """
-    if not hasattr(body, "get_rope_index") or "image_grid_thw" not in inputs:
-        return {}
-    found = []
-    for (queries, _), path in zip(sizes, paths.split([keys for _, keys in sizes])):
-        numbers = image_of[path]
+    if "branches" not in micro_batch or not hasattr(body, "get_rope_index") or "image_grid_thw" not in inputs:
+        return inputs
+    positions = []  # of each branch alone, (3, 1, queries): the model derives them from images
+    paths = micro_batch["paths"].to(ids.device).split([keys for _, keys in micro_batch["branches"]])
+    for (queries, _), path in zip(micro_batch["branches"], paths):
+        numbers = micro_batch["image_of"].to(ids.device)[path]
         grids = inputs["image_grid_thw"][numbers[numbers >= 0].unique()]
-        alone = {name: inputs[name][:, path] for name in ("input_ids", "mm_token_type_ids")}
-        positions, _ = body.get_rope_index(**alone, image_grid_thw=grids if len(grids) else None)
-        found.append(positions[..., -queries:])
-    return {"position_ids": torch.cat(found, -1)}
+        alone = {"input_ids": ids[:, path], "mm_token_type_ids": inputs["mm_token_type_ids"][:, path]}
+        of_path, _ = body.get_rope_index(**alone, image_grid_thw=grids if len(grids) else None)
+        positions.append(of_path[..., -queries:])
+    return inputs | {"position_ids": torch.cat(positions, -1)}

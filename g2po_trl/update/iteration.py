@@ -24,14 +24,8 @@ class Iteration:
     far.
     """
 
-    def __init__(
-        self,
-        steps_per_pass: int,
-        num_passes: int,
-        metrics: dict[str, list[float]],
-    ):
-        self.steps_per_pass, self.length = steps_per_pass, steps_per_pass * num_passes
-        self.metrics = metrics
+    def __init__(self, steps_per_pass: int, num_passes: int, metrics: dict[str, list[float]]):
+        self.steps_per_pass, self.length, self.metrics = steps_per_pass, steps_per_pass * num_passes, metrics
         self.step = self.inner_steps = 0
         self.mini_batches: MiniBatches = []
         self.grad_norms: list[float] = []
@@ -80,12 +74,25 @@ class Iteration:
 
     @contextmanager
     def merged_metrics(self) -> Iterator[None]:
-        """Merge the values that a training step's losses log inside into one value of each metric."""
+        """Merge values that losses log inside, one a micro-batch, so that they do not depend on the micro-batches.
+
+        Without any token there is no value: the loss logs zeros, and an entropy of 0 would look like a collapsed
+        policy.
+        """
         marks = {name: len(values) for name, values in self.metrics.items()}
         yield
         tokens = [micro_batch["weight"] for mini_batch in self.current_mini_batches for micro_batch in mini_batch]
-        for name in merge_micro_batch_metrics(self.metrics, marks, tokens):
-            self._tokens.setdefault(name, []).append(sum(tokens))
+        for name, values in list(self.metrics.items()):
+            before, new = values[: marks.get(name, 0)], values[marks.get(name, 0) :]
+            if len(new) != len(tokens):
+                continue
+            if sum(tokens):
+                values[:] = [*before, merge(name, new, tokens)]
+                self._tokens.setdefault(name, []).append(sum(tokens))
+            elif before:
+                values[:] = before
+            else:
+                del self.metrics[name]
 
     def merge_training_steps(self) -> None:
         """Weigh training steps by their tokens in means over tokens. Called before metrics are logged."""
@@ -97,49 +104,19 @@ class Iteration:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress and the metrics not yet logged, as plain data for a checkpoint."""
-        return {
-            "step": self.step,
-            "inner_steps": self.inner_steps,
-            "update_time": self.update_time,
-            "metrics": dict(self.metrics),
-            "tokens": self._tokens,
-        }
+        progress = {name: getattr(self, name) for name in ("step", "inner_steps", "update_time")}
+        return {**progress, "metrics": dict(self.metrics), "tokens": self._tokens}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.step, self.update_time = state["step"], state["update_time"]
-        self.inner_steps, self._tokens = state["inner_steps"], dict(state["tokens"])
+        self.step, self.inner_steps, self.update_time = state["step"], state["inner_steps"], state["update_time"]
+        self._tokens = dict(state["tokens"])
         for name, values in state["metrics"].items():  # JSON has no NaN
             self.metrics[name] = [math.nan if value is None else value for value in values]
 
 
-def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> list[str]:
-    """Merge values that the loss logged once per micro-batch, so that metrics do not depend on the micro-batches.
-
-    Means are weighted by completion tokens; `…_min` and `…_max` keep their meaning. Without any token there is no
-    value: the loss logs zeros, and an entropy of 0 would look like a collapsed policy.
-
-    Returns:
-        The names of the metrics that have a value.
-    """
-    merged = []
-    for name, values in list(metrics.items()):
-        mark = marks.get(name, 0)
-        new = values[mark:]
-        if len(new) != len(tokens):
-            continue
-        if not sum(tokens):
-            del values[mark:]
-            if not values:
-                del metrics[name]
-            continue
-        values[mark:] = [merge(name, new, tokens)]
-        merged.append(name)
-    return merged
-
-
 def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
-    """Return a metric's value from its values on parts with these numbers of tokens."""
+    """Return a metric's value from its values on parts with these numbers of tokens: their mean, least or largest."""
     pairs = [(value, weight) for value, weight in zip(values, tokens, strict=True) if not math.isnan(value)]
     if not pairs:
         return math.nan

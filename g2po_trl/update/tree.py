@@ -49,34 +49,27 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def in_order(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows in lexicographic order, tokens of each, and how many it has in common with the one before it.
-
-    No other row before it has more in common with it.
-    """
-    # Bytes of big-endian numbers compare as the token ids do.
-    rows = sorted(rows, key=lambda row: (sequences[row].astype(">u4").tobytes(), row))
-    lengths = [len(sequences[row]) for row in rows]
+def measure(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, ...]:
+    """Return rows, the tokens of each, and how many of them it has in common with the one before it."""
+    rows = list(rows)
     overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in pairwise(rows))][: len(rows)]
-    found = (np.array(numbers, dtype=np.int64) for numbers in (rows, lengths, overlaps))
-    return tuple(found)
+    return tuple(np.array(of, dtype=np.int64) for of in (rows, [len(sequences[row]) for row in rows], overlaps))
+
+
+def in_order(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, ...]:
+    """Return the same of rows in lexicographic order: none before another has more in common with it than the last."""
+    # Bytes of big-endian numbers compare as the token ids do.
+    return measure(sequences, sorted(rows, key=lambda row: (sequences[row].astype(">u4").tobytes(), row)))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Sequences of one row of the model.
+    """Sequences of one row of the model, in the order of the layout."""
 
-    Args:
-        rows: their numbers, in the order of the layout.
-        shared: for each sequence, how many of its first tokens the one before it has laid out.
-        num_tokens: tokens of the row; with `calls`, those of all passes, padding included.
-        calls: forward passes of a forked row.
-    """
-
-    rows: list[int]
-    shared: list[int]
-    num_tokens: int
-    calls: list[Call] | None = None
+    rows: list[int]  # their numbers
+    shared: list[int]  # how many of the first tokens of each the one before it has laid out
+    num_tokens: int  # of the row; with `calls`, of all passes, padding included
+    calls: list[Call] | None = None  # forward passes of a forked row
 
 
 def one_each(rows: Sequence[int], lengths: Sequence[int]) -> list[Tree]:
@@ -93,12 +86,8 @@ def grow(
 ) -> list[Tree]:
     """Return sequences, in the order given, in trees that repeat the fewest tokens; of equal ones, the fewest trees.
 
-    Args:
-        rows: numbers of the sequences.
-        lengths: tokens of each.
-        overlaps: tokens that each has in common with the one before.
-        max_tokens: maximum number of tokens of a tree; one with a longer sequence may have 1.5 times that one's.
-        fork_cost: of forked rows, see `forks.fork_cost`.
+    Rows, lengths and overlaps are those of `in_order`, and `fork_cost` that of forked rows. A tree has at most
+    `max_tokens`; one with a longer sequence may have 1.5 times that one's.
     """
     rows, lengths, overlaps = (np.asarray(numbers, dtype=np.int64) for numbers in (rows, lengths, overlaps))
     before, max_tokens = np.append(0, lengths)[:-1], min(max_tokens, int(lengths.sum()))
@@ -149,12 +138,12 @@ def lay_out(
     pad_token_id: int,
     pad_to_multiple_of: int | None = None,
 ) -> dict[str, Any]:
-    """Return what the model reads of a micro-batch: one tree, or sequences that are padded.
+    """Return what the model reads of a micro-batch: one tree, or sequences that are padded, one a tree.
 
     Args:
-        trees: one tree, or several of one sequence each.
+        trees: those of the micro-batch.
         sequences: token ids of each sequence, by its number.
-        num_scored: number of tokens at the end of each sequence that are scored.
+        num_scored: number of tokens at its end that are scored.
         pad_token_id: token that fills rows.
         pad_to_multiple_of: multiple of the length of padded rows.
 
@@ -163,7 +152,7 @@ def lay_out(
         that predicts each scored token, and `scored_ids` (M,), the token: over trees, sequences, tokens. If no token
         is scored, both have one entry (0 and -100). For a tree with several branches also `row_positions` (1, L),
         `branches`, the numbers of queries and keys of each, and `paths` (K,), the places of all their keys. For a
-        forked row, `forks`: shapes and parents of its passes, see `forks.forked_passes`.
+        forked row, `forks`: shapes and parents of its passes.
     """
     rows = [row for tree in trees for row in tree.rows]
     own, made = [sequences[row] for row in rows], {}
@@ -214,12 +203,8 @@ def _lay_out_branches(
 def is_exact(layout: dict[str, Any], sequences: Sequence[np.ndarray], num_scored: Sequence[int]) -> bool:
     """Return whether each scored token of a row with several branches is predicted from its own sequence alone.
 
-    Numbers could not tell: in half precision, one wrong key among hundreds changes less than rounding.
-
-    Args:
-        layout: what `lay_out` returned.
-        sequences: token ids of each sequence, in the order of the layout.
-        num_scored: number of tokens at the end of each sequence that are scored.
+    Arguments are as of `lay_out`, and its result, for one tree. Numbers could not tell: in half precision, one wrong
+    key among hundreds changes less than rounding.
     """
     ids, positions, scored = (layout[name].numpy() for name in ("row_ids", "row_positions", "scored_from"))
     queries, keys = np.array(layout["branches"]).T

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from .layout import Layout
 from .log_probs import LogProbs
 from .policy.importance import importance_ratio
 from .policy.reference import AdapterReference
-from .tree import common_prefix, grow, is_exact, one_each
+from .tree import grow, is_exact, measure, one_each
 
 # Mean difference in nats from samples alone that rounding explains, in float32 and in lower precision.
 _NATS, _NATS_IN_HALF = 1e-3, 0.1
@@ -187,12 +186,11 @@ class Update:
 
     def micro_batch(self, batch: StepBatch, layout: str | None = None) -> dict[str, Any]:
         """Return all rows of a batch, in order, as one micro-batch in a layout, to be scored; default: the current."""
-        config, rows = self.batching_config(layout), range(len(batch))
-        sequences = batch.sequences(config.owners_of)
-        lengths, overlaps = list(map(len, sequences)), [0, *starmap(common_prefix, pairwise(sequences))]
-        trees = one_each(rows, lengths)
+        config = self.batching_config(layout)
+        rows, lengths, overlaps = measure(batch.sequences(config.owners_of), range(len(batch)))
+        trees = one_each(rows.tolist(), lengths.tolist())
         if config.layout != "padded":
-            trees = grow(rows, lengths, overlaps, sum(lengths), config.fork_cost)
+            trees = grow(rows, lengths, overlaps, lengths.sum(), config.fork_cost)
         return batch.micro_batch(trees, len(batch), config)
 
     def batching_config(self, kind: str | None = None) -> BatchingConfig:

@@ -8,10 +8,12 @@ drops tokens outside the bounds. The modes and defaults are those of TRL's optio
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 
 ROUNDING = 1e-4  # of a ratio: one that is less than this beyond its bound, e.g. beyond 1 on-policy, is not outside
+_RATIO = "sampling/importance_sampling_ratio"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -49,40 +51,38 @@ class SamplingStatistics:
     """Differences between the engine's and the trainer's probabilities, over the micro-batches of a rollout."""
 
     def __init__(self):
-        self.parts: dict[str, list[torch.Tensor]] = {"difference": [], "ratio": [], "outside": []}
+        self.parts: dict[str, list[torch.Tensor]] = defaultdict(list)
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
         difference = (logps - sampling_logps).abs()[trained]
-        self.parts["difference"].append(difference[~difference.isnan()].float().cpu())
+        self.parts["sampling/sampling_logp_difference"].append(difference[~difference.isnan()].float().cpu())
         if ratio is not None:
             rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
-            self.parts["ratio"].append(ratio[rows].float().cpu())
-            self.parts["outside"].append(outside[rows].float().cpu())
+            self.parts[_RATIO].append(ratio[rows].float().cpu())
+            self.parts[f"{_RATIO}/clipped_fraction"].append(outside[rows].float().cpu())
 
     def summary(self) -> dict[str, tuple[float, ...]]:
         """Return (sum, count, min, max) of each quantity of this rank."""
+        joined = {name: torch.cat(parts) for name, parts in self.parts.items()}
         return {
             name: (float(values.sum()), float(len(values)), float(values.min()), float(values.max()))
-            for name, parts in self.parts.items()
-            if parts and len(values := torch.cat(parts))
+            for name, values in joined.items()
+            if len(values)
         }
 
     @staticmethod
     def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
         """Return metrics over all ranks' summaries, under TRL's names; `clipped_fraction` is not TRL's."""
-        found = {}
-        for name in ("difference", "ratio", "outside"):
-            if parts := [summary[name] for summary in summaries if name in summary]:
-                sums, counts, least, most = zip(*parts)
-                found[name] = {"mean": sum(sums) / sum(counts), "min": min(least), "max": max(most)}
         metrics = {}
-        if "difference" in found:
-            name = "sampling/sampling_logp_difference"
-            metrics |= {f"{name}/{which}": found["difference"][which] for which in ("mean", "max")}
-        if "ratio" in found:
-            name = "sampling/importance_sampling_ratio"
-            metrics |= {f"{name}/{which}": value for which, value in found["ratio"].items()}
-            metrics[f"{name}/clipped_fraction"] = found["outside"]["mean"]
+        for name in dict.fromkeys(name for summary in summaries for name in summary):
+            sums, counts, least, most = zip(*(summary[name] for summary in summaries if name in summary))
+            mean = sum(sums) / sum(counts)
+            if name.endswith("fraction"):
+                metrics[name] = mean
+                continue
+            metrics |= {f"{name}/mean": mean, f"{name}/max": max(most)}
+            if name == _RATIO:
+                metrics[f"{name}/min"] = min(least)
         return metrics

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
-
-from ...utils.errors import G2POError
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +37,16 @@ class AdapterReference:
     @contextmanager
     def in_place(self, model: torch.nn.Module) -> Iterator[None]:
         """Let the model, without wrappers, be the reference inside. All ranks enter together."""
-        _reshard(model)
-        trained = _trained(model)
-        with torch.no_grad():
-            with _writable(trained.values()):
-                now = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        with _writable(model) as trained:
+            now = {name: parameter.detach().clone() for name, parameter in trained.items()}
+            for name, parameter in trained.items():
+                parameter.copy_(_like(self.weights[name], parameter))
+        try:
+            yield
+        finally:
+            with _writable(model) as trained:
                 for name, parameter in trained.items():
-                    parameter.copy_(_like(self.weights[name], parameter))
-            try:
-                yield
-            finally:
-                _reshard(model)
-                with _writable(trained.values()):
-                    for name, parameter in trained.items():
-                        parameter.copy_(now[name])
+                    parameter.copy_(now[name])
 
     def save(self, folder: str | Path) -> None:
         """Write the weights into a checkpoint, since the model of a resumed run may begin with others."""
@@ -73,21 +68,19 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in named if one.requires_grad}
 
 
-def _reshard(model: torch.nn.Module) -> None:
-    """Make FSDP2 discard the gathered weights of its last forward pass."""
+@contextmanager
+def _writable(model: torch.nn.Module) -> Iterator[dict[str, torch.nn.Parameter]]:
+    """Yield the parameters that train, gathered if ZeRO-3 shards them; changes to them are kept."""
     for module in model.modules():
-        if hasattr(module, "reshard"):
+        if hasattr(module, "reshard"):  # FSDP2 discards the gathered weights of its last forward pass
             module.reshard()
+    trained, whole = _trained(model), nullcontext()
+    if any(hasattr(parameter, "ds_id") for parameter in trained.values()):
+        from deepspeed.zero import GatheredParameters
 
-
-def _writable(parameters: Iterable[torch.nn.Parameter]) -> AbstractContextManager:
-    """Return a context in which ZeRO-3 has gathered the parameters, and keeps changes to them."""
-    parameters = list(parameters)
-    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
-        return nullcontext()
-    from deepspeed.zero import GatheredParameters
-
-    return GatheredParameters(parameters, modifier_rank=0)
+        whole = GatheredParameters(list(trained.values()), modifier_rank=0)
+    with torch.no_grad(), whole:
+        yield trained
 
 
 def _like(weight: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -111,24 +104,22 @@ class ReferenceState:
 
     def __init__(self, model: torch.nn.Module, moves: bool):
         self.model, self.moves = model, moves
-        self._sums: list[float] | None = None
+
+    @cached_property
+    def _sums(self) -> list[float]:
+        weights = [one.detach() for one in self.model.parameters() if one.is_floating_point() and not one.is_meta]
+        sums = ((one.sum(dtype=torch.float64).item(), one.abs().sum(dtype=torch.float64).item()) for one in weights)
+        return [sum(column) for column in zip(*sums)]
 
     def state_dict(self) -> list[float] | None:
         """Return the sums by which a reference that does not move is recognized."""
-        if self._sums is None and not self.moves:
-            weights = [one.detach() for one in self.model.parameters() if one.is_floating_point() and not one.is_meta]
-            sums = [[float(of.sum(dtype=torch.float64)) for of in (one, one.abs())] for one in weights]
-            self._sums = [sum(column) for column in zip(*sums)]
-        return self._sums
+        return None if self.moves else self._sums
 
     def load_state_dict(self, state: list[float] | None) -> None:
         """Warn if the reference is not the checkpoint's: the KL term would then pull to another model than before."""
         now = self.state_dict()
         if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
-            logger.warning(
-                f"The reference model is not the one that the run began with (sums of its weights and of their sizes: "
-                f"{now}, and before {state}). Pass the model that the run began with."
-            )
+            logger.warning("The reference model is not the one that the run began with: pass the run's first model.")
 
     def save(self, folder: str) -> None:
         """Write the weights, if they move."""
@@ -140,10 +131,4 @@ class ReferenceState:
     def load(self, folder: str) -> None:
         """Restore the weights, if they move."""
         if self.moves:
-            path = Path(folder, self._WEIGHTS)
-            if not path.is_file():
-                raise G2POError(
-                    f"sync_ref_model is True, and {str(folder)!r} holds no {self._WEIGHTS}: the run's reference is "
-                    "lost. Start a new run from its weights (model_name_or_path)"
-                )
-            load_model(self.model, str(path))
+            load_model(self.model, str(Path(folder, self._WEIGHTS)))
