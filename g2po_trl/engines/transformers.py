@@ -85,9 +85,6 @@ class TransformersEngine(Engine):
         device: device of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
         logprobs: return log-probabilities of completions, at the sampling's temperature.
-
-    Attributes:
-        watched: a list to which prompts, completions and log-probabilities are appended. `None`: not recorded.
     """
 
     is_the_model = returns_logprobs = True
@@ -110,7 +107,6 @@ class TransformersEngine(Engine):
         require(not unknown, "generation_kwargs", unknown, remedy)
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
-        self.watched: list[tuple[Sequence[int], list[int], list[float], Sequence[Picture]]] | None = None
 
     @classmethod
     def of_trainer(cls, parts: EngineParts) -> TransformersEngine:
@@ -174,7 +170,7 @@ class TransformersEngine(Engine):
         With sharded weights, ranks without prompts generate dummies. `images`: those of each prompt.
         """
         images = images or [()] * len(prompts)
-        records = (self.logprobs or self.watched is not None) and sampling.temperature > 0
+        records = self.logprobs and sampling.temperature > 0
         completions: list[Completion] = [None] * len(prompts)
         batches = self._batches(prompts, sampling.max_completion_length)
         if not batches:
@@ -187,10 +183,7 @@ class TransformersEngine(Engine):
                 new = self._generate(model, config, asked, shown, record)
                 logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
                 for row, ids, of_ids in zip(rows, new, logprobs):
-                    completions[row] = completion = self._completion(sampling, ids, of_ids)
-                    if self.watched is not None and record is not None:
-                        self.watched.append((prompts[row], completion.ids, completion.logprobs, images[row]))
-                    completion.logprobs = completion.logprobs if self.logprobs else None
+                    completions[row] = self._completion(sampling, ids, of_ids)
         return completions
 
     def _generate(

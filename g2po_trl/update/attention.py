@@ -198,22 +198,3 @@ def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         elif part.get("rope_type") == "dynamic":
             scales.append([max(length, limit) for length in lengths])
     return list(zip(*scales)) if scales else [()] * len(lengths)
-
-
-def arithmetic(body: torch.nn.Module) -> torch.dtype:
-    """Return the dtype of the layers' inputs: of the first weight of no embedding, adapter or quantized layer.
-
-    Embeddings that the LM head shares are float32 with `cast_lm_head_to_fp32`; a quantized layer's outputs have the
-    dtype of its inputs, and its bias that of its own arithmetic.
-    """
-    skipped = set()
-    for module in body.modules():
-        own = list(module.parameters(recurse=False))
-        is_quantized = any(one.dtype.itemsize == 1 or hasattr(one, "quant_state") for one in own)
-        if isinstance(module, torch.nn.Embedding) or is_quantized:
-            skipped |= set(map(id, own))
-        adapters = (getattr(module, name, None) for name in getattr(module, "adapter_layer_names", ()))
-        parts = (part.parameters() for part in adapters if isinstance(part, torch.nn.Module))
-        skipped |= {id(one) for part in parts for one in part}
-    weights = (one for one in body.parameters() if id(one) not in skipped and one.is_floating_point())
-    return next((one.dtype for one in weights), body.dtype)

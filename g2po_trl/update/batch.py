@@ -59,10 +59,8 @@ class StepBatch:
     ) -> StepBatch:
         """Return the rows of all steps of the trajectories that count.
 
-        Args:
-            trajectories: trajectories of this rank.
-            advantages: one per step of each trajectory, in order, including trajectories that do not count.
-            mask_truncated: do not train completions truncated by the length limit.
+        `advantages` are one per step of each trajectory, in order, also of such as do not count; with
+        `mask_truncated`, completions truncated by the length limit are not trained.
 
         Raises:
             G2POError: if the number of advantages or log-probabilities does not fit, or a prompt is empty.
@@ -114,10 +112,6 @@ class StepBatch:
         """Return `images`, with an empty list for each row if there are none."""
         return [()] * len(self) if self.images is None else self.images
 
-    def with_gradient(self, kl: bool) -> np.ndarray:
-        """Return (rows,) bool, whether a row has a gradient: it is trained and has an advantage or a KL term."""
-        return self.trained & ((self.advantages != 0) | kl)
-
     def num_trained_tokens(self, rows: Sequence[int] | None = None) -> int:
         """Return the number of completion tokens of those rows that are trained; default: of all."""
         rows = range(len(self)) if rows is None else rows
@@ -126,14 +120,14 @@ class StepBatch:
     def sequences(self, owners_of: OwnersOf | None = None) -> list[np.ndarray]:
         """Return the token ids of each row, prompt and completion; with `owners_of`, see `images.keyed`."""
         sequences = [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
-        if owners_of is None or self.images is None:
+        if owners_of is None:
             return sequences
-        return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images)]
+        return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images_of_rows)]
 
     def lengths(self) -> np.ndarray:
         """Return (rows, 2) numbers of prompt tokens and completion tokens."""
-        sizes = [(len(prompt), len(completion)) for prompt, completion in zip(self.prompt_ids, self.completion_ids)]
-        return np.array(sizes, dtype=np.int64).reshape(-1, 2)
+        columns = [[len(ids) for ids in of] for of in (self.prompt_ids, self.completion_ids)]
+        return np.array(columns, dtype=np.int64).T
 
     def take(self, rows: Sequence[int]) -> StepBatch:
         """Return some rows."""
@@ -199,7 +193,8 @@ def make_mini_batches(
     number of trained tokens of all ranks.
     """
     batch, num_ranks = StepBatch.concatenate(batches), len(batches)
-    kept = batch.with_gradient(config.kl)
+    # Each loss multiplies a token's term, but that of the KL, by the advantage of its row.
+    kept = batch.trained & ((batch.advantages != 0) | config.kl)
     plan = config.plan(batch.sequences(config.owners_of), kept, num_ranks, rng)
     num_tokens = batch.num_trained_tokens()
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)

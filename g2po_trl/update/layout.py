@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from ..utils.options import require
 from ..utils.trl_compat import attention_of, expose_body, forget_rotary_lengths, fused_log_probs, own_log_probs
-from .attention import Branches, arithmetic, attention_by_branches, limits, rotary_scales, why_not_by_branches
+from .attention import attention_by_branches, limits, rotary_scales, why_not_by_branches
 from .forks import fork_cost, forked_passes
 from .images import image_inputs_of
 from .policy.probe import why_not_forked
@@ -63,7 +63,6 @@ class Layout:
         self.fused, self.checked_length, self.has_images = True, 0, False
         self.fork_cost: int | None = None
         self._micro_batch: dict[str, Any] | None = None
-        self._branches: Branches | None = None
         for one in (model, *others):
             expose_body(self.language_model(one))
         model, device = self.language_model(model), accelerator.device.type
@@ -72,7 +71,7 @@ class Layout:
         remedy = "it compiles for each branch, and PyTorch does not train it on a CPU; set it to 'sdpa'"
         require(trains, "attn_implementation", attention, remedy)
         libraries = (torch.__version__, transformers.__version__)
-        self._found_for = [kind, attention, device, str(self.arithmetic(model)), *libraries]
+        self._found_for = [kind, attention, device, str(self.precision(model)), *libraries]
         if kind == "shared" and (reason := why_not_by_branches(model)) is not None:
             self.kind, self.fork_cost = "forked", fork_cost(model, device)
             against = self._why_not_forked(model, checkpointing)
@@ -86,7 +85,7 @@ class Layout:
         if checkpointing or getattr(model, "is_gradient_checkpointing", False):
             return "gradient checkpointing keeps no cache"
         with self.accelerator.autocast():
-            return why_not_forked(model, self.arithmetic(model))
+            return why_not_forked(model, self.precision(model))
 
     def fall_back(self, reason: str) -> None:
         """Continue with padded rows, with a message."""
@@ -111,11 +110,8 @@ class Layout:
 
     @property
     def row_multiple(self) -> int | None:
-        """Multiple of padded lengths, on a GPU 16; `None`: rows are as long as the longest.
-
-        So are those of a model whose rotary scale depends on the longest row.
-        """
-        if rotary_scales(self.config, [0])[0]:
+        """Multiple of padded lengths, on a GPU 16; `None`: rows are as long as the longest."""
+        if rotary_scales(self.config, [0])[0]:  # which the longest row decides
             return None
         return self.pad_to_multiple_of or (16 if self.accelerator.device.type == "cuda" else None)
 
@@ -126,21 +122,21 @@ class Layout:
     @contextmanager
     def of(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> Iterator[None]:
         """Process this micro-batch's rows in forward and backward passes inside; checkpointing makes both."""
-        model, before = self.language_model(model), (self._micro_batch, self._branches)
+        model, before = self.language_model(model), self._micro_batch
         forget_rotary_lengths(model)
         try:
             with attention_by_branches(model, micro_batch.get("branches"), micro_batch.get("paths")) as branches:
-                self._micro_batch, self._branches = micro_batch, branches
+                self._micro_batch = {**micro_batch, "attention": branches}
                 yield
         finally:
-            self._micro_batch, self._branches = before
+            self._micro_batch = before
 
     def log_probs(
         self, model: torch.nn.Module, completion_mask: torch.Tensor, compute_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Return log-probabilities and entropies of the current micro-batch, (rows, C).
+        """Return log-probabilities and entropies of the micro-batch, (rows, C), at the ones of `completion_mask`.
 
-        They stand at the ones of `completion_mask`. `None` outside of `of`.
+        `None` outside of `of`.
         """
         if self._micro_batch is None:
             return None
@@ -158,7 +154,7 @@ class Layout:
                 found = fused_log_probs(model, body, inputs, places, scored)
             else:
                 found = own_log_probs(model, body, inputs, places, scored, self.temperature)
-        if self._branches is not None and not self._branches.attended:
+        if self._micro_batch["attention"] is not None and not self._micro_batch["attention"].attended:
             raise ValueError("the model's layers do not call the attention function that its configuration names")
         mask = completion_mask.to(found[0].device, torch.bool)
         log_probs, entropies = (
@@ -169,8 +165,7 @@ class Layout:
     def needs_check(self, longest: int) -> bool:
         """Return whether trees with a sequence of that many tokens are to be compared with samples alone.
 
-        They are at the beginning, and again when the longest sequence is twice as long as any compared so far or
-        passes a length beyond which the model computes differently.
+        At the beginning; at twice the length compared so far; and beyond one at which the model computes differently.
         """
         known = self.checked_length
         beyond = any(known <= limit < longest for limit in limits(self.config))
@@ -181,15 +176,14 @@ class Layout:
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def arithmetic(self, model: torch.nn.Module) -> torch.dtype:
-        """Return the dtype that the model computes in."""
-        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return mixed.get(self.accelerator.mixed_precision, arithmetic(self.language_model(model).base_model))
-
     def precision(self, model: torch.nn.Module) -> torch.dtype:
         """Return the dtype with the rounding of the coarsest operation."""
-        dtypes = [self.arithmetic(model)]
-        if getattr(self.language_model(model), "is_quantized", False):
+        model, mixed = self.language_model(model), {"bf16": torch.bfloat16, "fp16": torch.float16}
+        weights = {one.dtype for one in model.base_model.parameters() if one.is_floating_point()}
+        dtypes = [dtype for dtype in weights if dtype.itemsize > 1]
+        if self.accelerator.mixed_precision in mixed:
+            dtypes.append(mixed[self.accelerator.mixed_precision])
+        if getattr(model, "is_quantized", False):
             dtypes.append(torch.bfloat16)
         matmul = torch.backends.cuda.matmul
         if self.accelerator.device.type == "cuda" and getattr(matmul, "fp32_precision", "") == "tf32":

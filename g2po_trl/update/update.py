@@ -90,12 +90,8 @@ class Update:
             pad_token_id,
             mini_batch_size=args.mini_batch_size,
         )
-        correction = partial(
-            importance_ratio,
-            mode=args.vllm_importance_sampling_mode,
-            clip_min=args.vllm_importance_sampling_clip_min,
-            clip_max=args.vllm_importance_sampling_clip_max,
-        )
+        bounds = {name: getattr(args, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max")}
+        corrects = args.corrects_sampling and args.vllm_importance_sampling_correction
         is_exact = not args.corrects_sampling and layout.precision(model) == torch.float32 and not args.reshaping
         return cls(
             layout,
@@ -107,14 +103,14 @@ class Update:
             args.gradient_accumulation_steps,
             beta=args.beta,
             reference=reference,
-            correction=correction if args.corrects_sampling and args.vllm_importance_sampling_correction else None,
+            correction=partial(importance_ratio, **bounds) if corrects else None,
             checkpointing=args.gradient_checkpointing_kwargs,
             old_of_engine=args.old_log_probs == "auto" and is_exact,
         )
 
     def _plan_old_log_probs(self, num_mini_batches: int) -> None:
-        trained_at_once = self.mini_batches_per_step % (num_mini_batches * self.num_iterations) == 0
-        self.log_probs.needs_old_log_probs = not trained_at_once
+        is_one_step = self.mini_batches_per_step % (num_mini_batches * self.num_iterations) == 0
+        self.log_probs.needs_old_log_probs = not is_one_step
 
     def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
@@ -123,9 +119,10 @@ class Update:
         batches = gather_object([local])
         if any(batch.images is not None for batch in batches):
             self.layout.notice_images()
-        mini_batches, metrics = self.split(batches, step)
-        while not self.verify_layout(model, mini_batches, batches):
+        is_exact = False
+        while not is_exact:
             mini_batches, metrics = self.split(batches, step)
+            is_exact = self.verify_layout(model, mini_batches, batches)
         self._plan_old_log_probs(len(mini_batches))
         return mini_batches, metrics
 
@@ -227,12 +224,13 @@ class Update:
     ) -> torch.Tensor:
         """Return the sum of a mini-batch's losses; gradients are summed and, at an optimizer step, exchanged once.
 
-        `train` runs forward and backward of a micro-batch and returns its loss. If the gradient of an optimizer step
-        is not finite, a `FloatingPointError` is raised on every rank.
+        `train` runs forward and backward of a micro-batch and returns its loss.
+
+        Raises:
+            FloatingPointError: on every rank, if the gradient of an optimizer step is not finite.
         """
-        accelerator = self.accelerator
+        accelerator, ends_step = self.accelerator, self.accelerator.sync_gradients
         loss = torch.zeros((), device=accelerator.device)
-        ends_step = accelerator.sync_gradients
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
         # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
         if accelerator.is_fsdp2:  # transformers has switched it off, except in the step's last mini-batch

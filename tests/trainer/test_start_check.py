@@ -150,10 +150,8 @@ def test_the_first_rollout_is_compared_and_leaves_no_trace(make, tmp_path):
     generate = TransformersEngine.generate.__get__(engine)
 
     def watched(*args, **kwargs):
-        before = len(engine.watched or ())
         completions = generate(*args, **kwargs)
-        recorded.append(len(engine.watched or ()) - before)
-        assert all(one.logprobs is None for one in completions)
+        recorded.append(sum(one.logprobs is not None for one in completions))
         return completions
 
     engine.generate = watched

@@ -114,7 +114,7 @@ def test_a_float32_head_leaves_layers_in_half_precision(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, **options)
     assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
     assert verify(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
-    assert trainer.update.layout.arithmetic(trainer.model) == torch.bfloat16
+    assert trainer.update.layout.precision(trainer.model) == torch.bfloat16
 
 
 def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):

@@ -8,8 +8,8 @@ differ by more than rounding, a slower path that agrees is used, or training is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import Any
 
@@ -17,17 +17,15 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ...trajectory import Trajectory
+from ...trajectory import Step, Trajectory
 from ...utils.forward_pass import evaluation_mode, without_cudnn_attention, without_randomness
 from ...utils.images import Picture
 from ...utils.options import require
+from ...utils.trl_compat import replaced
 from ..batch import StepBatch
 from ..update import Update
 
 logger = logging.getLogger(__name__)
-# Prompt, completion, log-probabilities of the latter, images of the former.
-Sample = tuple[Sequence[int], Sequence[int], Sequence[float], Sequence[Picture]]
-
 # Mean difference in nats of two computations: the dtype's rounding of each token's largest logit, and so much besides.
 # TRL's fused LM head sums the exponentials of 262,144 logits in tiles of float32, and is off by 7e-5 there.
 _NATS = 5e-4
@@ -79,7 +77,7 @@ class StartCheck(TrainerCallback):
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_begun = self._has_seen_engine = False
-        self._engine, self._watched_samples = "", None
+        self._engine, self._is_the_model, self._asked = "", False, False
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Compare trainer, model and, unless the run is resumed, the reference."""
@@ -151,18 +149,11 @@ class StartCheck(TrainerCallback):
 
     # -- the first rollout ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def watching(self, engine: Any) -> Iterator[None]:
-        """Let an engine that computes with the model record its samples of the first rollout inside."""
-        self._watched_samples, self._engine = None, type(engine).__name__
-        if self._has_seen_engine or not getattr(engine, "is_the_model", False):
-            yield
-            return
-        engine.watched = self._watched_samples = []
-        try:
-            yield
-        finally:
-            engine.watched = None
+    def watching(self, engine: Any) -> AbstractContextManager[None]:
+        """Return a context in which an engine that computes with the model records its first log-probabilities."""
+        self._engine, self._is_the_model = type(engine).__name__, getattr(engine, "is_the_model", False)
+        self._asked = self._is_the_model and not self._has_seen_engine and not engine.logprobs
+        return replaced(engine, logprobs=True) if self._asked else nullcontext()
 
     def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory]) -> None:
         """Compare the engine's log-probabilities of the first rollout, this rank's trajectories, with the trainer's.
@@ -175,19 +166,19 @@ class StartCheck(TrainerCallback):
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
         played = self.accelerator.reduce(torch.tensor(len(steps), device=self.accelerator.device), reduction="sum")
         self._has_seen_engine = bool(played)  # the next rollout, if all episodes of this one are errors
-        samples, dtype = self._watched_samples, torch.float32
-        if samples is None:  # an engine that computes in a precision of its own, and may report
-            reported = [step for step in steps if step.logprobs]
-            samples = [(one.prompt_ids, one.completion_ids, one.logprobs, one.shown_images) for one in reported]
-            dtype = torch.bfloat16
-        batch = self._some_samples(samples) if samples and self.comparable else None
+        reported = [step for step in steps if step.logprobs and self.comparable]
+        batch = self._some_of(reported) if reported else self.sample
+        for step in (step for trajectory in trajectories for step in trajectory.steps if self._asked):
+            step.logprobs = None
+        # Padded: the layout is compared with samples alone later, with the whole rollout.
+        micro_batch = self.update.micro_batch(batch, "padded")
         with evaluation_mode(model), torch.no_grad():  # on every rank: a sharded model computes on all of them
-            # Padded: the layout is compared with samples alone later, with the whole rollout.
-            scored = self.update.score(model, self.update.micro_batch(batch or self.sample, "padded"))
-        sampled = torch.full_like(scored, torch.nan)
-        for row, values in enumerate(batch.logprobs if batch else []):
-            sampled[row, : len(values)] = torch.from_numpy(values)
-        off, most = self._difference(scored, sampled, ~sampled.isnan()), self._tolerance(model, dtype)
+            scored = self.update.score(model, micro_batch)
+        nothing = torch.full_like(scored, torch.nan)
+        sampled = micro_batch.get("sampling_per_token_logps", nothing).to(scored.device)
+        known = micro_batch["completion_mask"].to(scored.device).bool() & ~sampled.isnan()
+        least = torch.float32 if self._is_the_model else torch.bfloat16  # others compute in a precision of their own
+        off, most = self._difference(scored, sampled, known), self._tolerance(model, least)
         if off <= most:
             return
         remedy = (
@@ -195,30 +186,20 @@ class StartCheck(TrainerCallback):
             f"nats on average, where rounding explains {most:.2g}. Compare its weights, dtype, quantization and "
             "context length with the model's"
         )
-        require(
-            self.update.log_probs.correction is not None and off <= _CORRECTED_NATS, "engine", self._engine, remedy
-        )
+        is_corrected = self.update.log_probs.correction is not None and off <= _CORRECTED_NATS
+        require(is_corrected, "engine", self._engine, remedy)
         if self.accelerator.is_main_process:
             logger.warning(f"{self._engine}: {remedy}. Importance weights correct for it, at the cost of noise")
 
-    def _some_samples(self, samples: Sequence[Sample]) -> StepBatch:
-        """Return the longest sample and others spread over the rollout, as step samples of one forward pass."""
-        lengths = [len(prompt) + len(completion) for prompt, completion, *_ in samples]
+    def _some_of(self, steps: Sequence[Step]) -> StepBatch:
+        """Return the longest step and others spread over the rollout, as step samples of one forward pass."""
+        lengths = [len(step.prompt_ids) + len(step.completion_ids) for step in steps]
         longest, scales = int(np.argmax(lengths)), self.layout.scale_of(lengths)
         fitting = [place for place, scale in enumerate(scales) if scale == scales[longest]]
         spread = np.linspace(0, len(fitting) - 1, _ROWS - 1).round().astype(int).tolist()
         places = list(dict.fromkeys([longest, *(fitting[place] for place in spread)]))
-        chosen = [samples[place] for place in places[: max(1, self.update.config.max_tokens // lengths[longest])]]
-        prompts, completions, logprobs, images = zip(*chosen)
-        ones = np.ones(len(chosen), np.float32)
-        return StepBatch(
-            [np.array(ids, np.int32) for ids in prompts],
-            [np.array(ids, np.int32) for ids in completions],
-            ones,
-            ones.astype(bool),
-            [np.array(of, np.float32) for of in logprobs],
-            list(images) if any(images) else None,
-        )
+        chosen = [steps[place] for place in places[: max(1, self.update.config.max_tokens // lengths[longest])]]
+        return StepBatch.from_trajectories([Trajectory("", chosen, 0.0, "success")], np.ones(len(chosen)))
 
     # -- log-probabilities ---------------------------------------------------------------------------------------
 
