@@ -226,7 +226,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = Player.of(args, setup.factory, actor, excluded=self.task_errors, any_running=on_any)
         self.strategy = self._make_strategy()
         sample = sample_conversation(actor.encode, template.messages("observation", "task"))
-        self.start_check = StartCheck(self.update, sample, args.temperature, not args.reshaping)
+        self.start_check = StartCheck(self.update, sample, not args.reshaping)
         self._read_starts(check_start(self.player.pool, setup.first_tasks))
         rank, num_ranks = accelerator.process_index, accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -276,7 +276,6 @@ class G2POTrainer(GRPOTrainer):
             self.args,
             self.model,
             self.accelerator,
-            self._get_per_token_logps_and_entropies,
             get_tokenizer(self.processing_class).pad_token_id,
             reference,
             ImageInputs.of(self.processing_class, self.model),

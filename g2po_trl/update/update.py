@@ -34,8 +34,6 @@ class Update:
 
     Args:
         layout: layout of micro-batches in the model.
-        per_token: TRL's log-probabilities of token ids, in the current layout:
-            (model, ids, mask, length of completions) -> (log-probabilities, …).
         config: how samples are batched, but for what `layout` decides.
         seed: seed of the order in which samples are trained.
         num_iterations: passes over a rollout.
@@ -47,15 +45,13 @@ class Update:
         self,
         layout: Layout,
         accelerator: Accelerator,
-        per_token: Callable[..., tuple],
         config: BatchingConfig,
         seed: int,
         num_iterations: int,
         mini_batches_per_step: int,
         **log_probs: Any,
     ):
-        self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
-        self.config, self.seed = config, seed
+        self.layout, self.accelerator, self.config, self.seed = layout, accelerator, config, seed
         self.num_iterations, self.mini_batches_per_step = num_iterations, mini_batches_per_step
         self.guard = GradientGuard(accelerator)
         self.log_probs = LogProbs(self.score, accelerator.unwrap_model, **log_probs)
@@ -67,7 +63,6 @@ class Update:
         args: Any,
         model: torch.nn.Module,
         accelerator: Accelerator,
-        per_token: Callable[..., tuple],
         pad_token_id: int,
         reference: torch.nn.Module | AdapterReference | None = None,
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
@@ -96,7 +91,6 @@ class Update:
         return cls(
             layout,
             accelerator,
-            per_token,
             config,
             args.seed,
             args.num_iterations,
@@ -171,12 +165,10 @@ class Update:
                 off = [found[rows.index(row), : len(wanted)] - wanted for row, wanted in zip(chosen, alone)]
             except Exception as error:  # models that do not take it raise errors of any class
                 off, why = [torch.full_like(wanted, torch.inf) for wanted in alone], f" ({error!r})"
-        off = torch.cat(off).float().abs().nan_to_num(torch.inf)
+        off = torch.cat(off)
         if "branches" in tree and not is_exact(tree, batch.take(rows).sequences(), sizes[rows].tolist()):
             off, why = torch.full_like(off, torch.inf), " (branches attend to other tokens than their own)"
-        sums = torch.stack([off.sum(), off.new_tensor(len(off))])
-        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        mean = total / max(tokens, 1)
+        mean = self.mean_difference(off)
         if mean <= (_NATS if self.layout.precision(model) == torch.float32 else _NATS_IN_HALF):
             return None
         return f"log-probabilities differ from those of a sequence alone by {mean:.2g} nats on average{why}"
@@ -208,12 +200,14 @@ class Update:
         """Return log-probabilities of the completion tokens, (rows, C)."""
         batch = send_to_device(micro_batch, self.accelerator.device)
         with self.layout.of(model, batch):
-            return self.per_token(
-                model,
-                torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-                torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-                batch["completion_ids"].size(1),
-            )[0]
+            return self.layout.log_probs(model, batch["completion_mask"], compute_entropy=False)[0]
+
+    def mean_difference(self, off: torch.Tensor) -> float:
+        """Return the mean absolute value over all ranks; infinity for NaN."""
+        off = off.abs().double().nan_to_num(torch.inf)
+        sums = torch.stack([off.sum(), off.new_tensor(off.numel())]).float().to(self.accelerator.device)
+        total, number = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return total / max(number, 1)
 
     @without_cudnn_attention()
     def backward(

@@ -106,6 +106,7 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
         return mini_batches, metrics
 
     trainer.player.actor.engine.generate, trainer.update.split = with_logprobs, half_a_nat
+    trainer.start_check._has_seen_engine = True  # it would refuse this one
     trainer.train()
     name = "sampling/sampling_logp_difference/mean"
     logged = [log[name] for log in trainer.state.log_history if name in log]

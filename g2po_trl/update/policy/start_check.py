@@ -62,18 +62,11 @@ class StartCheck(TrainerCallback):
     Args:
         update: scores step samples as in training.
         sample: a short conversation, as step samples.
-        temperature: temperature of log-probabilities.
         comparable: whether the engine samples from the whole distribution.
     """
 
-    def __init__(
-        self,
-        update: Update,
-        sample: StepBatch,
-        temperature: float,
-        comparable: bool = True,
-    ):
-        self.update, self.sample, self.temperature, self.comparable = update, sample, temperature, comparable
+    def __init__(self, update: Update, sample: StepBatch, comparable: bool = True):
+        self.update, self.sample, self.comparable = update, sample, comparable
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_begun = self._has_seen_engine = False
@@ -99,7 +92,7 @@ class StartCheck(TrainerCallback):
             most = self._tolerance(model)
             if with_reference:
                 with log_probs.as_reference(model) as reference:
-                    off = self._difference(scored, self._score(reference, self.sample))
+                    off = self.update.mean_difference(scored - self._score(reference, self.sample))
                 remedy = (
                     f"the reference is not the model that begins: before the first step they differ by {off:.2g} nats "
                     "on average. Change the model before the trainer is made, or save it and pass its folder"
@@ -107,7 +100,7 @@ class StartCheck(TrainerCallback):
                 require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
             without_randomness(self.accelerator.unwrap_model(model))
-            off = self._difference(self._score(model, self.sample), scored)
+            off = self.update.mean_difference(self._score(model, self.sample) - scored)
         remedy = (
             f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
             "in its configuration, or gradient_checkpointing=False"
@@ -127,7 +120,7 @@ class StartCheck(TrainerCallback):
             layout.kind, layout.fused = kind, fused
             try:
                 scored = self._score(model, self.sample)
-                off = self._difference(scored, wanted)
+                off = self.update.mean_difference(scored.to(wanted.device)[:, : wanted.shape[1]] - wanted)
                 difference = f"{off:.2g} nats on average"
             except Exception as error:  # models that have no such head raise errors of any class
                 off, difference = float("inf"), f"{type(error).__name__}: {error}"
@@ -178,7 +171,7 @@ class StartCheck(TrainerCallback):
         sampled = micro_batch.get("sampling_per_token_logps", nothing).to(scored.device)
         known = micro_batch["completion_mask"].to(scored.device).bool() & ~sampled.isnan()
         least = torch.float32 if self._is_the_model else torch.bfloat16  # others compute in a precision of their own
-        off, most = self._difference(scored, sampled, known), self._tolerance(model, least)
+        off, most = self.update.mean_difference((scored - sampled)[known]), self._tolerance(model, least)
         if off <= most:
             return
         remedy = (
@@ -217,22 +210,14 @@ class StartCheck(TrainerCallback):
         length = len(self.sample.completion_ids[0])
         more = {} if self.sample.images is None else self.layout.image_inputs(ids, self.sample.images)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits
-        logits = logits[:, -length - 1 : -1].float() / self.temperature
+        logits = logits[:, -length - 1 : -1].float() / self.layout.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
         self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
         logits = logits.log_softmax(-1)
-        off = self._difference(logits[:1, 0], logits[1:, 0])  # outputs after the same prompt
+        off = self.update.mean_difference(logits[:1, 0] - logits[1:, 0])  # outputs after the same prompt
         remedy = f"its tokens see later ones (by {off:.2g} nats on average): train a causal language model"
         require(off <= self._tolerance(model), "model", self._name(model), remedy)
         return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
-
-    def _difference(self, found: torch.Tensor, wanted: torch.Tensor, known: torch.Tensor | None = None) -> float:
-        """Return the mean absolute difference over all ranks, where `wanted` is known; infinity for NaN."""
-        off = (found.to(wanted.device)[:, : wanted.shape[1]] - wanted).abs().double()
-        off = (off if known is None else off[known]).nan_to_num(torch.inf)
-        sums = torch.stack([off.sum(), off.new_tensor(off.numel())]).float().to(self.accelerator.device)
-        total, number = self.accelerator.reduce(sums, reduction="sum").tolist()
-        return total / max(number, 1)
 
     def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
         eps = max(torch.finfo(dtype).eps for dtype in (self.layout.precision(model), least))
