@@ -66,18 +66,14 @@ class StepBatch:
             G2POError: if the number of advantages or log-probabilities does not fit, or a prompt is empty.
         """
         steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
-        advantages = np.asarray(advantages, dtype=np.float32)
-        require(
-            advantages.shape == (len(steps),), "advantages", advantages.shape, f"pass one for each of {len(steps)}"
-        )
+        advantages, remedy = np.asarray(advantages, dtype=np.float32), f"pass one for each of {len(steps)} steps"
+        require(advantages.shape == (len(steps),), "advantages", advantages.shape, remedy)
         kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
         rows = [steps[i][1] for i in kept]
         for step in rows:
             numbers = [len(step.prompt_ids), len(step.completion_ids), len(step.logprobs or step.completion_ids)]
-            fits = numbers[0] > 0 and numbers[1] == numbers[2]
-            require(
-                fits, "logprobs", numbers, "a step has a prompt, and as many log-probabilities as completion tokens"
-            )
+            remedy = "a step has a prompt, and as many log-probabilities as tokens of the completion"
+            require(numbers[0] > 0 and numbers[1] == numbers[2], "logprobs", numbers, remedy)
         with_logprobs = all(step.logprobs is not None for step in rows)
         return cls(
             [np.array(step.prompt_ids, dtype=np.int32) for step in rows],

@@ -19,11 +19,9 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,19 +38,13 @@ _LEAST = 2  # tokens of a call: for a single one some layers take kernels of gen
 
 @dataclass
 class Segment:
-    """Tokens `start` to `stop` of the sequences that run through it.
-
-    Args:
-        of: place of one of these sequences among those of the tree.
-        ending: places of sequences whose last token is in it.
-        branches: the segments after it; none, or at least two.
-    """
+    """Tokens `start` to `stop` of the sequences that run through it."""
 
     start: int
     stop: int
-    of: int
-    ending: list[int]
-    branches: list[Segment] = field(default_factory=list)
+    of: int  # place of one of these sequences among those of the tree
+    ending: list[int]  # places of sequences whose last token is in it
+    branches: list[Segment] = field(default_factory=list)  # the segments after it; none, or at least two
 
     @property
     def length(self) -> int:
@@ -87,13 +79,7 @@ def fork_cost(model: torch.nn.Module, device: str) -> int:
 
 
 def segments(lengths: Sequence[int], overlaps: Sequence[int], cost: int) -> list[Segment]:
-    """Return the trees of sequences in lexicographic order.
-
-    Args:
-        lengths: tokens of each.
-        overlaps: tokens that each has in common with its predecessor.
-        cost: tokens that a fork must save.
-    """
+    """Return the trees of sequences in order, see `tree.in_order`, in which each fork saves at least `cost` tokens."""
 
     def grow(first: int, last: int, start: int) -> list[Segment]:
         """Return the segments of sequences `first` up to `last`, whose tokens before `start` are known."""
@@ -144,13 +130,12 @@ def lay_out_calls(
     made: Sequence[Call], sequences: Sequence[np.ndarray], pad_token_id: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the token ids (N,) of forward passes, flat, and the places of each sequence's tokens in them."""
-    ids, paths, first = [], {}, 0
-    before: dict[int, np.ndarray] = defaultdict(partial(np.zeros, 0, dtype=np.int64))  # the path to each segment
+    ids, paths, before, first = [], {}, {}, 0  # before: the path to each segment
     for call in made:
         tokens = np.full(call.shape, pad_token_id, dtype=np.int64)
         for row, segment in zip(tokens, call.segments):
             row[: segment.length] = sequences[segment.of][segment.start : segment.stop]
-            path = np.concatenate([before[id(segment)], np.arange(first, first + segment.length)])
+            path = np.append(before.get(id(segment), []), np.arange(first, first + segment.length)).astype(np.int64)
             paths |= {one: path[: len(sequences[one])] for one in segment.ending}
             before |= {id(branch): path for branch in segment.branches}
             first += len(row)
@@ -198,9 +183,9 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 @contextmanager
 def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | None]] | None) -> Iterator[None]:
-    """Let a model without its LM head process the flat tokens (1, N) of forked rows inside; `None`: nothing changes.
+    """Let a model without its LM head process the flat tokens (1, N) of forked rows inside, see `tree.lay_out`.
 
-    `forks` are rows, tokens of each, and the parent pass of each pass. The output has `last_hidden_state` (1, N, H).
+    `None`: nothing changes.
     """
     if forks is None:
         yield

@@ -18,10 +18,7 @@ from ..utils.trl_compat import replaced
 
 
 class GradientGuard:
-    """Check of an optimizer step's gradient that stops all ranks together.
-
-    With fp16 it does nothing: gradients overflow now and then, and the loss scaler skips such a step.
-    """
+    """Check of an optimizer step's gradient that stops all ranks together; with fp16 its loss scaler skips the step."""
 
     def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator
@@ -31,7 +28,7 @@ class GradientGuard:
 
     def reset(self) -> None:
         """Discard the record of gradients since the last optimizer step."""
-        self._finite = {}
+        self._finite.clear()
 
     def check(self, model: torch.nn.Module) -> None:
         """Check the complete gradient, on all ranks together.

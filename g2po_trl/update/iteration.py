@@ -15,13 +15,11 @@ class Iteration:
     """Progress of training, in iterations.
 
     Args:
-        steps_per_pass: training steps that one pass over a rollout takes.
-        num_passes: passes over a rollout.
+        steps_per_pass, num_passes: training steps of one pass over a rollout, and passes.
         metrics: TRL's dictionary of values by name, which are logged as their mean and then removed.
 
     `step` counts training steps from the beginning of the run, and `inner_steps` the optimizer steps within them.
-    `mini_batches` are the rollout's; `grad_norms` are the gradient norms of the training step's optimizer steps so
-    far.
+    `grad_norms` are those of the training step's optimizer steps so far.
     """
 
     def __init__(self, steps_per_pass: int, num_passes: int, metrics: dict[str, list[float]]):
@@ -76,8 +74,7 @@ class Iteration:
     def merged_metrics(self) -> Iterator[None]:
         """Merge values that losses log inside, one a micro-batch, so that they do not depend on the micro-batches.
 
-        Without any token there is no value: the loss logs zeros, and an entropy of 0 would look like a collapsed
-        policy.
+        Without any token there is no value: the loss logs zeros, as if the policy had collapsed.
         """
         marks = {name: len(values) for name, values in self.metrics.items()}
         yield

@@ -19,8 +19,7 @@ from .layout import Score
 from .policy.importance import SamplingStatistics
 from .policy.reference import AdapterReference
 
-# (log-probabilities of the trainer, those of the engine, mask) -> weights and where they are bounded, see
-# `importance_ratio`.
+# (log-probabilities of the trainer, those of the engine, mask) -> what `importance_ratio` returns.
 Correction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -31,8 +30,7 @@ class LogProbs:
         score: log-probabilities of a model.
         unwrap: returns a model without its wrappers.
         beta: weight of the KL term; 0 needs no reference.
-        reference: the reference; of a model with an adapter, its weights.
-        correction: importance correction; `None` for engines without it.
+        reference, correction: of a model with an adapter, the reference's weights; `None`: there is none.
         checkpointing: `gradient_checkpointing_kwargs`; checkpointing is switched off while scoring.
         old_of_engine: the engine's log-probabilities are the old ones, if it returned them.
 

@@ -25,19 +25,10 @@ def importance_ratio(
     clip_min: float | None,
     clip_max: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights of the policy loss, and where they were bounded.
+    """Return the weights of the policy loss, and which of them were out of bounds beyond rounding.
 
-    Args:
-        logps: (rows, tokens) log-probabilities of the trainer.
-        sampling_logps: (rows, tokens) log-probabilities of the engine; NaN (not reported) counts as no difference.
-        mask: (rows, tokens) 1 for trained tokens.
-        mode: one of `MODES`.
-        clip_min: lower bound, or `None`.
-        clip_max: upper bound, or `None`.
-
-    Returns:
-        ratio: (rows, tokens), or (rows, 1) in the sequence modes, bounded.
-        outside: the same shape, bool: capped or dropped, beyond rounding.
+    Log-probabilities of trainer and engine, NaN if it reports none, and the mask of trained tokens are (rows, tokens),
+    and so are the results, or (rows, 1) in the modes of sequences. `None` is no bound.
     """
     difference = torch.nan_to_num((logps - sampling_logps) * mask, nan=0.0)
     ratio = torch.exp(difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference)

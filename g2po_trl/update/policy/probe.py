@@ -1,7 +1,7 @@
 """Test numerically whether a model's cache starts continuations.
 
-Two short sequences with a common prefix are processed one by one, and as continuations of the prefix's cache. The
-hidden states and the gradient of the prefix's embeddings are compared.
+Two short sequences are processed one by one, and as continuations of their prefix's cache. Their hidden states and the
+gradient of the prefix's embeddings are compared.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 
+from ...utils.options import require
+
 logger = logging.getLogger(__name__)
 
 FILE = "reference/weights.safetensors"  # apart from the model's: engines load all that is beside those
@@ -20,13 +22,9 @@ Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 class AdapterReference:
     """The initial values of the weights that train: put in their place, they make the model its reference.
 
-    The model without its adapter may not be the initial model: an adapter may be trained further, may start from
-    something other than the identity or change the base at the start (PiSSA, OLoRA), and biases or whole modules may
-    be trained as well.
-
-    Args:
-        model: the model before it is wrapped or sharded.
-        gather: gathers parameters that ZeRO-3 shards.
+    The model without its adapter may not be the initial one: an adapter may be trained further, begin elsewhere than
+    at the identity or change the base (PiSSA, OLoRA), and biases or whole modules may be trained as well. The model is
+    not wrapped or sharded yet, and `gather` gathers parameters that ZeRO-3 shards.
     """
 
     def __init__(self, model: torch.nn.Module, gather: Gather = nullcontext):
@@ -94,10 +92,7 @@ def _like(weight: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
 class ReferenceState:
     """The reference model in a checkpoint, so that a resumed run compares with the same one.
 
-    Args:
-        model: the reference.
-        moves: `sync_ref_model`. If `True`, the checkpoint has the reference's weights; otherwise they are those at the
-            start, and the checkpoint has sums of them.
+    If it `moves` (`sync_ref_model`), the checkpoint has its weights, otherwise sums of them.
     """
 
     _WEIGHTS = "reference/model.safetensors"  # not beside the model's weights, where engines would load them
@@ -131,4 +126,8 @@ class ReferenceState:
     def load(self, folder: str) -> None:
         """Restore the weights, if they move."""
         if self.moves:
-            load_model(self.model, str(Path(folder, self._WEIGHTS)))
+            path = Path(folder, self._WEIGHTS)
+            require(
+                path.is_file(), "sync_ref_model", True, f"the run's reference is lost with {path}: start a new run"
+            )
+            load_model(self.model, str(path))
