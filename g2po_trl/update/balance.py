@@ -66,9 +66,8 @@ class BatchingConfig:
         Rows are those of all ranks; such as have no gradient, (N,) `kept` is `False`, belong to a mini-batch, but are
         not processed.
         """
-        number, mini_batches = self.num_mini_batches, []
-        if self.mini_batch_size is not None:
-            number = count_mini_batches(len(kept), self.mini_batch_size)
+        mini_batches, size = [], self.mini_batch_size
+        number = self.num_mini_batches if size is None else count_mini_batches(len(kept), size)
         for part in split_into_mini_batches(*in_order(sequences, range(len(kept))), number, rng):
             part, by_scale = part[kept[part]].tolist(), defaultdict(list)
             for row, scale in zip(part, self.scale_of([len(sequences[row]) for row in part])):

@@ -18,7 +18,7 @@ from ..utils.trl_compat import replaced
 
 
 class GradientGuard:
-    """Check of an optimizer step's gradient that stops all ranks together; with fp16 its loss scaler skips the step."""
+    """Check of an optimizer step's gradient that stops all ranks together; with fp16 the loss scaler skips it."""
 
     def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator

@@ -68,39 +68,24 @@ class Update:
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
     ) -> Update:
         """Return the update with the attributes of `args`, those of a `G2POConfig`."""
-        layout = Layout(
-            args.token_layout,
-            model,
-            accelerator,
-            args.pad_to_multiple_of,
-            others=[reference] if isinstance(reference, torch.nn.Module) else [],
-            temperature=args.temperature,
-            image_inputs=image_inputs,
-            checkpointing=args.gradient_checkpointing,
-        )
-        config = BatchingConfig(
-            args.steps_per_generation,
-            args.max_tokens_per_micro_batch,
-            args.loss_type,
-            pad_token_id,
-            mini_batch_size=args.mini_batch_size,
-        )
+        others = [reference] if isinstance(reference, torch.nn.Module) else []
+        options = {"image_inputs": image_inputs, "checkpointing": args.gradient_checkpointing}
+        padding = args.pad_to_multiple_of
+        layout = Layout(args.token_layout, model, accelerator, padding, others, args.temperature, **options)
+        sizes = args.steps_per_generation, args.max_tokens_per_micro_batch
+        config = BatchingConfig(*sizes, args.loss_type, pad_token_id, mini_batch_size=args.mini_batch_size)
         bounds = {name: getattr(args, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max")}
         corrects = args.corrects_sampling and args.vllm_importance_sampling_correction
         is_exact = not args.corrects_sampling and layout.precision(model) == torch.float32 and not args.reshaping
-        return cls(
-            layout,
-            accelerator,
-            config,
-            args.seed,
-            args.num_iterations,
-            args.gradient_accumulation_steps,
-            beta=args.beta,
-            reference=reference,
-            correction=partial(importance_ratio, **bounds) if corrects else None,
-            checkpointing=args.gradient_checkpointing_kwargs,
-            old_of_engine=args.old_log_probs == "auto" and is_exact,
-        )
+        log_probs = {
+            "beta": args.beta,
+            "reference": reference,
+            "correction": partial(importance_ratio, **bounds) if corrects else None,
+            "checkpointing": args.gradient_checkpointing_kwargs,
+            "old_of_engine": args.old_log_probs == "auto" and is_exact,
+        }
+        schedule = args.seed, args.num_iterations, args.gradient_accumulation_steps
+        return cls(layout, accelerator, config, *schedule, **log_probs)
 
     def _plan_old_log_probs(self, num_mini_batches: int) -> None:
         is_one_step = self.mini_batches_per_step % (num_mini_batches * self.num_iterations) == 0
