@@ -44,39 +44,37 @@ class Setup:
 def played_as(
     environment_factory: Callable, limits: EpisodeLimits, prompt_template: Any = None, history: str | None = None
 ) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
-    """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments."""
-    history = history or default_history(environment_factory, prompt_template)
+    """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments.
+
+    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`); several environments without
+    a history have each its own. Raises `G2POError` for a tool without types.
+    """
     template = prompt_template_of(environment_factory, prompt_template)
-    return text_environment_factory(environment_factory, limits, history, template), template, history
+    history = history or default_history(environment_factory, template)
+    if environments := environments_of(environment_factory):
+        played = {
+            name: played_as(one, limits.by(name), template.of(name), history) for name, one in environments.items()
+        }
+        return mixed({name: factory for name, (factory, _, _) in played.items()}), template, history
+    if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
+        environment_factory = partial(environment_factory, **{name: getattr(limits, name) for name in taken})
+    elif is_tool_environment(environment_factory):
+        environment_factory = tool_environment_factory(environment_factory, limits.max_turns, history == "window")
+    return environment_factory, template, history
 
 
 def text_environment_factory(
     environment_factory: Callable, limits: EpisodeLimits, history: str | None = "window", prompt_template: Any = None
 ) -> Callable[[], TextEnvironment]:
-    """Return a factory of `TextEnvironment`s with these limits; tool-based classes are wrapped.
-
-    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`); with several environments and
-    no history, each has its own, which depends on `prompt_template`. Raises `G2POError` for a tool without types.
-    """
-    if environments := environments_of(environment_factory):
-        factories = {}
-        for name, factory in environments.items():
-            wording = prompt_template and prompt_template.of(name)
-            own = default_history(factory, None if wording == default_prompt_template(factory) else wording)
-            factories[name] = text_environment_factory(factory, limits.by(name), history or own)
-        return mixed(factories)
-    if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
-        return partial(environment_factory, **{name: getattr(limits, name) for name in taken})
-    if not is_tool_environment(environment_factory):
-        return environment_factory
-    return tool_environment_factory(environment_factory, limits.max_turns, in_window=history == "window")
+    """Return a factory of `TextEnvironment`s with these limits, as `played_as`."""
+    return played_as(environment_factory, limits, prompt_template, history)[0]
 
 
 def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str | None:
     """Return `"conversation"` for a tool-based class without a wording of its own; `None` for several environments."""
     if environments_of(environment_factory):
         return None
-    worded = prompt_template is not None or default_prompt_template(environment_factory) is not TOOL_PROMPT
+    worded = prompt_template_of(environment_factory, prompt_template) != TOOL_PROMPT
     return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
 
 
