@@ -53,11 +53,7 @@ class FirstPrompt:
         self.messages, self.tools = request.messages, request.tools
 
     def tokens_for(self, model: str) -> tuple[list[int], str]:
-        """Return the prompt's token ids and text for a model, a folder or a Hub id.
-
-        Raises:
-            G2POError: for a model without a chat template, or a prompt that is too long.
-        """
+        """Return the prompt's token ids and text for a model. Raises `G2POError` for one that cannot read it."""
         from ..engines.base import Engine  # with torch, which is slow to import
         from ..engines.stop_tokens import get_stop_token_ids_of_checkpoint
         from ..prompts.images import load_processing_class, reads_images

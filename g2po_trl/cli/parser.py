@@ -143,9 +143,8 @@ class Parser(argparse.ArgumentParser):
         """Return the values of the flags in `argv` by field, and all words that belong to no flag."""
         parsed, unknown = self.parse_known_args(list(self._spelled(argv)))
         values = {name: value for name, value in vars(parsed).items() if value is not None and value != []}
-        for name, value in values.items():
-            if {str, list} <= {get_origin(kind) or kind for kind in self.kinds.get(name, ())} and len(value) == 1:
-                values[name] = value[0]
+        for name in (name for name, value in values.items() if isinstance(value, list) and len(value) == 1):
+            values[name] = values[name][0] if str in self.kinds[name] else values[name]  # a text, or several
         return values, unknown
 
     def _spelled(self, argv: Sequence[str]) -> Iterator[str]:
@@ -276,9 +275,7 @@ def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any
 
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise G2POError(f"{field} is {str(path)!r}, which cannot be read: {reason}", field, path) from error
-    has_fields = isinstance(keys, dict) and all(isinstance(name, str) for name in keys)
-    require(has_fields, field, str(path), "it has no fields, write one per line, like max_steps: 100")
-    return {name.replace("-", "_"): value for name, value in keys.items()}
+        return {name.replace("-", "_"): value for name, value in keys.items()}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        remedy = f"write lines like max_steps: 100; it cannot be read ({' '.join(str(error).split())})"
+        raise G2POError(f"{field} is {str(path)!r}: {remedy}", field, path) from error

@@ -32,11 +32,10 @@ def set_up_process() -> None:
     if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
-    beginning = "Failed to load CPU gemm_4bit_forward from kernels-community"  # at every start
+    told_at_every_start = "Failed to load CPU gemm_4bit_forward from kernels-community"
     of_bitsandbytes = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    of_bitsandbytes.addFilter(lambda record: not str(record.msg).startswith(beginning))
-    # TRL and PEFT read it of every model.
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    of_bitsandbytes.addFilter(lambda record: not str(record.msg).startswith(told_at_every_start))
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # TRL, PEFT
 
 
 def describe_error(error: BaseException) -> str | None:

@@ -33,6 +33,7 @@ from ...environments.loading import file_of, load, load_template, resolve_agent_
 from ...environments.pool.limits import PoolLimits
 from ...environments.setup import agent_factory
 from ...environments.several import COLUMN, environments_of
+from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
 from ...utils.show import printable, wrapped
@@ -50,15 +51,10 @@ class CheckOptions(PoolLimits, EpisodeLimits):
     """Options of `g2po check`."""
 
     environment: str | None = option(
-        "file.py[:Class], module:Class, a server, or a run's folder; default: environment.py, else agent.py",
-        None,
-        positional=True,
-        metavar="[FILE]",
+        "or module:Class, a server, a run", None, positional=True, metavar="[FILE[:Class]]"
     )
     agent: str | None = option("function (task, client) or AgentCommand", None, metavar="FILE[:NAME]")
-    agent_state_key: str | None = option(
-        "file.py:FUNCTION: messages -> state key", None, metavar="NAME", needs="agent"
-    )
+    agent_state_key: str | None = option("FILE:FUNCTION: messages -> key", None, metavar="NAME", needs="agent")
     response: list[str] = option("a text that the random model may answer; may be repeated", [], needs="agent")
     environment_options: dict[str, Any] = option("arguments of the environment", {}, needs="agent=None")
     task: list[dict[str, Any]] = option("a dataset row as JSON; may be repeated", [], metavar="JSON")
@@ -90,14 +86,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment, tasks = agent_factory(name, limits.max_turns, key), tasks_of(name, options.task, options.tasks)
     else:
         environment, tasks = environment_and_tasks(name, options.task, options.tasks)
-        environment = (
-            partial(environment, **options.environment_options) if options.environment_options else environment
-        )
+        if options.environment_options:
+            environment = partial(environment, **options.environment_options)
     plays = options.model is not None and not options.show
     tasks = _first_of_each(tasks, max(2 if plays else 5, len(options.task)))
-    wording = options.prompt or config.get("prompt")
+    wording, own_model = options.prompt or config.get("prompt"), config.get("model_name_or_path")
     template = load_template(wording) if wording else load_prompt(run["prompt"]) if run.get("prompt") else None
-    model = options.model or config.get("model_name_or_path")
     if options.model:
         from ...config import G2POConfig  # with torch, which is slow to import
 
@@ -105,22 +99,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.show:
         print(printable(FirstPrompt(environment, tasks[0], limits.max_turns, template, config).text(options.model)))
         return
-    examination = Examination(
-        environment,
-        tasks,
-        options.episodes or (4 if plays else 8),
-        limits,
-        PoolLimits.of(options),
-        (run.get("trainer") or config).get("state_key_ignores"),
-        options.response or TEXTS,
-        None if options.base_url else model,
-    )
-    if plays:
-        settings = SimpleNamespace(**config)
-        with closing(_chat_model(options, settings.chat_template_kwargs)) as chat:
-            findings = examination.with_model(chat, Sampling.of(settings), settings, template)
-    else:
-        findings = examination.at_random()
+    number, texts = options.episodes or (4 if plays else 8), options.response or TEXTS
+    ignores = (run.get("trainer") or config).get("state_key_ignores")
+    known_by = None if options.base_url else options.model or own_model
+    examination = Examination(environment, tasks, number, limits, PoolLimits.of(options), ignores, texts, known_by)
+    settings = SimpleNamespace(**config)
+    findings = _played_by(options, examination, settings, template) if plays else examination.at_random()
     expert = None
     if file_of(name).suffix == ".py" and not has_errors(findings) and not environments_of(environment):
         from ...teach.experts import find_expert
@@ -130,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(*(wrapped(printable(str(finding)), indent=10) for finding in findings), sep="\n")
     if has_errors(findings):
         sys.exit(1)
-    print(f"Next: {_next(options, name, config.get('model_name_or_path'), expert is not None, findings)}")
+    print(f"Next: {_next(options, name, own_model, expert is not None, findings)}")
 
 
 def _first_of_each(tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
@@ -158,13 +142,19 @@ def _with_expert(findings: list[Finding], expert: Callable, examination: Examina
     return worst_first([*of_expert, *(finding for finding in findings if finding.kind not in refuted)])
 
 
-def _chat_model(options: CheckOptions, chat_template_kwargs: dict[str, Any] | None) -> Any:
+def _played_by(
+    options: CheckOptions, examination: Examination, settings: Any, template: PromptTemplate | None
+) -> list[Finding]:
+    """Return the findings of episodes that the model plays."""
     from ...evaluation.chat_models import ServerChat, load_local
 
     if options.base_url:
-        return ServerChat(options.base_url, options.model, chat_template_kwargs=chat_template_kwargs)
-    check_model("model", options.model)
-    return load_local(options.model, chat_template_kwargs=chat_template_kwargs)
+        made = partial(ServerChat, options.base_url)
+    else:
+        check_model("model", options.model)
+        made = load_local
+    with closing(made(options.model, chat_template_kwargs=settings.chat_template_kwargs)) as chat:
+        return examination.with_model(chat, Sampling.of(settings), settings, template)
 
 
 def _next(options: CheckOptions, name: str, model: str | None, has_expert: bool, findings: Sequence[Finding]) -> str:

@@ -3,6 +3,7 @@
     g2po credit FILE.jsonl
     g2po credit FILE.jsonl --estimator grpo --output FOLDER
     g2po credit FILE.jsonl --state-key keys.py:page      # def page(messages): the key of a request
+    g2po credit FILE.jsonl --state-key similar:0.9       # merges keys that share 90 % of their word pairs
 
 Each line of FILE (or element, of a JSON array) is an episode, as {"task_id", "reward", "messages"} or {"task_id",
 "reward", "calls": [{"messages", "response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"}
@@ -41,12 +42,7 @@ class Options:
     estimator: str = option("estimator of the advantages", "g2po", choices=tuple(ESTIMATORS))
     estimator_kwargs: dict[str, Any] = option("options of the estimator", {})
     gamma: float = option("discount per call", 0.95)
-    state_key: str | None = option(
-        "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
-        "90 % of their word pairs. Default: the messages since the last completion, system message and tools",
-        None,
-        metavar="NAME",
-    )
+    state_key: str | None = option("of messages; default: those since the last completion", None, metavar="NAME")
     output: Path | None = option("where to write; default: FILE-credit, without its suffix", None, metavar="FOLDER")
 
     def __post_init__(self):
@@ -77,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _read(file: Path, state_key: str | None) -> Traces:
     require(file.is_file(), "file", str(file), "there is no such file")
-    is_similar, is_named = (state_key or "").startswith("similar"), ":" in (state_key or "")
+    is_similar = (state_key or "").startswith("similar")
     threshold = similarity_threshold(state_key) if is_similar else None
-    function = load(state_key) if is_named and not is_similar else None
+    function = load(state_key) if ":" in (state_key or "") and not is_similar else None
     is_known = state_key is None or is_similar or callable(function)
     require(is_known, "state_key", state_key, "write file.py:function, module:function or similar:0.9")
     try:

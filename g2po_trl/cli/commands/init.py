@@ -66,11 +66,7 @@ class Options:
     folder: Path = option("the folder; created if it does not exist", positional=True, metavar="NAME")
     agent: bool = option("an agent that calls a model through the openai client, instead of a game", False)
     coding: bool = option("an agent that corrects small repositories, and repositories for it", False)
-    model: str | None = option(
-        "model of config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words",
-        None,
-        metavar="FOLDER|ID",
-    )
+    model: str | None = option("default: a bundled model, which knows few words", None, metavar="FOLDER|ID")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

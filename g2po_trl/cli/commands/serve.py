@@ -23,23 +23,16 @@ from ..parser import option, parse
 @dataclass
 class ServeOptions(Options):
     environment: str = option("module:Class, file.py:Class, or file.py with one environment", positional=True)
-    host: str = option(
-        "address to listen on, by default on this machine only; 0.0.0.0: anyone who reaches the port can play, "
-        "without a password, and run what the environment runs",
-        "127.0.0.1",
-    )
+    host: str = option("address; 0.0.0.0: whoever reaches the port runs what the environment runs", "127.0.0.1")
     port: int = option("port to listen on", 8000, within="[0, 65535]")
     max_sessions: int = option("concurrent episodes", 64, within="[1, inf)")
     environment_variables: list[str] = option("variables to pass even if the name looks secret", [], metavar="NAME")
-    max_turns: int | None = option(
-        "the trainer's max_turns; required for tool-based classes only", None, within="[1, inf)"
-    )
+    max_turns: int | None = option("the trainer's; for tool-based classes only", None, within="[1, inf)")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options, _ = parse((ServeOptions,), argv, command="g2po serve", description=__doc__)
     import uvicorn  # of an extra
 
-    limits = options.max_sessions, options.environment_variables, options.max_turns
-    app = make_app(load(options.environment), *limits, options.host)
-    uvicorn.run(app, host=options.host, port=options.port)
+    given = options.max_sessions, options.environment_variables, options.max_turns, options.host
+    uvicorn.run(make_app(load(options.environment), *given), host=options.host, port=options.port)

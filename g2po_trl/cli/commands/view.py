@@ -38,21 +38,15 @@ from ..parser import option, parse
 @dataclass
 class ViewOptions(Options):
     folders: list[Path] = option("one folder, or several to compare", [], positional=True, metavar="FOLDER")
-    output: Path | None = option(
-        "the page to write; default: view.html in the first folder, or view-beside-SECOND.html", None, metavar="FILE"
-    )
+    output: Path | None = option("the page; default: view.html, or view-beside-SECOND.html", None, metavar="FILE")
     iterations: list[int] = option("iterations of a training run to include; default: all", [], needs="serve=False")
     prompts: bool = option("include the texts of prompts", True, needs="serve=False")
     open: bool = option("open a browser", True)
     serve: bool = option("serve the page on 127.0.0.1 instead of writing it", False)
     port: int | None = option("port of --serve; default: any free port", None, within="[0, 65535]", needs="serve")
-    push_space: str | None = option(
-        "upload the page to this static Space of the Hugging Face Hub", None, metavar="OWNER/NAME"
-    )
+    push_space: str | None = option("upload it to this static Space of the Hub", None, metavar="OWNER/NAME")
     text: bool = option("print to the terminal; --iterations N chooses one", False, needs="serve=False")
-    episode: str | None = option(
-        "group and episode, e.g. 3.2; default: a failed one", None, metavar="G.E", needs="text"
-    )
+    episode: str | None = option("e.g. 3.2, of group 3; default: a failed one", None, metavar="G.E", needs="text")
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, _ = parse((ViewOptions,), argv, command="g2po view", description=__doc__)
     sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
     missing = set(args.iterations) - set(sources.numbers)
-    require(
-        not missing, "iterations", sorted(missing), f"there are {sources.numbers or 'none but of one training run'}"
-    )
+    require(not missing, "iterations", sorted(missing), f"pass one training run, and of {sources.numbers}")
     if args.serve:
         with contextlib.suppress(KeyboardInterrupt):
             _serve(sources, args)
