@@ -1,27 +1,35 @@
 """Exceptions of tools and agents: how they are named, and who caused them, the model or its environment.
 
 The environment's are `BrokenEnvironmentError`, a violated contract, `ConnectionError` and `TimeoutError`, what network
-libraries raise for a connection, and HTTP statuses of a service that is overloaded or down. All others are the
-model's, also a broken pipe to a process, which the model ends by `exit`, and an unknown host name.
+libraries raise for a connection (`_OF_CONNECTIONS`), and HTTP statuses of a service that is overloaded or down. All
+others are the model's, also a broken pipe to a process, which the model ends by `exit`, and an unknown host name.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 
 from .validation import EnvironmentContractError
 
-# Of connections that are not made, cut or too slow: of aiohttp, anthropic and openai, httpx, requests, websockets.
-_CONNECTION_ERRORS = {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "APIConnectionError"}
-_CONNECTION_ERRORS |= {"NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError", "ConnectionError"}
-_CONNECTION_ERRORS |= {"Timeout", "ChunkedEncodingError", "WebSocketConnectionClosedException", "ConnectionClosed"}
-_CONNECTION_ERRORS |= {"WebSocketTimeoutException"}
+_OF_CONNECTIONS = {  # module -> classes of connections not made, cut or too slow; a game may have such names
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
+    "anthropic": ("APIConnectionError",),
+    "httpx": ("NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"),
+    "openai": ("APIConnectionError",),
+    "requests.exceptions": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
+    "websocket": ("WebSocketConnectionClosedException", "WebSocketTimeoutException"),
+    "websockets": ("ConnectionClosed",),
+}
 
 
 class BrokenEnvironmentError(RuntimeError):
     """Raise this in a tool or an agent if the environment failed, not the model: the episode ends as an error."""
+
+
+_OF_ENVIRONMENT = (BrokenEnvironmentError, EnvironmentContractError, ConnectionError, TimeoutError)
 
 
 def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
@@ -29,20 +37,16 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
 
     `wrapped`: also if other code has raised another exception in its place.
     """
+    of_environment = (*_OF_ENVIRONMENT, *_loaded(_OF_CONNECTIONS))
     for part in inner(error):
         chain = list(_chain(part))
         places = (part, getattr(part, "reason", None), getattr(part, "response", None))
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
-        is_cut = any(map(_is_cut, (*places, *(chain if wrapped else ()))))
+        is_cut = any(isinstance(one, of_environment) for one in (*places, *(chain if wrapped else ())))
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
         if (is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError)) or any(map(_is_busy, status)):
             return True
     return False
-
-
-def _is_cut(error: object) -> bool:
-    of_environment = (BrokenEnvironmentError, EnvironmentContractError, ConnectionError, TimeoutError)
-    return isinstance(error, of_environment) or not _CONNECTION_ERRORS.isdisjoint(_class_names(error))
 
 
 def _is_busy(status: object) -> bool:
@@ -50,15 +54,11 @@ def _is_busy(status: object) -> bool:
     return isinstance(status, int) and (status == 429 or 500 <= status < 600)
 
 
-def _class_names(error: object) -> list[str]:
-    return [one.__name__ for one in type(error).__mro__]
-
-
 def has_gone(error: BaseException) -> bool:
     """Return whether an exception says that a process or a file has gone which the model could end."""
     is_closed = isinstance(error, ValueError) and "closed file" in str(error)
     is_closed |= getattr(error, "errno", None) in (errno.EBADF, errno.EIO, errno.ESRCH)
-    return is_closed or isinstance(error, (BrokenPipeError, EOFError)) or "EOF" in _class_names(error)  # of pexpect
+    return is_closed or isinstance(error, (BrokenPipeError, EOFError, *_loaded({"pexpect": ("EOF",)})))
 
 
 def inner(error: BaseException) -> list[BaseException]:
@@ -76,6 +76,13 @@ def in_words(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, of a group those of the exceptions inside."""
     return "\n".join(str(one) for one in inner(error))
+
+
+def _loaded(classes: Mapping[str, tuple[str, ...]]) -> Iterator[type]:
+    """Yield the classes whose modules have been imported."""
+    for module, names in classes.items():
+        if module in sys.modules:
+            yield from (getattr(sys.modules[module], name) for name in names)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

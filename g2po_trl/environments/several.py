@@ -64,7 +64,8 @@ class MixedEnvironment(TextEnvironment):
             environment.close()
 
     def end_episode(self) -> None:
-        self._playing.end_episode()
+        if isinstance(self._playing, TextEnvironment):
+            self._playing.end_episode()
 
     def needs_new_worker(self) -> bool:
         return any(isinstance(one, TextEnvironment) and one.needs_new_worker() for one in self._made.values())
