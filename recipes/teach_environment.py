@@ -142,7 +142,7 @@ def demonstrate(options: ScriptArguments, rows: Rows, base_model: BaseModel, see
     successes = [episode for episode in trajectories if episode.success]
     reasons = Counter(failure_kind(episode) for episode in trajectories if not episode.success)
     others = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
-    remedy = f"no episode succeeds ({others}): correct it, take easier tasks, or raise demonstration_turns"
+    remedy = f"no episode succeeds ({others}): correct the expert, take easier tasks, or raise demonstration_turns"
     require(bool(successes), "expert", options.expert, remedy)
     lengths = [len(step.completion_ids) for episode in successes for step in episode.steps]
     most, too_long = options.max_completion_length, sum(length > options.max_completion_length for length in lengths)

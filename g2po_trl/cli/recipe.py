@@ -329,9 +329,6 @@ def _how_it_went(trainer: G2POTrainer) -> str:
 
 def _how_to_resume(trainer: G2POTrainer) -> str:
     """Return the text about a stopped run: its last checkpoint and how to resume."""
-    args, stopped = trainer.args, f"Stopped at step {trainer.state.global_step}"
-    checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
-    if checkpoint is None:
-        again = "The same command with --overwrite starts again."
-        return f"{stopped}, before the first checkpoint (save_steps). {again}"
-    return f"{stopped}. The same command with --resume-from-checkpoint auto continues from {checkpoint}."
+    checkpoint = find_checkpoint("auto", trainer.args.output_dir)
+    how = f"--resume-from-checkpoint auto continues from {checkpoint}" if checkpoint else "--overwrite starts again"
+    return f"Stopped at step {trainer.state.global_step}. The same command with {how}."
