@@ -11,14 +11,8 @@ from typing import Any
 from ..agents.agent import AGENT_ENVIRONMENT
 from ..engines.registry import ENGINES
 from ..engines.sampling import Sampling, reserved_option
+from ..environments import loading
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.loading import (
-    beside,
-    bundled_environments,
-    file_of,
-    resolve_agent_name,
-    resolve_environment_name,
-)
 from ..environments.pool.limits import PoolLimits
 from ..runs.run_json import FILE, find_run, name_of_agent, panels_in, read_run
 from ..utils.json import to_json
@@ -26,7 +20,7 @@ from ..utils.masking import HIDDEN, masked
 from ..utils.options import option, require
 
 AGENTS = ("direct", "react", "reflexion")
-ENVIRONMENTS = tuple(bundled_environments())
+ENVIRONMENTS = tuple(loading.bundled_environments())
 HISTORIES = ("window", "conversation")
 OFFLINE = tuple(name for name, row in ENGINES.items() if row.offline)
 _model, _tasks, _agent = (partial(option, group=group) for group in ("model", "tasks", "agent"))
@@ -99,9 +93,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
         useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
         for name, why in useless.items():
-            value = getattr(self, name)
-            require(not (why and value), name, value, f"{why}; remove it")
-        self.tasks = self.tasks or beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
+            require(not (why and getattr(self, name)), name, getattr(self, name), f"{why}; remove it")
+        self.tasks = self.tasks or loading.beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
 
@@ -119,11 +112,10 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
             remedy = f"it has no name in {FILE}; pass --agent FILE.py:NAME, the agent that was trained"
             require(name is not None, "agent", None, remedy)
             described = described if isinstance(described, Mapping) else {}
-            options = {**self.environment_options, "agent": {**described, "import": resolve_agent_name(name)}}
+            options = {**self.environment_options, "agent": {**described, "import": loading.resolve_agent_name(name)}}
             turns = options.pop("max_turns", None)
-            self.max_turns = turns if self.max_turns is None else self.max_turns
+            self.max_turns, self.environment_options = self.max_turns or turns, options
             self.agent = "direct" if agent else self.agent
-            self.environment_options = options
         remedy = f"pass {', '.join(ENVIRONMENTS)}, FILE.py:Class, or the folder of a run as --model"
         is_known = self.environment is not None and (":" in self.environment or self.environment in ENVIRONMENTS)
         require(is_known, "environment", self.environment, remedy)
@@ -132,8 +124,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
 def asked_for(agent: str, environment: str | None) -> tuple[str | None, str | None]:
     """Return the full names of the environment and of the user's own agent, if there is one."""
     if agent in AGENTS:
-        return environment and resolve_environment_name(environment), None
-    own, is_alone = resolve_agent_name(agent), environment in (None, AGENT_ENVIRONMENT)
+        return environment and loading.resolve_environment_name(environment), None
+    own, is_alone = loading.resolve_agent_name(agent), environment in (None, AGENT_ENVIRONMENT)
     require(is_alone, "environment", environment, f"the agent {agent} brings its own; remove one of them")
     return AGENT_ENVIRONMENT, own
 
@@ -147,13 +139,8 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that evaluate a model as it was trained, from the description of its run; `{}` without one.
 
     Only the agent "direct" uses the run's prompts and lengths. In another environment than the run's, only
-    `chat_template_kwargs` is used. What a description of an earlier version lacks has its default.
-
-    Args:
-        given: the options that the user set.
-
-    Raises:
-        G2POError: if the description does not say what was played, or the run does not have the evaluation set.
+    `chat_template_kwargs` is used. What a description of an earlier version lacks has its default. `given` are the
+    options that the user set. Raises `G2POError` if the run does not say what was played, or lacks the evaluation set.
     """
     agent = given.get("agent", "direct")
     environment, own_agent = asked_for(agent, given.get("environment"))
@@ -166,11 +153,19 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # another program's run.json, or none
     play = run.get("play")
     require(isinstance(play, Mapping), "play", play, f"{folder / FILE} has to describe it; pass --environment")
-    settings = dict(run.get("evaluation") or _environment(run.get("environment"), folder))
+    settings, described = dict(run.get("evaluation") or {}), run.get("environment")
+    has_tasks = bool(settings) or "environment" not in run
+    if not settings and described is not None:
+        is_named = isinstance(described, Mapping) and "import" in described and not described.get("args")
+        remedy = f"{folder / FILE} has to name its import, and arguments in kwargs; or pass --environment"
+        require(is_named, "environment", described, remedy)
+        settings = {"environment": described["import"], "environment_options": described.get("kwargs", {})}
     of_run, asked = settings.get("environment"), own_agent or environment
     if own_agent is not None and of_run == AGENT_ENVIRONMENT:  # one without a name in run.json is taken for the asked
         of_run = name_of_agent(settings["environment_options"]) or own_agent
-    is_gone = file_of(of_run).suffix == ".py" and not file_of(of_run).is_file()  # then the asked one stands for it
+    is_gone = (
+        loading.file_of(of_run).suffix == ".py" and not loading.file_of(of_run).is_file()
+    )  # then the asked one stands for it
     if asked not in (None, of_run) and not is_gone:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
     settings |= {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}
@@ -181,8 +176,11 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         settings |= {"prompt": run["prompt"]} if run.get("prompt") else {}
         regex, kwargs = play.get("vllm_structured_outputs_regex"), settings.get("generation_kwargs") or {}
         settings["generation_kwargs"] = kwargs | ({"structured_outputs": {"regex": regex}} if regex else {})
-    if "environment" in run and not run.get("evaluation") and given.get("tasks") is None:
-        settings["tasks"] = _panel_file(folder, given.get("panel"))
+    if not has_tasks and given.get("tasks") is None:
+        panels, name = panels_in(folder), given.get("panel")
+        remedy = f"{folder} has {', '.join(panels)}; choose one with --panel, or pass --tasks FILE"
+        require(name in panels or name is None and len(panels) == 1, "panel", name, remedy)
+        settings["tasks"] = panels[name or next(iter(panels))]
     return settings
 
 
@@ -193,7 +191,7 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
     folder = find_run(options.run or options.model)
     if "precision" not in settings:
         return f"{options.played} is not the environment of {folder}: prompt and settings are not the run's"
-    told = ["its prompt" if options.prompt == settings.get("prompt") else "another prompt"]
+    told = ["its prompt" if options.prompt == settings["prompt"] else "another prompt"] if "prompt" in settings else []
     for one in fields(options):
         if one.name in settings and one.name != "prompt" and one.metadata["group"] not in ("model", "tasks"):
             used, of_run = (to_json(masked(value)) for value in (getattr(options, one.name), settings[one.name]))
@@ -201,21 +199,3 @@ def describe_settings(options: EvaluateOptions, settings: Mapping[str, Any]) -> 
             if instead or used not in (to_json(one.default), "null", "{}", "[]"):
                 told.append(f"--{one.name.replace('_', '-')} {used}{instead}")
     return f"From {folder}: {', '.join(told)}"
-
-
-def _environment(described: Any, folder: Path) -> dict[str, Any]:
-    """Return the options that name the environment of a run."""
-    if described is None:
-        return {}
-    is_named = isinstance(described, Mapping) and "import" in described and not described.get("args")
-    remedy = f"{folder / FILE} has to name its import, and arguments in kwargs; or pass --environment"
-    require(is_named, "environment", described, remedy)
-    return {"environment": described["import"], "environment_options": described.get("kwargs", {})}
-
-
-def _panel_file(folder: Path, name: str | None) -> Path:
-    """Return the file of a run's evaluation set; with `None`, of its only one."""
-    panels = panels_in(folder)
-    is_one = name in panels or (name is None and len(panels) == 1)
-    require(is_one, "panel", name, f"{folder} has {', '.join(panels)}; choose one with --panel, or pass --tasks FILE")
-    return panels[name or next(iter(panels))]

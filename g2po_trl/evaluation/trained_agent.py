@@ -47,8 +47,8 @@ def load_agent(folder: str | Path) -> TrainedAgent:
 
         folder = snapshot_download(str(folder))
     run = read_run(folder)
-    require("play" in run, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
-    play = run["play"]
+    play = run.get("play")
+    require(play is not None, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
     remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
     require(not play.get("vllm_structured_outputs_regex"), "folder", str(folder), remedy)
     template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
