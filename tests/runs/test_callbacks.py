@@ -17,15 +17,9 @@ from g2po_trl.utils.iteration_log import iterations_of
 @pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])
 def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_path, capsys, logging_steps, eval_steps):
     """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
-    trainer = make_trainer(
-        steps_per_generation=2,
-        per_device_train_batch_size=4,
-        max_steps=6,
-        logging_steps=logging_steps,
-        eval_strategy="steps",
-        eval_steps=eval_steps,
-        eval_dataset=TASKS.select(range(2)),
-    )
+    options = {"logging_steps": logging_steps, "eval_strategy": "steps", "eval_steps": eval_steps}
+    options |= {"steps_per_generation": 2, "per_device_train_batch_size": 4, "eval_dataset": TASKS.select(range(2))}
+    trainer = make_trainer(max_steps=6, **options)
     trainer.train()
     history = trainer.state.log_history
     logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
@@ -92,32 +86,20 @@ def test_the_update_joins_its_rollout():
 
 
 def test_the_best_checkpoint_wins(make_trainer, tmp_path):
-    trainer = make_trainer(
-        eval_dataset=TASKS,
-        max_steps=8,
-        max_completion_length=1,
-        learning_rate=5e-2,
-        save_strategy="steps",
-        eval_strategy="steps",
-        eval_steps=2,
-        save_steps=1,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        num_generations_eval=4,
-        eval_temperature=1.0,
-    )
+    options = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "load_best_model_at_end": True}
+    options |= {"eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 4, "eval_temperature": 1.0}
+    trainer = make_trainer(eval_dataset=TASKS, max_steps=8, max_completion_length=1, learning_rate=5e-2, **options)
     trainer.train()
     success = {entry["step"]: entry["success_rate"] for entry in trainer.folder.evaluations}
     assert list(success) == [2, 4, 6, 8] and len(set(success.values())) > 1
     best = max(success, key=success.get)  # the first of equals
     assert trainer.state.best_global_step == best and trainer.state.best_metric == success[best]
-    assert Path(trainer.state.best_model_checkpoint) == tmp_path / "out" / f"checkpoint-{best}"
-    assert {path.name for path in (tmp_path / "out").glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-8"}
-    saved = load_file(tmp_path / "out" / f"checkpoint-{best}" / "model.safetensors")
+    folder = tmp_path / "out" / f"checkpoint-{best}"
+    assert {path.name for path in (tmp_path / "out").glob("checkpoint-*")} == {folder.name, "checkpoint-8"}
     ours = dict(trainer.model.named_parameters())
-    assert all(torch.equal(ours[name], weight) for name, weight in saved.items())
+    assert all(torch.equal(ours[name], one) for name, one in load_file(folder / "model.safetensors").items())
     state = json.loads((tmp_path / "out" / "checkpoint-8" / "trainer_state.json").read_text())
-    assert Path(state["best_model_checkpoint"]) == tmp_path / "out" / f"checkpoint-{best}"
+    assert Path(state["best_model_checkpoint"]) == Path(trainer.state.best_model_checkpoint) == folder
 
 
 @pytest.mark.parametrize(
@@ -143,13 +125,8 @@ def test_when_a_run_counts_as_collapsed(valid, stopped_at):
 
 
 def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(make_trainer, tmp_path, capsys):
-    trainer = make_trainer(
-        max_steps=20,
-        save_strategy="steps",
-        max_completion_length=1,
-        learning_rate=1e-3,
-        min_valid_action_ratio=1.0,
-    )
+    options = {"save_strategy": "steps", "max_completion_length": 1, "learning_rate": 1e-3}
+    trainer = make_trainer(max_steps=20, min_valid_action_ratio=1.0, **options)
     trainer.train()
     assert trainer.state.global_step == 5, "a random model says more than letters"
     assert (tmp_path / "out" / "checkpoint-5").is_dir()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from refusals import refused
 
 from g2po_envs.adapters.openenv import RemoteEnvironment
@@ -35,29 +36,42 @@ def test_what_cannot_be_written_down_is_not():
     assert load_object(json.loads(json.dumps(described)))() == Sampling(0.0, 0.5)
 
 
-def test_a_prompt_of_another_version_is_refused_with_the_field_and_the_remedy():
-    described = {"first": "{observation}", "later": "{history}", "parse_reply": None}
-    with refused("prompt"):
-        load_prompt(described)
-
-
 def test_what_a_prompt_shows_of_an_observation_is_found_again():
     described = json.loads(json.dumps(describe_prompt(SOKOBAN_COMPACT_PROMPT)))
     (message,) = load_prompt(described).messages("# #\nyou+1+1", admissible_actions=["up"])
     assert message["content"] == "up\nyou+1+1"
-    described = describe_prompt(replace(SOKOBAN_COMPACT_PROMPT, show_observation=lambda text: text[:5]))
-    with refused("prompt.show_observation"):
+
+
+LOCAL = describe_prompt(replace(SOKOBAN_COMPACT_PROMPT, show_observation=lambda text: text[:5]))
+OLDER = {"first": "{observation}", "later": "{history}", "parse_reply": None}
+
+
+@pytest.mark.parametrize(("described", "field"), [(LOCAL, "prompt.show_observation"), (OLDER, "prompt")])
+def test_a_prompt_that_cannot_be_found_again_is_refused(described, field):
+    with refused(field):
         load_prompt(described)
+
+
+SUBCLASSES = """
+from dataclasses import dataclass
+from g2po_trl import PromptTemplate
+
+@dataclass(frozen=True)
+class Loud(PromptTemplate):
+    end: str = '!'
+    def messages(self, observation, **more):
+        return super().messages(observation.upper() + self.end, **more)
+
+class Counted(Loud):
+    def __init__(self, *texts):
+        super().__init__(*texts)
+        object.__setattr__(self, 'n', 0)
+"""
 
 
 def test_a_prompt_of_a_subclass_is_found_again_or_refused(tmp_path):
     """Its fields alone would be a prompt that the model was not trained with."""
-    code = "from dataclasses import dataclass\nfrom g2po_trl import PromptTemplate\n\n\n@dataclass(frozen=True)\n"
-    code += "class Loud(PromptTemplate):\n    end: str = '!'\n    def messages(self, observation, **more):\n"
-    code += "        return super().messages(observation.upper() + self.end, **more)\n"
-    code += "\n\nclass Counted(Loud):\n    def __init__(self, *texts):\n"
-    code += "        super().__init__(*texts)\n        object.__setattr__(self, 'n', 0)\n"
-    (tmp_path / "prompt_of_this_test.py").write_text(code)
+    (tmp_path / "prompt_of_this_test.py").write_text(SUBCLASSES)
     loud = load(f"{tmp_path}/prompt_of_this_test.py:Loud")("{observation}", "x", end="?")
     described = json.loads(json.dumps(describe_prompt(loud)))
     assert load_prompt(described) == loud and load_prompt(described).messages("hall")[0]["content"] == "HALL?"

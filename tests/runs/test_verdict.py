@@ -12,14 +12,10 @@ from g2po_trl.runs.callbacks import ClosingVerdict
 from g2po_trl.runs.verdict import FAULTS, Cause, Tally, reason_of, verdict
 
 
-def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **facts):
+def episode(won=False, states="abc", reward=None, outcome=None, reason=None, **facts):
     outcome = outcome or ("success" if won else "failure")
     steps = [Step(state, "go", **{"admissible_actions": ["go"], **facts}) for state in states]
-    return Trajectory("task", steps, 10.0 * won if reward is None else reward, outcome)
-
-
-def tally_of(*groups, replaced=()):
-    return Tally.of(groups, replaced)
+    return Trajectory("task", steps, 10.0 * won if reward is None else reward, outcome, failure_reason=reason)
 
 
 LOST, WON, MIXED = [episode(), episode()], [episode(True), episode(True)], [episode(True), episode()]
@@ -51,7 +47,7 @@ MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])]
     ],
 )
 def test_what_is_said(groups, reason):
-    tally = tally_of(*groups)
+    tally = Tally.of(groups)
     assert reason_of(tally) is reason
     assert reason is None or verdict(tally).remedy == reason.wording[1]
 
@@ -70,22 +66,22 @@ def test_what_is_said(groups, reason):
     ],
 )
 def test_estimators_learn_from_different_things(groups, estimator, reason):
-    assert reason_of(tally_of(*groups), estimator) is reason
+    assert reason_of(Tally.of(groups), estimator) is reason
 
 
-def test_groups_that_were_replaced_are_not_forgotten():
-    assert reason_of(tally_of(LOST, LOST, replaced=LOST)) is Cause.NO_REWARD
-    assert reason_of(tally_of(LOST, LOST, replaced=WON)) is Cause.EQUAL_REWARDS
-    assert reason_of(tally_of(WON, WON, replaced=LOST)) is Cause.EQUAL_REWARDS
+@pytest.mark.parametrize(
+    ("group", "replaced", "reason"),
+    [(LOST, LOST, Cause.NO_REWARD), (LOST, WON, Cause.EQUAL_REWARDS), (WON, LOST, Cause.EQUAL_REWARDS)],
+)
+def test_groups_that_were_replaced_are_not_forgotten(group, replaced, reason):
+    assert reason_of(Tally.of([group], replaced)) is reason
 
 
 @pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
 def test_it_is_said_early_too(group, times, capsys):
     """A run may take days: once after five iterations, if more follow."""
-    closing, args = (
-        ClosingVerdict(tally_of(group), "g2po", TaskErrors(3)),
-        SimpleNamespace(optimizer_steps_per_iteration=2),
-    )
+    closing = ClosingVerdict(Tally.of([group]), "g2po", TaskErrors(3))
+    args = SimpleNamespace(optimizer_steps_per_iteration=2)
     for last, expected in ((10, 0), (30, times)):
         for step in range(1, last + 1):
             closing.on_log(args, SimpleNamespace(global_step=step, max_steps=last, is_world_process_zero=True), None)
@@ -119,38 +115,30 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     assert "0 of 32 actions" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_run_that_learns_says_nothing(make_trainer, capsys):
-    trainer = make_trainer(max_steps=2)
-    trainer.train()
-    assert trainer.tally.unequal_groups and trainer.verdict.text is None
-    assert "groups" not in capsys.readouterr().out
+def pair(first, second, **facts):
+    return [episode(states=first, **facts), episode(states=second, **facts)]
 
 
-def paths(*states, reward=0.0, outcome="failure", reason=None):
-    return [Trajectory("t", [Step(one, "go") for one in path], reward, outcome, failure_reason=reason)
-            for path in states]  # fmt: skip
-
-
-GOOD = paths("ab", "ac", reward=10.0, outcome="success")
+GOOD = pair("ab", "ac", won=True)
 
 
 @pytest.mark.parametrize(
     ("groups", "faults"),
     [
         ([GOOD], []),
-        ([paths("ab", "ac"), GOOD], []),
-        ([paths("ab", "ac", outcome="truncated")], []),
-        ([paths("ab", "ac")], [Cause.NO_REWARD]),
-        ([paths("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
-        ([paths("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
-        ([paths("a", "a", reward=1.0)], []),
-        ([paths("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
-        ([paths("ab", "bc"), paths("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
+        ([pair("ab", "ac"), GOOD], []),
+        ([pair("ab", "ac", outcome="truncated")], []),
+        ([pair("ab", "ac")], [Cause.NO_REWARD]),
+        ([pair("ab", "bc", reward=1.0)], [Cause.DIFFERENT_STARTS]),
+        ([pair("aa", "aaa", reward=1.0)], [Cause.SINGLE_STATE]),
+        ([pair("a", "a", reward=1.0)], []),
+        ([pair("ab", "ab", reason="context overflow: 9 tokens")], [Cause.CONTEXT_OVERFLOW]),
+        ([pair("ab", "bc"), pair("aa", "bb", outcome="error")], [Cause.DIFFERENT_STARTS, Cause.NO_REWARD]),
         ([], []),
     ],
 )
 def test_faults_of_the_environment_come_in_their_order(groups, faults):
-    tally = tally_of(*groups)
+    tally = Tally.of(groups)
     assert [cause for cause in FAULTS if cause.holds(tally)] == faults
 
 
