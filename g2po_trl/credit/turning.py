@@ -9,18 +9,13 @@ from .graph import StateGraph
 _ROUNDING = 1e-6
 
 
-def value_falls(graph: StateGraph) -> np.ndarray:
-    """Return the loss V(s_j) - V(s_{j+1}) of each step, (S,). The last step leads to R; 0 if not counted."""
-    return graph.values - graph.next_values
-
-
 def turning_steps(graph: StateGraph) -> np.ndarray:
     """Return the position of each trajectory's turning point, (M,): the step with the largest fall of V.
 
     The last step of an episode that the turn limit ended leads to its reward, mostly 0: this fall may be the largest.
     -1: V never falls, as in a group in which all rewards are 0, or the trajectory is not counted.
     """
-    falls, found = value_falls(graph), np.full(len(graph.lengths), -1)
+    falls, found = graph.values - graph.next_values, np.full(len(graph.lengths), -1)
     for m, (end, length) in enumerate(zip(np.cumsum(graph.lengths), graph.lengths)):
         mine = falls[end - length : end]
         if length and mine.max() > _ROUNDING:

@@ -39,7 +39,6 @@ class Run:
         self._prompts = Prompts(self.folder, model)
         self.settings = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.log = traces and {"name": Path(traces["file"]).name, **traces}  # of `g2po credit`
-        self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
         self.index = index_of(self.folder)
         is_run = self.numbers or self.sets() or (live and described)
         remedy = "it holds no trajectories, pass the output_dir of a run or an evaluation with them"
@@ -60,7 +59,7 @@ class Run:
 
     def overview(self) -> dict[str, Any]:
         """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
-        curves, steps = [], self.steps_per_iteration
+        curves, steps = [], self._described.get("optimizer_steps_per_iteration")
         for place, entry in enumerate(load_log(self.folder), 1):
             times = {name.removeprefix("time/"): entry[name] for name in entry if name.startswith("time/")}
             values = {one.short: entry.get(f"episode/{one.name}") for one in METRICS if one.short}
@@ -83,11 +82,8 @@ class Run:
         `value_lambda`: see `lambda_of`. `unfinished`: number of incomplete lines, which are skipped. `verdict`: why
         there was nothing to learn from, and what to do; else "".
         """
-        read, texts, decode = (
-            load_iteration(self.folder, number),
-            Texts(self.folder),
-            self._prompts if prompts else None,
-        )
+        read, texts = load_iteration(self.folder, number), Texts(self.folder)
+        decode = self._prompts if prompts else None
         shown = [group_data(group, texts, self.settings, decode) for group in read.groups]
         facts = {"n": number, "value_lambda": lambda_of(self.settings), "unfinished": read.unfinished}
         facts["verdict"] = str(verdict_of(read.groups, self._described) or "")
