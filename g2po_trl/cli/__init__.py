@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from ..utils.errors import G2POError
 from .process import describe_error, print_error, set_up_process
 
 # Title -> command -> description. The code of a command is `main(argv)` in g2po_trl.cli.commands.NAME.
@@ -61,10 +62,7 @@ g2po COMMAND --help prints a command's arguments.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command.
-
-    Args:
-        argv: command and arguments. Default: the command line.
+    """Run a command: the first word of `argv`, by default of the command line.
 
     Raises:
         SystemExit: 1 after an error that the user can fix, 2 for invalid arguments, 130 after Ctrl-C, else the
@@ -74,20 +72,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     set_up_process()
     if name in ("-h", "--help", "help"):
         print(HELP, end="")
-    elif name in ("--version", "version"):
+        return
+    if name in ("--version", "version"):
         print(f"g2po-trl {version('g2po-trl')}")
-    elif name not in COMMANDS:
-        near = difflib.get_close_matches(name.lower(), COMMANDS, 1)
-        remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        print_error("g2po", f"{name!r} is not a command: {remedy}")
-        sys.exit(2)
-    else:
-        _run(name, rest)
-
-
-def _run(name: str, argv: Sequence[str]) -> None:
+        return
     try:
-        import_module(f"g2po_trl.cli.commands.{name}").main(argv)
+        if name not in COMMANDS:
+            near = difflib.get_close_matches(name.lower(), COMMANDS, 1)
+            remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+            raise G2POError(f"{name!r} is not a command: {remedy}", "COMMAND", name)
+        import_module(f"g2po_trl.cli.commands.{name}").main(rest)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print(f"\ng2po {name}: stopped", file=sys.stderr)
@@ -96,4 +90,4 @@ def _run(name: str, argv: Sequence[str]) -> None:
         if (text := describe_error(error)) is None:
             raise
         print_error(f"g2po {name}", text)
-        sys.exit(1)
+        sys.exit(1 if name in COMMANDS else 2)

@@ -50,9 +50,8 @@ def check_model(field: str, name: str) -> None:
     looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
     require(path.is_dir() or not looks_like_a_path, field, name, "there is no such folder")
     if path.is_dir():
-        inside = sorted(one.name for one in path.glob("checkpoint-*") if (one / "trainer_state.json").is_file())
-        remedy = f"pass one of its {', '.join(inside)}" if inside else "pass a model's folder, with a config.json"
-        require((path / "config.json").is_file() or find_adapter(path) is not None, field, name, remedy)
+        is_model = (path / "config.json").is_file() or find_adapter(path) is not None
+        require(is_model, field, name, "pass a model's folder, with a config.json, such as a run's checkpoint-N")
         return
     from huggingface_hub import model_info, try_to_load_from_cache
 
@@ -62,6 +61,5 @@ def check_model(field: str, name: str) -> None:
             model_info(name, timeout=10)  # at once, where loading tries five times
     except Exception as error:  # of a name that is no id, of the Hub, and of the network
         reason = str(error).strip().partition("\n")[0]
-        raise G2POError(
-            f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})", field
-        ) from error
+        what = f"{field} is {name!r}: there is no such folder, and none on the Hub ({reason})"
+        raise G2POError(what, field) from error
