@@ -39,7 +39,7 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
     """
     of_environment = (*_OF_ENVIRONMENT, *_loaded(_OF_CONNECTIONS))
     for part in inner(error):
-        chain = list(_chain(part))
+        chain = _chain(part)
         places = (part, getattr(part, "reason", None), getattr(part, "response", None))
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
         is_cut = any(isinstance(one, of_environment) for one in (*places, *(chain if wrapped else ())))
@@ -73,11 +73,6 @@ def in_words(error: BaseException) -> str:
     return "; ".join(": ".join([type(one).__name__, *str(one).strip().splitlines()[:1]]) for one in inner(error))
 
 
-def message_of(error: BaseException) -> str:
-    """Return the message of an exception, of a group those of the exceptions inside."""
-    return "\n".join(str(one) for one in inner(error))
-
-
 def _loaded(classes: Mapping[str, tuple[str, ...]]) -> Iterator[type]:
     """Yield the classes whose modules have been imported."""
     for module, names in classes.items():
@@ -85,10 +80,10 @@ def _loaded(classes: Mapping[str, tuple[str, ...]]) -> Iterator[type]:
             yield from (getattr(sys.modules[module], name) for name in names)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those in whose place it was raised. They may be a circle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """Return an exception and those in whose place it was raised, which may be a circle."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is one for one in chain):
+        chain.append(error)
         error = error.__cause__ or error.__context__
+    return chain

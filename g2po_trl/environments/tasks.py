@@ -15,7 +15,6 @@ from ..utils.errors import G2POError
 from ..utils.json import json_values
 from ..utils.options import require
 from ..utils.show import show
-from .several import COLUMN as ENVIRONMENT
 from .several import check_mixture, environments_of, player_of
 from .validation import unwrap_factory
 
@@ -156,13 +155,9 @@ def check_rows(environment_factory, name: str, dataset) -> None:
     is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0 and dataset.format["type"] != "custom"
     remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': 1}])"
     require(is_dataset, f"{name}_dataset", dataset, remedy)
-    # Of a table of one environment, all rows have the same columns; of others, the first one of each kind is checked.
-    are_mixed, kinds = bool(environments_of(environment_factory)), set()
-    for number, row in enumerate(dataset if are_mixed or COLUMN in dataset.column_names else [dataset[0]], 1):
-        kind = (str(row.get(ENVIRONMENT)), *sorted((name, value is None) for name, value in row.items()))
-        if kind not in kinds:
-            kinds.add(kind)
-            check_task_columns(environment_factory, row, f"{name} dataset, row {number}: ")
+    are_alike = COLUMN not in dataset.column_names and not environments_of(environment_factory)
+    for number, row in enumerate(dataset.select([0]) if are_alike else dataset, 1):
+        check_task_columns(environment_factory, row, f"{name} dataset, row {number}: ")
     remedy = "its text differs each time it is read, so rows cannot be told apart; store a number or a path"
     row, again = dataset[0], dataset[0]
     for column, value in row.items():

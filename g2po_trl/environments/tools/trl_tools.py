@@ -40,7 +40,7 @@ from ...prompts.state_keys import request_key
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ...utils.errors import G2POError
 from ...utils.images import PLACE
-from ..causes import has_gone, in_words, is_of_environment, message_of
+from ..causes import has_gone, in_words, inner, is_of_environment
 from ..contract import Observation, StepResult, TextEnvironment
 from ..several import row_of
 from ..validation import EnvironmentContractError, unwrap_factory
@@ -172,7 +172,7 @@ class ToolEnvironment(TextEnvironment):
         except (Exception, SystemExit) as error:  # `exit()`, in code that the model wrote
             if is_of_environment(error, wrapped=False):
                 raise
-            return _result(name, {"error": message_of(error)})
+            return _result(name, {"error": "\n".join(map(str, inner(error)))})
 
 
 class ChatToolEnvironment(ToolEnvironment):
