@@ -22,7 +22,9 @@ from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
+from g2po_trl.cli.parser import flag
 from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe
+from g2po_trl.cli.spelling import misspelled
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
 
@@ -84,6 +86,16 @@ def test_no_setting_of_a_recipe_looks_like_a_secret_and_the_short_help_names_fla
         }
     named = set(re.findall(r"--[a-z][a-z0-9-]*", HELP))
     assert len(named) > 15 and named <= known
+
+
+@pytest.mark.parametrize("script", sorted(RECIPES.glob("t*_*.py")), ids=lambda path: path.stem)
+def test_all_flags_of_recipes_are_known_without_importing_them(script, monkeypatch):
+    monkeypatch.syspath_prepend(script.parent)
+    loaded = runpy.run_path(str(script))
+    types = loaded["RECIPE"].types if "RECIPE" in loaded else loaded["TYPES"]
+    names = [field.name for one in types for field in dataclasses.fields(one) if field.init]
+    assert len(names) > 150 and misspelled([flag(name) for name in names]) is None
+    assert misspelled("--no-use-peft --use_peft --max_steps=3 3 --model m --view".split(), ["--view"]) is None
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b", 2), ("qwen2.5-7b", 8)])

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ...utils.options import require
-from .train import read, resolve, run_in_place
+from .train import check_flags, read, resolve, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
@@ -39,4 +39,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv, "g2po teach")
     for name in ("num_processes", "accelerate_config", "view"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
-    run_in_place(*resolve(request, "teach"))
+    script, arguments = resolve(request, "teach")
+    check_flags(script, arguments)
+    run_in_place(script, arguments)

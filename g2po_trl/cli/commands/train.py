@@ -19,6 +19,7 @@ from .. import parser
 from ..launch import VIEW, launch
 from ..played import environment_or_agent
 from ..recipe_files import OWN_RECIPE, RECIPES, find_config, recipes_of
+from ..spelling import misspelled
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -95,6 +96,12 @@ def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
     return own, ["--environment", resolve_environment_name(environment), *request.passed]
 
 
+def check_flags(script: Path, arguments: Sequence[str]) -> None:
+    """End the process if an argument of a recipe is no flag; the recipe would say so after importing torch and TRL."""
+    if script.parent == RECIPES and (message := misspelled(arguments, parser.COMMAND_FLAGS)):
+        parser.Parser((), prog=parser.COMMAND).error(message)
+
+
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process."""
     sys.argv = [str(script), *arguments]
@@ -110,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         return
     script, arguments = resolve(request)
+    check_flags(script, arguments)
     os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
     if config is not None or processes not in (None, 1):
