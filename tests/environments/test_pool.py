@@ -8,7 +8,6 @@ import pytest
 from faulty_pools import Reporter, faulty_pool, pids
 from letter_environment import LetterEnvironment
 from refusals import refused
-from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, StepResult, read_jsonl, write_jsonl
 from g2po_trl.environments.setup import check_start
@@ -84,26 +83,6 @@ def test_bad_arguments():
             pool.reset([{"seed": lambda: 0}])
 
 
-def play_key_door(num_workers):
-    """All episodes to their ends, which come at different turns."""
-    rooms = ["garden", "hall", "cellar", "hall", "garden"]
-    seen = []
-    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(num_workers)) as pool:
-        seen.append(pool.reset([{"key_room": room} for room in rooms], groups=[4, 4, 1, 0, 1]))
-        for turn in range(6):
-            walks = {slot: KEY_DOOR_WALKTHROUGHS[room] for slot, room in enumerate(rooms)}
-            results = pool.step({slot: walk[turn] for slot, walk in walks.items() if turn < len(walk)})
-            for slot, result in results.items():
-                last = turn + 1 == len(walks[slot])
-                assert (result.terminated, result.reward) == (last, 10.0 * last)
-            seen.append(results)
-    return seen
-
-
-def test_whole_episodes_do_not_depend_on_workers():
-    assert play_key_door(1) == play_key_door(2) == play_key_door(3)
-
-
 def test_groups_of_unequal_size_are_balanced():
     with faulty_pool(2) as pool:
         groups = [0] * 6 + [1, 2, 3] + [4] * 3
@@ -150,13 +129,6 @@ class Itself(dict):
 def test_what_an_environment_may_not_return_is_refused_by_its_field(result, field):
     with refused(field):
         validate_step(result, "step", LIMITS)
-
-
-def test_what_is_refused_fails_its_episode_alone(faulty):
-    faulty.reset([{"number": 3}, {"number": 4}])
-    results = faulty.step({0: "go", 1: "result boolean"})
-    assert results[0].observation.text == "3 go" and results[1].kind == "invalid"
-    assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
 
 
 def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(faulty, tmp_path):

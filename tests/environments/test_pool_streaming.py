@@ -149,24 +149,29 @@ def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool):
     assert time.perf_counter() - clock < 20, "not the 40 s that all of them take"
 
 
-def test_the_same_answers_as_of_reset_and_step():
+def test_the_same_answers_whatever_the_workers_and_as_of_reset_and_step():
+    """All episodes to their ends, which come at different turns."""
     rooms = ["garden", "hall", "cellar", "hall", "garden"]
     walks = [KEY_DOOR_WALKTHROUGHS[room] for room in rooms]
     tasks = [{"key_room": room} for room in rooms]
-    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(2)) as pool:
-        synchronous = [[first] for first in pool.reset(tasks)]
-        for turn in range(max(map(len, walks))):
-            asked = {slot: walk[turn] for slot, walk in enumerate(walks) if turn < len(walk)}
-            for slot, result in pool.step(asked).items():
-                synchronous[slot].append(result)
-        pool.begin(tasks, ["x", "x", "y", "z", "z"])
-        streamed = [[] for _ in rooms]
-        while answers := pool.receive(timeout=None):
-            for slot, answer in answers.items():
-                streamed[slot].append(answer)
-                if len(streamed[slot]) <= len(walks[slot]):
-                    pool.send({slot: walks[slot][len(streamed[slot]) - 1]})
-        assert streamed == synchronous
+    played = []
+    for workers in (1, 2, 3):
+        with EnvironmentPool(KeyDoorEnvironment, PoolLimits(workers)) as pool:
+            synchronous = [[first] for first in pool.reset(tasks, groups=[4, 4, 1, 0, 1])]
+            for turn in range(max(map(len, walks))):
+                asked = {slot: walk[turn] for slot, walk in enumerate(walks) if turn < len(walk)}
+                for slot, result in pool.step(asked).items():
+                    synchronous[slot].append(result)
+            pool.begin(tasks, ["x", "x", "y", "z", "z"])
+            streamed = [[] for _ in rooms]
+            while answers := pool.receive(timeout=None):
+                for slot, answer in answers.items():
+                    streamed[slot].append(answer)
+                    if len(streamed[slot]) <= len(walks[slot]):
+                        pool.send({slot: walks[slot][len(streamed[slot]) - 1]})
+            played += [synchronous, streamed]
+    assert all(one == played[0] for one in played)
+    assert [[answers[-1].terminated, answers[-1].reward] for answers in played[0]] == [[True, 10.0]] * 5
 
 
 @pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.slow)])
