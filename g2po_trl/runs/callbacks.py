@@ -86,11 +86,7 @@ class LogFile(TrainerCallback):
 
 
 class OwnSchedule(TrainerCallback):
-    """Gives a resumed run the learning rate of its own schedule.
-
-    The checkpoint has the rate of the schedule that it was saved with: 0 at the end of a linear one, even if
-    `max_steps` has been raised since.
-    """
+    """Gives a resumed run the learning rate of its own schedule, which may be longer than the checkpoint's."""
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         if isinstance(lr_scheduler, LambdaLR):
@@ -113,12 +109,11 @@ class CollapseStoppingCallback(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "episode/success_rate" not in (logs or ()) or control.should_training_stop:
             return
-        logged = (entry.get("episode/valid_action_ratio", math.nan) for entry in state.log_history)
+        logged = (entry.get("episode/valid_action_ratio") for entry in state.log_history)
         valid = [value for value in logged if value is not None and not math.isnan(value)][-PATIENCE:]
         if len(valid) < PATIENCE or (mean := sum(valid) / PATIENCE) >= self.min_valid_action_ratio:
             return
-        control.should_training_stop = True
-        control.should_save = args is None or args.save_strategy != "no"
+        control.should_training_stop, control.should_save = True, args.save_strategy != "no"
         if state.is_world_process_zero:
             print_line(
                 f"Stopping at step {state.global_step}: {_percent(mean)} of the completions had the required format, "
@@ -127,14 +122,9 @@ class CollapseStoppingCallback(TrainerCallback):
 
 
 class ClosingVerdict(TrainerCallback):
-    """Prints the verdict, if there is one, when training ends and once before, since a run may take days.
+    """Prints the verdict of a run, if there is one, and its excluded tasks when training ends.
 
-    Args:
-        tally: tally of the run.
-        estimator_name: see `verdict`.
-        task_errors: the excluded tasks, which are printed at the end.
-
-    `waits`: the caller of `train` prints `text` later.
+    The verdict is printed once before, too: a run may take days. `waits`: the caller of `train` prints `text` at last.
     """
 
     def __init__(self, tally: Tally, estimator_name: str, task_errors: TaskErrors):
@@ -154,7 +144,7 @@ class ClosingVerdict(TrainerCallback):
             return
         self._warned = True
         if state.is_world_process_zero and (text := self.text):
-            print_line(f"After {played} iterations: {text}")
+            print_line(f"After {max(1, played)} iterations: {text}")
 
     def on_train_end(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:

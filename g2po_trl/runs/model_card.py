@@ -85,9 +85,8 @@ def card_of(
 
 
 def table_of(values: Mapping[str, Any]) -> str:
-    """Return the rows of a table; `|`, as in regular expressions of LoRA's modules, is escaped."""
-    cells = {name: str(value).replace("|", "\\|") for name, value in values.items()}
-    return "\n".join(f"| {name} | {cell} |" for name, cell in cells.items())
+    """Return the rows of a table."""
+    return "\n".join("| {} | {} |".format(name, str(value).replace("|", "\\|")) for name, value in values.items())
 
 
 def results_of(evaluations: Sequence[dict[str, Any]], best_was_chosen: bool) -> str:

@@ -85,10 +85,11 @@ def panels_by_prefix(
         names = list(known) if isinstance(known, Mapping) else []
         require(dataset in names, "eval_dataset", dataset, f"the trainer's named evaluation sets are {names}")
         dataset = {dataset: known[dataset]}
-    given = known if dataset is None else dataset
-    named = {prefix: given}
-    if isinstance(given, Mapping):
-        named = {f"{prefix.removesuffix(f'_{name}')}_{name}": rows for name, rows in given.items()}
+    named = known if dataset is None else dataset
+    if not isinstance(named, Mapping):
+        named = {prefix: named}
+    else:
+        named = {f"{prefix.removesuffix(f'_{name}')}_{name}": rows for name, rows in named.items()}
     for name, rows in named.items():
         check_panel_name(name)
         require(rows is not None and len(rows) > 0, "eval_dataset", rows, "pass the tasks to evaluate on")

@@ -70,15 +70,12 @@ def panels_in(folder: str | Path) -> dict[str, Path]:
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return a run's description with absolute paths; empty for a folder without one.
-
-    Raises:
-        G2POError: for a file with other content.
-    """
+    """Return a run's description with absolute paths; empty for a folder without one."""
     found = find_run(folder)
 
-    def absolute(text: str) -> str:
-        return os.path.normpath(found / text.removeprefix(_FOLDER)) if text.startswith(_FOLDER) else text
+    def absolute(value: Any, key: str) -> Any:
+        is_relative = isinstance(value, str) and value.startswith(_FOLDER)
+        return os.path.normpath(found / value.removeprefix(_FOLDER)) if is_relative else value
 
     return _with_files(read_description(found), absolute) if found else {}
 
@@ -91,29 +88,27 @@ def with_relative_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     folder = folder.resolve()
     project = Path.cwd() if folder.is_relative_to(Path.cwd()) else folder.parent
 
-    def relative(text: str) -> str:
-        is_in_project = text.startswith("/") and Path(text).is_relative_to(project)
-        return f"{_FOLDER}{os.path.relpath(text, folder)}" if is_in_project else text
+    def relative(value: Any, key: str) -> Any:
+        is_absolute = isinstance(value, str) and value.startswith("/")
+        is_in_project = is_absolute and Path(value).is_relative_to(project)
+        return f"{_FOLDER}{os.path.relpath(value, folder)}" if is_in_project else value
 
     return _with_files(run, relative)
 
 
-def _with_files(run: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return the description with `change(text)` of each text that may name a file."""
-
-    def changed(value: Any, key: str) -> Any:
-        return change(value) if isinstance(value, str) else value
-
-    return {name: _each(part, changed) if name in _WITH_FILES else part for name, part in run.items()}
+def _with_files(run: Mapping[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Return the description with the changed texts of the parts that may name files."""
+    return {name: _each(part, change) if name in _WITH_FILES else part for name, part in run.items()}
 
 
 def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
-    """Return nested data with `change(value, key)` of each value that is neither a mapping nor a list."""
-    if isinstance(value, Mapping):
+    """Return nested data with `change(value, key)` in place of the parts that it changes."""
+    changed = change(value, key)
+    if changed is value and isinstance(value, Mapping):
         return {name: _each(one, change, name) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
+    if changed is value and isinstance(value, (list, tuple)):
         return [_each(one, change, key) for one in value]
-    return change(value, key)
+    return changed
 
 
 def describe_object(value: Any) -> dict[str, Any] | None:
@@ -173,20 +168,15 @@ def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
 
 
 def load_object(description: Mapping[str, Any]) -> Callable:
-    """Return the object that `describe_object` described. Raises `SystemExit` if it cannot be imported."""
+    """Return the object that `describe_object` described. Raises `G2POError` if it cannot be imported."""
     loaded = load(description["import"])
-    args = [_loaded(one) for one in description.get("args", ())]
-    kwargs = {name: _loaded(one) for name, one in description.get("kwargs", {}).items()}
+    args, kwargs = _each(description.get("args", []), _loaded), _each(description.get("kwargs", {}), _loaded)
     return partial(loaded, *args, **kwargs) if args or kwargs else loaded
 
 
-def _loaded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_loaded(one) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    described = {"import"} <= value.keys() <= {"import", "args", "kwargs"}
-    return load_object(value) if described else {name: _loaded(one) for name, one in value.items()}
+def _loaded(value: Any, key: str) -> Any:
+    is_described = isinstance(value, Mapping) and {"import"} <= value.keys() <= {"import", "args", "kwargs"}
+    return load_object(value) if is_described else value
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
@@ -205,7 +195,7 @@ def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
 
 def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
     """Return the template that `describe_prompt` described, if its class and functions can be imported."""
-    values = _loaded(description)
+    values = _each(description, _loaded)
     if "by_environment" in values:
         values["by_environment"] = {name: load_prompt(one) for name, one in values["by_environment"].items()}
     for name in ("class", "parse_completion", "show_observation"):

@@ -119,7 +119,7 @@ def test_when_a_run_counts_as_collapsed(valid, stopped_at):
         history += [{"episode/valid_action_ratio": ratio, "episode/success_rate": 0.5}, {"eval_success_rate": 0.0}]
         control = TrainerControl()
         state = SimpleNamespace(log_history=history, global_step=index, is_world_process_zero=True)
-        callback.on_log(None, state, control, logs=history[-2])
+        callback.on_log(SimpleNamespace(save_strategy="no"), state, control, logs=history[-2])
         stopped = index if stopped is None and control.should_training_stop else stopped
     assert stopped == stopped_at
 
