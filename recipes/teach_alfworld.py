@@ -23,9 +23,8 @@ from g2po_envs.alfworld.panels import find_games
 from g2po_envs.alfworld.prompts import PROMPTS
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.runs.ownership import held
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
-from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
+from g2po_trl.teach.exam import TeachingArguments
+from g2po_trl.teach.sft import teach_states
 from g2po_trl.utils.options import option
 
 
@@ -40,18 +39,14 @@ class ScriptArguments(TeachingArguments):
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
-def main() -> None:
-    options, args, model_args = parse_arguments(TYPES, "teach/alfworld")
-    with held(args.output_dir, "output_dir"):
-        base_model = load_base_model(options, args, model_args, smollm2_path)
-        games = find_games("generated", options.num_games, 0, options.game_size, options.cache_dir, "train")
-        shown = {"hidden_actions": tuple(options.hidden_actions), "intro": options.intro}
-        factory = partial(AlfworldEnvironment, games, **shown)
-        to_show, to_examine = options.split(games.rows(), args.seed)
-        exam = SuccessEvaluation(factory, to_examine, PROMPTS[options.prompt], options)
-        states = demonstrate(factory(), to_show, 1, args.seed, options.max_turns, options.history_length)
-        run_teaching(args, model_args, base_model, draw_samples(states, exam, base_model, args.seed), exam)
+def lesson(options: ScriptArguments, seed: int) -> tuple:
+    """Return the environment, the games, the wording of prompts, and what shows an expert's actions in games."""
+    games = find_games("generated", options.num_games, 0, options.game_size, options.cache_dir, "train")
+    factory = partial(AlfworldEnvironment, games, hidden_actions=tuple(options.hidden_actions), intro=options.intro)
+    lengths = {"max_turns": options.max_turns, "history_length": options.history_length}
+    shows = partial(demonstrate, factory(), episodes=1, seed=seed, **lengths)
+    return factory, games.rows(), PROMPTS[options.prompt], shows
 
 
 if __name__ == "__main__":
-    main()
+    teach_states(parse_arguments(TYPES, "teach/alfworld"), smollm2_path, lesson)

@@ -22,9 +22,8 @@ from g2po_envs.webshop.prompts import PROMPTS
 from g2po_envs.webshop.source import ShopSource
 from g2po_recipes.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.runs.ownership import held
-from g2po_trl.teach.exam import SuccessEvaluation, TeachingArguments
-from g2po_trl.teach.sft import draw_samples, load_base_model, run_teaching
+from g2po_trl.teach.exam import TeachingArguments
+from g2po_trl.teach.sft import teach_states
 from g2po_trl.utils.options import option
 
 
@@ -36,17 +35,13 @@ class ScriptArguments(TeachingArguments):
 TYPES = (ScriptArguments, SFTConfig, ModelConfig)
 
 
-def main() -> None:
-    options, args, model_args = parse_arguments(TYPES, "teach/webshop")
-    with held(args.output_dir, "output_dir"):
-        base_model = load_base_model(options, args, model_args, smollm2_path)
-        # The expert reads lower-case texts and clicks products by position.
-        factory = partial(WebshopEnvironment, ShopSource(), partial_reward=True, plain=True)
-        to_show, to_examine = options.split(ShopSource().rows("train", options.num_goals), args.seed)
-        exam = SuccessEvaluation(factory, to_examine, PROMPTS[options.prompt], options)
-        states = demonstrate(factory(), to_show, args.seed, options.max_turns)
-        run_teaching(args, model_args, base_model, draw_samples(states, exam, base_model, args.seed), exam)
+def lesson(options: ScriptArguments, seed: int) -> tuple:
+    """Return the environment, the goals, the wording of prompts, and what shows an expert's actions for goals."""
+    # The expert reads lower-case texts and clicks products by position.
+    factory = partial(WebshopEnvironment, ShopSource(), partial_reward=True, plain=True)
+    shows = partial(demonstrate, factory(), seed=seed, max_turns=options.max_turns)
+    return factory, ShopSource().rows("train", options.num_goals), PROMPTS[options.prompt], shows
 
 
 if __name__ == "__main__":
-    main()
+    teach_states(parse_arguments(TYPES, "teach/webshop"), smollm2_path, lesson)

@@ -1,8 +1,4 @@
-"""Demonstrations: an expert's episodes, played by the rollout's own loop and prompts, and the samples of them.
-
-The expert answers in the place of the engine, and its answer is written as a completion in the format that the prompt
-asks for. What is trained is then a step's own prompt and completion.
-"""
+"""Demonstrations: an expert's episodes, played by the rollout's own loop and prompts, and the samples of them."""
 
 from __future__ import annotations
 

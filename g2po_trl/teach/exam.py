@@ -73,7 +73,6 @@ class SuccessEvaluation:
     prompts: Mapping[str, Any] = field(default_factory=dict)  # further fields of the rollout's `PromptActor`
     chat_template_kwargs: dict[str, Any] | None = None
     limits: PoolLimits = field(default_factory=PoolLimits)
-    batch_tokens: int = 16_384  # of a generation batch
 
     def is_passed(self, summary: Mapping[str, Any]) -> bool:
         """Return whether the results of an evaluation reach the targets."""
@@ -87,7 +86,7 @@ class SuccessEvaluation:
         with torch.random.fork_rng(), evaluation_mode(model), replaced(model.config, use_cache=True):
             torch.manual_seed(derived_seed(seed, 0))
             tokenizer = get_tokenizer(processing_class)
-            engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
+            engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=16_384)
             engine.read_images(ImageInputs.of(processing_class, model))
             encode = ChatEncoder(processing_class, self.chat_template_kwargs)
             actor = PromptActor(engine, encode, self.template, self.options.history_length, **self.prompts)
@@ -148,10 +147,7 @@ class SuccessEvalCallback(TrainerCallback):
 def describe_limits(
     exam: SuccessEvaluation, last: Mapping[str, Any], shown: Sequence[Trajectory], model_name: str
 ) -> str:
-    """Return what limits a model that missed its target: the format, calls of tools, or something else.
-
-    `last` are the results of the last exam, `shown` the demonstrations, and `model_name` is the base model.
-    """
+    """Return what limits a model that missed its target: the format, calls of tools, or something else."""
     valid, steps = last["valid_action_ratio"], [step for episode in shown for step in episode.steps]
     calls, taught = last.get("tool_call_ratio"), [bool((step.response or {}).get("tool_calls")) for step in steps]
     has_format = f"{valid:.0%} of the completions have the format"

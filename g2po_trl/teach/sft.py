@@ -1,8 +1,4 @@
-"""Supervised fine-tuning on an expert's actions until the model can learn from rewards.
-
-Reinforcement learning needs a policy that writes the required format and sometimes succeeds. A few hundred actions of
-an expert on training games teach SmolLM2-135M both, in one game of three (docs/gpus.md).
-"""
+"""Supervised fine-tuning on an expert's actions until the model writes the format and sometimes succeeds."""
 
 from __future__ import annotations
 
@@ -26,6 +22,7 @@ from g2po_trl.prompts.chat_template import get_tokenizer
 from g2po_trl.prompts.images import ImageInputs, load_processing_class
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.runs.ownership import held
 from g2po_trl.teach.demonstrations import IMAGES, state_rows
 from g2po_trl.teach.exam import Processing, SuccessEvalCallback, SuccessEvaluation, TeachingArguments, describe_limits
 from g2po_trl.trajectory import Trajectory
@@ -78,9 +75,6 @@ def teach(
 
     `shown` are the demonstrations, for samples with images. Return the model, with a merged adapter, and the summary
     of each exam with its `step` and `samples`.
-
-    Raises:
-        G2POError: if a sample is longer than `max_length`, and for images with `padding_free`.
     """
     longest = max(map(len, samples["input_ids"]))
     remedy = f"a sample has {longest} tokens: set it to null"
@@ -115,9 +109,8 @@ def load_base_model(
 ) -> BaseModel:
     """Return the base model, and its tokenizer, or its processor if it reads images.
 
-    Called first, so that invalid options fail before any work: `G2POError`, also for an output_dir with another
-    fine-tuning, unless it is complete and missed its target. `default`: `cache_dir` -> the folder of the model without
-    `model_name_or_path`.
+    Called first, so that invalid options and an occupied output_dir fail before any work. `default` returns the folder
+    of the model without `model_name_or_path`, from `cache_dir`.
     """
     for name, remedy in _UNSUPPORTED.items():
         value = getattr(model_args if hasattr(model_args, name) else args, name)
@@ -149,6 +142,21 @@ def draw_samples(shown: Sequence[Any], exam: SuccessEvaluation, base_model: Base
     return Dataset.from_list(list(state_rows(drawn, exam.template, exam.options.history_length, encode, stops)))
 
 
+def teach_states(arguments: tuple[Any, ...], default: Callable[[str], Any], lesson: Callable) -> None:
+    """Teach an expert's actions in states of training tasks.
+
+    `lesson`: options and seed -> environment factory, tasks, prompt template, and a function from tasks to states.
+    """
+    options, args, model_args = arguments
+    with held(args.output_dir, "output_dir"):
+        base_model = load_base_model(options, args, model_args, default)
+        factory, rows, template, demonstrate = lesson(options, args.seed)
+        to_show, to_examine = options.split(rows, args.seed)
+        exam = SuccessEvaluation(factory, to_examine, template, options)
+        samples = draw_samples(demonstrate(to_show), exam, base_model, args.seed)
+        run_teaching(args, model_args, base_model, samples, exam)
+
+
 def run_teaching(
     args: SFTConfig,
     model_args: ModelConfig,
@@ -157,10 +165,7 @@ def run_teaching(
     exam: SuccessEvaluation,
     shown: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
-    """Fine-tune, save the model and its evaluations, and return the last one, with `reached`: whether the target was.
-
-    `shown` are the demonstrations, which tell what limits a model that misses the target.
-    """
+    """Fine-tune, save the model and its evaluations; return the last one, with `reached`: whether the target was."""
     name, processing_class = base_model
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
