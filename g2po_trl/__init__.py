@@ -27,7 +27,7 @@ _PUBLIC = {  # module -> its public names; those of g2po_envs are adapters of ot
     "environments.tools.trl_tools": ("ToolEnvironment",),
     "environments.contract": ("Observation", "StepResult", "TextEnvironment"),
     "check.contract": ("check_environment",),
-    "evaluation.trained_agent": ("load_agent",),
+    "evaluation.agents": ("load_agent",),
     "environments.episode_limits": ("EpisodeLimits",),
     "environments.pool.limits": ("PoolLimits",),
     "environments.pool.pool": ("EnvironmentPool",),

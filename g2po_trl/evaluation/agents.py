@@ -1,14 +1,16 @@
-"""Ways to prompt a chat model for the next action, in g2po-trl's own words, and the actor that asks it."""
+"""Ways to prompt a chat model for the next action, in g2po-trl's own words, and the actors that ask it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engines.sampling import Sampling, derived_seed
+from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest, response_action, since_last_completion
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
 from ..prompts.tool_calls import call_in
@@ -16,7 +18,9 @@ from ..rollout.actor import PromptActor, prompt_contents
 from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..rollout.stats import RolloutStats
+from ..runs.run_json import FILE, load_prompt, read_run
 from ..trajectory import Step, Trajectory
+from ..utils.errors import G2POError
 from ..utils.options import require
 from .panel import Panel
 
@@ -198,3 +202,47 @@ class ChatActor(TextActor):
             if isinstance(self.agent, DirectAgent):
                 fields["call"] = call_in(self.agent.template.of(episode.environment), action, valid)
         return episode.step(action, text, valid=valid, **fields)
+
+
+class TrainedAgent:
+    """Chooses actions as in an evaluation of the model's run. `restart` begins another episode."""
+
+    def __init__(self, actor: PromptActor, sampling: Sampling):
+        self.actor, self.sampling, self.episode, self._number = actor, sampling, Episode(""), 0
+
+    def restart(self) -> None:
+        """Forget the episode so far."""
+        self.episode, self._number = Episode(""), self._number + 1
+
+    def act(self, observation: str | Observation) -> str:
+        """Return the action for the next observation; for one with a chat request, the assistant's message as JSON."""
+        episode = self.episode
+        episode.observation = Observation(observation) if isinstance(observation, str) else observation
+        episode.task = episode.task or episode.observation.task or ""
+        session = self.actor.session(self.sampling, [derived_seed(0, self._number)], RolloutStats())
+        session.ask([episode])
+        if episode.outcome is not None:
+            raise G2POError(episode.failure_reason or episode.error, "observation", observation)
+        ((_, step),) = session.receive_steps(0.0)
+        episode.steps.append(step)
+        return step.action
+
+
+def load_agent(folder: str | Path) -> TrainedAgent:
+    """Return the agent of a run's `output_dir`, or of a model on the Hub that was pushed with its run.json."""
+    from huggingface_hub import snapshot_download
+
+    from .chat_models import load_local  # with torch, which is slow to import
+
+    if not Path(folder).is_dir():
+        folder = snapshot_download(str(folder))
+    run = read_run(folder)
+    play = run.get("play")
+    require(play is not None, "folder", str(folder), f"it holds no {FILE} of a run; pass its output_dir")
+    remedy = "its completions follow a regex, which vLLM alone does; use `g2po evaluate`"
+    require(not play.get("vllm_structured_outputs_regex"), "folder", str(folder), remedy)
+    template = play.get("chat_template_kwargs"), play.get("generation_kwargs"), play.get("autocast")
+    chat = load_local(str(folder), *template, dtype=play.get("dtype") or "auto")
+    lengths = {name: play[name] for name in ("history_length", "max_prompt_length", "history") if name in play}
+    actor = PromptActor(chat.engine, chat.encode, load_prompt(run["prompt"]), context_length=chat.longest, **lengths)
+    return TrainedAgent(actor, Sampling(**{one.name: play[one.name] for one in fields(Sampling) if one.name in play}))

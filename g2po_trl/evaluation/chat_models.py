@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,15 @@ class EngineChat:
         """Return the completions of requests without tools, all with the stop texts of the first one."""
         prompts = self.encode.ids([self.encode.text(request.messages) for request in requests])
         sampling, stop = sampling_of(requests[0], sampling), requests[0].stop
-        most = sampling.max_completion_length
-        fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
-        error = f"tokens and {most} of the completion exceed the model's {self.longest}"
-        completions = [ChatCompletion("", error=f"{len(ids)} {error}") for ids in prompts]
+        most = (self.longest or inf) - sampling.max_completion_length
+        fitting = [i for i, ids in enumerate(prompts) if len(ids) <= most]
+        completions = [ChatCompletion("", error=f"{len(ids)} tokens, at most {most} fit") for ids in prompts]
         generated = self.engine.generate([prompts[i] for i in fitting], sampling, [seeds[i] for i in fitting])
         for i, completion in zip(fitting, generated):
             text = self.encode.decode(completion.ids, self.engine.stop_token_ids)
             cut = cut_before(text, stop)
-            numbers = len(prompts[i]), len(completion.ids)
-            completions[i] = ChatCompletion(cut, *numbers, complete=completion.complete or cut != text)
+            is_whole = completion.complete or cut != text
+            completions[i] = ChatCompletion(cut, len(prompts[i]), len(completion.ids), is_whole)
         return completions
 
     def close(self) -> None:
@@ -154,9 +154,6 @@ class ServerChat:
         chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
         generation_kwargs: further fields of a request, for servers that accept them.
         max_retries: how often a request that fails because of load or network is repeated.
-
-    Raises:
-        ImportError: if openai is not installed.
     """
 
     engine = limit = path = None
@@ -189,12 +186,7 @@ class ServerChat:
     def generate(
         self, requests: Sequence[ChatRequest], sampling: Sampling, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        """Return the completion of each request, with its seed.
-
-        Raises:
-            G2POError: if the server rejects a request or cannot be reached; if tokens are limited, and their limit is
-                reached, or the server does not report them.
-        """
+        """Return the completion of each request. Raises `G2POError` for one that is rejected, and out of tokens."""
 
         async def complete() -> list[ChatCompletion]:
             pairs = zip(requests, seeds, strict=True)
@@ -258,9 +250,8 @@ def _read(response: Any, request: ChatRequest, sampling: Sampling) -> ChatComple
     text = cut_before(message.content or "", request.stop)  # some servers ignore stop texts
     ends = [text.index(stop) + len(stop) for stop in sampling.stop_sequences or () if stop in text]
     calls = [call.model_dump() for call in message.tool_calls or ()]
-    (answer,) = normalize_messages(
-        [{"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}]
-    )
+    said = {"role": "assistant", "content": text[: min(ends, default=None)], "tool_calls": calls}
+    (answer,) = normalize_messages([said])
     text = message_text(answer)
     # The name of the field depends on the server.
     reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)

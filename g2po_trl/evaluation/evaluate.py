@@ -99,15 +99,11 @@ class PanelPlayer:
     """
 
     panel: Panel
-    pool: EnvironmentPool
+    player: Player
     chat: ChatModel
     agent: Agent
     sampling: Sampling
     batch_size: int
-    limits: EpisodeLimits
-
-    def __post_init__(self):
-        self.player = Player(self.pool, ChatActor.of(self.chat, self.agent), self.limits)
 
     def play(self, seed: int, path: Path) -> list[Trajectory]:
         """Return the last trial of each task with a seed, in order; resume where the file ends."""
@@ -156,10 +152,7 @@ class PanelPlayer:
 
 
 def _resume(path: Path, batches: Sequence[Sequence[int]]) -> dict[int, Trajectory]:
-    """Return the finished last trials by the task's index, and remove other episodes from the file.
-
-    These are errors, interrupted ones, and those of unfinished `batches`.
-    """
+    """Return a file's last trials by task; remove errors, interrupted episodes and unfinished `batches` from it."""
     if not path.exists():
         return {}
     played = [*filter(None, read_unfinished(path))]
@@ -189,10 +182,7 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
-    """Return a table of means ± sample standard deviations over seeds; n/a where a seed has no number.
-
-    With fewer than three seeds, or equal numbers, there is no ±, since the variation is unknown.
-    """
+    """Return a table of means, ± sample standard deviations of three or more seeds; n/a where one lacks a number."""
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
         values, digits = [row.get(heading, nan) for row in rows], 0 if heading == "tokens" else 1
@@ -260,8 +250,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             chat.count_tokens(output / "tokens.json", options.max_total_tokens)
         size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
-        player = PanelPlayer(panel, pool, chat, agent, Sampling.of(options), options.batch_size, limits)
-        played = [player.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
+        player = Player(pool, ChatActor.of(chat, agent), limits)
+        on_panel = PanelPlayer(panel, player, chat, agent, Sampling.of(options), options.batch_size)
+        played = [on_panel.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
     results = {
         "model": options.model,
         "settings": settings,

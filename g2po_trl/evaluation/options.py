@@ -163,9 +163,8 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     of_run, asked = settings.get("environment"), own_agent or environment
     if own_agent is not None and of_run == AGENT_ENVIRONMENT:  # one without a name in run.json is taken for the asked
         of_run = name_of_agent(settings["environment_options"]) or own_agent
-    is_gone = (
-        loading.file_of(of_run).suffix == ".py" and not loading.file_of(of_run).is_file()
-    )  # then the asked one stands for it
+    file = loading.file_of(of_run)
+    is_gone = file.suffix == ".py" and not file.is_file()  # then the asked one stands for it
     if asked not in (None, of_run) and not is_gone:
         return {"chat_template_kwargs": play.get("chat_template_kwargs")}
     settings |= {one.name: play[one.name] for one in fields(EvaluateOptions) if one.name in play}

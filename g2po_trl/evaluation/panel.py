@@ -25,8 +25,7 @@ class Panel:
         action_form: for prompted agents: how an action is written.
         multiline: for prompted agents: an action may have several lines (code). `False`: it ends with its line.
         lower_case: for prompted agents: play actions in lower case. `False`: as listed, ignoring case, or as written.
-        columns: heading of each table column -> name in `summarize`; success by task type is
-            `"success_rate_by_type/<type>"`.
+        columns: heading of each table column -> name in `summarize`, e.g. `"success_rate_by_type/<type>"`.
         data: identifies the data behind the tasks, e.g. a hash of their files.
     """
 
