@@ -244,7 +244,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints except the newest and the best, as transformers does; none is ever partial."""
     found = checkpoints_in(run_dir)  # by step: the clock may go back
-    kept = {found[-1], *([Path(best)] if best else [])}
+    kept = {found[-1], Path(best or found[-1])}
     surplus = len(found) - max(limit, len(kept)) if limit and limit > 0 else 0
     for checkpoint in [path for path in found if path not in kept][: max(0, surplus)]:
         remove(checkpoint)
@@ -259,10 +259,8 @@ def load_weights(model: PreTrainedModel, folder: str | Path) -> None:
 class WeightCheck(TrainerCallback):
     """Compares a model that was loaded with its checkpoint, parameter by parameter, before it trains or is used.
 
-    Args:
-        model: returns the model without accelerate's wrappers.
-        gather: gathers parameters that ZeRO-3 shards.
-        device: gathers FSDP2's weights, if they are offloaded to the host.
+    `model` returns the model without accelerate's wrappers. `gather` gathers parameters that ZeRO-3 shards, `device`
+    FSDP2's weights that are offloaded to the host.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 
 from .metrics import METRICS
 
+_COMPARED = ("name", "panel", "temperature")
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 
 
@@ -33,14 +34,10 @@ def before_and_after_by_panel(
 
     The first is the first one of the same tasks at the same temperature as the last.
     """
-    by_panel: dict[str, list[dict[str, Any]]] = {}
-    for entry in evaluations:
-        by_panel.setdefault(entry["name"], []).append(entry)
     found = {}
-    for name, entries in by_panel.items():
-        last = entries[-1]
-        alike = (one for one in entries if all(one.get(key) == last.get(key) for key in ("panel", "temperature")))
-        found[name] = next(alike), last
+    for last in evaluations:  # a later one of the panel replaces it
+        alike = (one for one in evaluations if all(one.get(key) == last.get(key) for key in _COMPARED))
+        found[last["name"]] = next(alike), last
     return {name: pair for name, pair in found.items() if REPORT not in found or is_reported(name)}
 
 
