@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
@@ -78,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = (resolve_agent_name if options.agent else resolve_environment_name)(options.name)
     run = read_run(name) if Path(name).is_dir() else {}
     config = run.get("play") or keys_beside({"environment": name})
-    limits = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)}
-    limits = {field: config.get(field) if value is None else value for field, value in limits.items()}
-    limits = EpisodeLimits(**limits | {"max_turns": limits["max_turns"] or TURNS})
+    given = {one.name: getattr(options, one.name) for one in fields(EpisodeLimits)}
+    given = {field: value for field, value in given.items() if value is not None}
+    limits = EpisodeLimits.of(SimpleNamespace(**{"max_turns": TURNS, **config}), **given)
     if options.agent:
         key = load(options.agent_state_key) if options.agent_state_key else None
         environment, tasks = agent_factory(name, limits.max_turns, key), tasks_of(name, options.task, options.tasks)
@@ -119,13 +119,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _first_of_each(tasks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     """Return the first tasks, `number` of each environment."""
-    counts: Counter[str] = Counter()
-    chosen = []
+    by_name = defaultdict(list)
     for task in tasks:
-        name = str(task.get(COLUMN))
-        counts[name] += 1
-        chosen += [task] * (counts[name] <= number)
-    return chosen
+        by_name[str(task.get(COLUMN))].append(task)
+    return [task for rows in by_name.values() for task in rows[:number]]
 
 
 def _with_expert(findings: list[Finding], expert: Callable, examination: Examination) -> list[Finding]:

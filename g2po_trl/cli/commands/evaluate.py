@@ -19,7 +19,6 @@ from functools import partial
 from shlex import quote
 from typing import Any
 
-from ...environments.tasks import read_tasks
 from ...evaluation.options import EvaluateOptions, describe_settings, run_settings
 from ...runs.ownership import held
 from ...utils.options import require
@@ -47,8 +46,6 @@ def read(argv: Sequence[str] | None = None) -> tuple[EvaluateOptions, dict[str, 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate. Raises `G2POError` if too many episodes ended in an environment error."""
     options, of_run = read(argv)
-    if options.tasks is not None:
-        read_tasks(options.tasks)
     if not options.base_url:
         check_model("model", options.model)
         check_engine(options.engine)
