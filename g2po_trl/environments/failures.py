@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .causes import inner
-
 if TYPE_CHECKING:
     from .pool.pool import EnvironmentFailure
 
@@ -20,13 +18,9 @@ _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also
 
 def where_raised(error: BaseException | str) -> str:
     """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
-    if isinstance(error, str):
-        frames = _FRAME.findall(error)
-    else:
-        traces = [part.__traceback__ for part in (error, *inner(error))]
-        frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
     packages = [Path(find_spec(name).origin).resolve().parent for name in ("g2po_trl", "g2po_envs")]
-    for file, line in reversed(frames):
+    for file, line in reversed(_FRAME.findall(text)):
         path = Path(file)
         if path.is_file() and not any(map(path.is_relative_to, packages)) and not file.startswith(_LIBRARIES):
             here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
