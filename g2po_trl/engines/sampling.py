@@ -63,11 +63,6 @@ class Sampling(Options):
         'Strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.', None
     )
 
-    @classmethod
-    def of(cls, args: Any, **changes: Any) -> Sampling:
-        """Return the sampling among the attributes of `args`, with changes."""
-        return cls(**{one.name: getattr(args, one.name) for one in fields(Sampling)} | changes)
-
     def filters(self) -> dict[str, Any]:
         """Return the filters that are not neutral: they reshape the distribution that completions are sampled from."""
         neutral = {one.name: one.metadata["neutral"] for one in fields(Sampling) if "neutral" in one.metadata}

@@ -66,12 +66,6 @@ class EpisodeLimits(Options):
             check_options(f"environment_limits[{name!r}]", limits, own, "an environment")
             EpisodeLimits(**limits)
 
-    @classmethod
-    def of(cls, args: Any, **changes: Any) -> EpisodeLimits:
-        """Return the limits among the attributes of `args`, with changes; missing ones have their defaults."""
-        given = {one.name: getattr(args, one.name) for one in fields(EpisodeLimits) if hasattr(args, one.name)}
-        return EpisodeLimits(**given | changes)
-
     def by(self, environment: str | None) -> EpisodeLimits:
         """Return the limits of an environment, by its name in a run with several."""
         own = (self.environment_limits or {}).get(environment)

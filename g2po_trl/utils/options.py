@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from functools import cache, partial
 from inspect import Parameter
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from .errors import G2POError
 
@@ -56,6 +56,12 @@ class Options:
                 check_value(field.name, value, hint, field.metadata)
         if after := getattr(super(), "__post_init__", None):  # of a class that the options are mixed into
             after()
+
+    @classmethod
+    def of(cls, args: Any, **changes: Any) -> Self:
+        """Return the options among the attributes of `args`, with changes; missing ones have their defaults."""
+        names = [field.name for field in dataclasses.fields(cls) if hasattr(args, field.name)]
+        return cls(**{name: getattr(args, name) for name in names} | changes)
 
 
 @cache

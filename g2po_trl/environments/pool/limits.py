@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ...utils.options import Options, option
 
@@ -54,11 +53,6 @@ class PoolLimits(Options):
     environment_variables: list[str] | None = _limit(
         "Names of variables to pass to workers, beside those that programs need to run, such as `HF_TOKEN`.", None
     )
-
-    @classmethod
-    def of(cls, args: Any) -> PoolLimits:
-        """Return the limits among the attributes of `args`; missing ones have their defaults."""
-        return cls(**{one.name: getattr(args, one.name) for one in fields(cls) if hasattr(args, one.name)})
 
     @property
     def workers(self) -> int:

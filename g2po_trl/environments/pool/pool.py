@@ -19,7 +19,6 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -70,7 +69,7 @@ class EnvironmentPool(contextlib.AbstractContextManager):
     def __init__(
         self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits | None = None, **options: Any
     ):
-        self.limits = limits = replace(PoolLimits.of(limits), **options)
+        self.limits = limits = PoolLimits.of(limits, **options)
         self.withheld = withheld_variables(limits.environment_variables or ())  # which workers do not get
         self.name = factory_name(environment_factory)
         self.num_workers = limits.workers
