@@ -33,7 +33,7 @@ from g2po_trl.cli.recipe_files import find_config, keys_beside, tasks_beside
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.environments.loading import load
+from g2po_trl.environments.loading import load, load_template
 from g2po_trl.environments.setup import agent_factory, played_as
 from g2po_trl.environments.several import environments_of
 from g2po_trl.environments.tasks import split_tasks, task_id_of
@@ -61,14 +61,10 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
     random_episodes: int = option("Random episodes to play, instead of an expert.", 0, within="[0, inf)")
     num_episodes: int | None = option("Episodes of the expert. None: one per task.", None, within="[1, inf)")
     demonstration_turns: int | None = option("Turns of a demonstration. None: max_turns.", None, within="[1, inf)")
-    num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
-    num_exam_tasks: int | None = option("Tasks of exams alone. 0: taught ones. None: a 5th.", None, within="[0, inf)")
     num_exam_episodes: int = option("Episodes of an exam.", 24, within="[1, inf)")
     chat_template_kwargs: dict[str, Any] | None = option("Variables of the chat template, as JSON.", None)
     history: str | None = option("What prompts show of an episode.", None, choices=("window", "conversation"))
     max_prompt_length: int | None = option("Maximum number of tokens of a prompt.", 2048, within="[1, inf)")
-    max_turns: int = option("Maximum number of turns of an episode.", 50, within="[1, inf)")
-    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 512, within="[1, inf)")
 
     def __post_init__(self):
         super().__post_init__()
@@ -76,20 +72,14 @@ class ScriptArguments(OwnArguments, PoolLimits, TeachingArguments):
         remedy = "pass one of expert, demonstrations and random_episodes"
         require(sum(map(bool, sources)) < 2, "demonstrations", self.demonstrations, remedy)
 
-    def split(self, rows: Rows, seed: int) -> tuple[Rows, Rows]:
-        if self.num_exam_tasks == 0:
-            return list(rows), list(rows)
-        self.num_exam_tasks = self.num_exam_tasks or max(1, len(rows) // 5)
-        return super().split(rows, seed)
-
 
 def find_play(options: ScriptArguments, turns: int) -> tuple[Callable[[], TextEnvironment], dict[str, Any]]:
     """Return the environment of episodes of `turns` turns, and fields of their `PromptActor`, as the trainer does."""
     made = agent_factory(options.agent, turns) if options.agent else load(options.environment)
     several = isinstance(made, Mapping) or bool(environments_of(made))
-    remedy = "it has several: teach them one after the other, by their names"
-    require(not several, "environment", options.environment, remedy)
-    factory, template, history = played_as(made, EpisodeLimits(turns), options.load_prompt(), options.history)
+    require(not several, "environment", options.environment, "it has several: teach one after the other, by name")
+    prompt = load_template(options.prompt) if options.prompt else None
+    factory, template, history = played_as(made, EpisodeLimits(turns), prompt, options.history)
     return factory, {"template": template, "history": history, "max_prompt_length": options.max_prompt_length}
 
 
@@ -98,9 +88,7 @@ def recorded_episodes(path: str, rows: Rows) -> tuple[list[Trajectory], Rows]:
     require(Path(path).is_file(), "demonstrations", path, "pass a file of trajectories, as in a run's trajectories/")
     by_id, recorded = {task_id_of(row): row for row in rows}, list(read_jsonl(path))
     known = [episode for episode in recorded if episode.success and episode.task_id in by_id]
-    print(
-        f"{path}: {len(known)} of {len(recorded)} episodes succeed in training tasks and are played again", flush=True
-    )
+    print(f"{path}: {len(known)} of {len(recorded)} episodes succeed in training tasks", flush=True)
     require(bool(known), "demonstrations", path, "pass trajectories that succeed in training tasks")
     return known, [by_id[episode.task_id] for episode in known]
 

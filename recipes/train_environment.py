@@ -13,7 +13,7 @@ set_up_process()  # before torch and TRL are imported
 
 from dataclasses import dataclass
 
-from g2po_trl import G2POConfig, PromptTemplate
+from g2po_trl import G2POConfig
 from g2po_trl.cli.recipe import Recipe, Task
 from g2po_trl.cli.recipe_files import keys_beside, tasks_beside
 from g2po_trl.environments.loading import load, load_template
@@ -42,10 +42,6 @@ class OwnArguments(Options):
         require(not own, "prompt", self.prompt, "an agent writes its prompts itself, leave it out")
         require(self.tasks is not None, "tasks", None, "pass --tasks FILE, one task per line, as JSON")
 
-    def load_prompt(self) -> PromptTemplate | None:
-        """Return the template that `prompt` names."""
-        return load_template(self.prompt) if self.prompt else None
-
 
 @dataclass
 class ScriptArguments(OwnArguments):
@@ -69,7 +65,7 @@ def tasks(options: ScriptArguments, args: G2POConfig) -> Task:
             "environment_factory": load(options.environment) if options.environment else None,
             "agent": options.agent,
             "state_key": load(options.agent_state_key) if options.agent_state_key else None,
-            "prompt_template": options.load_prompt(),
+            "prompt_template": load_template(options.prompt) if options.prompt else None,
         },
     )
 

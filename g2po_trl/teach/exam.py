@@ -41,24 +41,23 @@ FORMAT = 0.5  # of the completions; below it, the format is the limit
 class TeachingArguments(Sampling):
     """Arguments of all recipes of teaching; each is a flag and a YAML key."""
 
-    num_demonstrations: int = option("Maximum number of expert actions to train on.", 768, within="[1, inf)")
+    num_demonstrations: int = option("Maximum number of expert actions to train on.", 2048, within="[1, inf)")
     target_success: float = option("Success rate of an exam at which training ends.", 0.3, within="(0, 1]")
     exam_steps: int = option("Optimizer steps between two exams.", 24, within="[1, inf)")
-    num_exam_tasks: int = option("Tasks of an exam, excluded from the demonstrations.", 24, within="[1, inf)")
+    num_exam_tasks: int | None = option("Tasks of exams. 0: the taught ones. None: a fifth.", None, within="[0, inf)")
     prompt: str = option("Wording of prompts.", "compact", choices=("full", "compact"))
     history_length: int = option("Past turns in a prompt.", 2, within="[0, inf)")
-    max_turns: int = option("Turns of an exam's episode.", 15, within="[1, inf)")
-    max_completion_length: int = option("Maximum tokens of a completion in an exam.", 32, within="[1, inf)")
+    max_turns: int = option("Turns of an episode.", 50, within="[1, inf)")
     cache_dir: str = option("Folder of tasks and SmolLM2.", "~/.cache/g2po_trl")
     overwrite: bool = option("Replace a model in output_dir that reached its target.", False)
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations."""
-        number, remedy = self.num_exam_tasks, f"set it above 0 and below the {len(rows)} training tasks"
-        require(0 < number < len(rows), "num_exam_tasks", number, remedy)
+        number = max(1, len(rows) // 5) if self.num_exam_tasks is None else self.num_exam_tasks
+        require(number < len(rows), "num_exam_tasks", number, f"set it below the {len(rows)} training tasks")
         rows = list(rows)
         random.Random(f"{seed}-exam").shuffle(rows)
-        return rows[number:], rows[:number]
+        return (rows[number:], rows[:number]) if number else (rows, rows)
 
 
 @dataclass
