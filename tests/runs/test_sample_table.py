@@ -1,28 +1,34 @@
-"""Tables of sample trajectories, in real Trackio, W&B (offline) and TensorBoard runs."""
+"""Tables of sample trajectories, in stand-ins for Trackio and W&B, and in a real TensorBoard run."""
 
 import glob
 import json
 import os
-import sqlite3
-import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from letter_trainer import make_config, make_letter_trainer
 
 from g2po_trl import Step, Trajectory
-from g2po_trl.runs.sample_table import COLUMNS, transcript
+from g2po_trl.runs.sample_table import SampleTable
 
-HELPERS = str(Path(__file__).parents[1] / "helpers")
+STEPS = [Step("Hall.", "go east", completion="Action: go east"), Step("Garden.", "look")]
+WON = Trajectory("t1", STEPS, 10.0, "success", "The end.")
+DIED = Trajectory("t2", [], 0.0, "error", error="exception: boom")
 
 
-def test_transcripts():
-    steps = [Step("Hall.", "go east", completion="Action: go east"), Step("Garden.", "look")]
-    won = Trajectory("t1", steps, 10.0, "success", "The end.")
-    died = Trajectory("t2", [], 0.0, "error", error="exception: boom")
-    assert transcript(won) == "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end."
-    assert transcript(died) == "exception: boom"
+@pytest.mark.parametrize("backend", ["wandb", "trackio"])
+def test_the_first_trajectories_of_every_second_iteration_are_a_table(monkeypatch, backend):
+    """In a stand-in for the tracker."""
+    logged, table = [], SampleTable(2, [])
+    monkeypatch.setitem(sys.modules, backend, SimpleNamespace(Table=lambda dataframe: dataframe, log=logged.append))
+    for iteration in (1, 2, 3):
+        table.offer([WON, DIED] * 3, iteration)
+        state = SimpleNamespace(is_world_process_zero=True, global_step=iteration)
+        table.on_log(SimpleNamespace(report_to=[backend]), state, None)
+    (rows,) = (list(frame.itertuples(index=False, name=None)) for entry in logged for frame in entry.values())
+    won = (2, "t1", "success", 10.0, 2, "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end.")
+    assert rows == [won, (2, "t2", "error", 0.0, 0, "exception: boom")] * 2
 
 
 @pytest.mark.parametrize(("report_to", "every"), [("none", 0), ("tensorboard", 10), (["mlflow", "trackio"], 10)])
@@ -46,34 +52,3 @@ def test_tensorboard(tiny_model_dir, tmp_path):
     with open(tmp_path / "trajectories" / "train-000002.jsonl") as file:
         first = json.loads(file.readline())
     assert any(first["steps"][0]["observation"] in text and "outcome" in text for step, text in shown if step == 2)
-
-
-@pytest.mark.parametrize("backend", ["wandb", "trackio"])
-def test_wandb_and_trackio(tiny_model_dir, tmp_path, backend):
-    pytest.importorskip(backend)
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {HELPERS!r})\n"
-        "from letter_trainer import make_letter_trainer\n"
-        f"options = dict(report_to=[{backend!r}], log_trajectories_every=2, max_steps=2, run_name='mine')\n"
-        f"make_letter_trainer({str(tiny_model_dir)!r}, {str(tmp_path / 'run')!r}, **options).train()\n"
-    )
-    env = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1"}
-    # A new interpreter: Trackio reads its folder where it is imported.
-    run = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
-    if backend == "wandb":
-        (table,) = glob.glob(f"{tmp_path}/wandb/offline-run-*/files/media/table/trajectories*.json")
-        content = json.loads(open(table).read())
-        columns, rows = content["columns"], content["data"]
-    else:
-        (database,) = glob.glob(f"{tmp_path}/trackio/*.db")
-        logged = [json.loads(row[0]) for row in sqlite3.connect(database).execute("SELECT metrics FROM metrics")]
-        (table,) = [row["trajectories"] for row in logged if "trajectories" in row]
-        rows = [list(row.values()) for row in table["_value"]]
-        columns = list(table["_value"][0])
-    assert columns == list(COLUMNS) and len(rows) == 4
-    with open(tmp_path / "run" / "trajectories" / "train-000002.jsonl") as file:
-        seen = [json.loads(line)["steps"][0]["observation"] for line in file][:4]
-    assert {row[0] for row in rows} == {2}
-    assert all(row[-1].startswith(f"[1] {text}\n> ") for row, text in zip(rows, seen))
