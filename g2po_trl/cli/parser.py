@@ -69,7 +69,7 @@ def read(
     command: str | None = None,
     description: str | None = None,
     find_config: Callable[[str], Path] | None = None,
-    default_config: Path | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    default_config: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda flags: {},
     defaults: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda given: {},
 ) -> tuple[Parser, dict[str, Any], set[str]]:
     """Return the parser, the values of fields, and the names of those that flags or the YAML file set.
@@ -82,7 +82,7 @@ def read(
         command: the command's name in messages. Default: `COMMAND`, else the script's name.
         description: for the help.
         find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
-        default_config: the YAML file without `--config`, or a function that returns its keys from the flags' values.
+        default_config: returns the keys of the YAML file without `--config`, from the values of the flags.
         defaults: returns field -> value from the values that flags and YAML file set.
 
     Raises:
@@ -99,14 +99,9 @@ def read(
             raise G2POError(
                 unknown_name(unknown[0], [*parser._option_string_actions, *COMMAND_FLAGS], "a flag"), unknown[0]
             )
-        if "config" in flags and find_config is not None:
-            keys = read_config(find_config(flags.pop("config")))
-        else:
-            keys = default_config(flags) if callable(default_config) else read_config(default_config)
+        keys = read_config(find_config(flags.pop("config"))) if "config" in flags else default_config(flags)
         given = {**parser.read_keys(keys), **flags}
         if asks_help:
-            with contextlib.suppress(ValueError):  # without a model, say, there are no defaults of its run
-                given = {**defaults(given), **given}
             print(parser.help_with(given), end="")
             raise SystemExit(0)
         return parser, {**defaults(given), **given}, set(given)
@@ -121,14 +116,13 @@ class Parser(argparse.ArgumentParser):
         shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
         options |= {"formatter_class": shape, "add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
-        self.types, self.fields, self.kinds, self.arguments = types, _fields(types), {}, {}
+        self.types, self.fields, self.arguments = types, _fields(types), {}
         groups: dict[str | None, Any] = {None: self}
         help_of = {name: text for one in types for name, text in getattr(one, "inherited_help", {}).items()}
-        for name, (field, hint) in self.fields.items():
-            self.kinds[name] = kinds_of(hint)
+        for name, (field, kinds) in self.fields.items():
             if (title := field.metadata.get("group")) not in groups:
                 groups[title] = self.add_argument_group(title)
-            names, described = _described(field, self.kinds[name], help_of.get(name, field.metadata.get("help", "")))
+            names, described = _described(field, kinds, help_of.get(name, field.metadata.get("help", "")))
             self.arguments[name] = groups[title].add_argument(*names, **described)
         places = [str(action.metavar) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])
@@ -144,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(list(self._spelled(argv)))
         values = {name: value for name, value in vars(parsed).items() if value is not None and value != []}
         for name in (name for name, value in values.items() if isinstance(value, list) and len(value) == 1):
-            values[name] = values[name][0] if str in self.kinds[name] else values[name]  # a text, or several
+            values[name] = values[name][0] if str in self.fields[name][1] else values[name]  # a text, or several
         return values, unknown
 
     def _spelled(self, argv: Sequence[str]) -> Iterator[str]:
@@ -169,7 +163,7 @@ class Parser(argparse.ArgumentParser):
 
     def _converted(self, name: str, value: Any) -> Any:
         """Return a value of a YAML file in the field's type; options check it themselves."""
-        action, kinds = self.arguments[name], self.kinds[name]
+        action, kinds = self.arguments[name], self.fields[name][1]
         if value is False and "no" in (action.choices or ()):  # which YAML reads as false
             return "no"
         if not isinstance(value, str) or len(kinds) > 1:
@@ -206,13 +200,13 @@ def field_defaults(types: Iterable[type]) -> dict[str, Any]:
     return found | {name: make() for name, make in made.items()}
 
 
-def _fields(types: Iterable[type]) -> dict[str, tuple[dataclasses.Field, Any]]:
-    """Return the fields of dataclasses by name, with their types."""
-    found: dict[str, tuple[dataclasses.Field, Any]] = {}
+def _fields(types: Iterable[type]) -> dict[str, tuple[dataclasses.Field, list[Any]]]:
+    """Return the fields of dataclasses by name, with the types of their values."""
+    found: dict[str, tuple[dataclasses.Field, list[Any]]] = {}
     for one in types:
         for field in dataclasses.fields(one):
             if field.init:
-                found.setdefault(field.name, (field, hints_of(one)[field.name]))
+                found.setdefault(field.name, (field, kinds_of(hints_of(one)[field.name])))
     return found
 
 
@@ -267,10 +261,8 @@ def json_object(text: str) -> dict[str, Any]:
     raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
 
 
-def read_config(path: str | Path | None, field: str = "config") -> dict[str, Any]:
-    """Return the keys of a YAML file; `{}` for `None`. Errors name the `field`."""
-    if path is None:
-        return {}
+def read_config(path: str | Path, field: str = "config") -> dict[str, Any]:
+    """Return the keys of a YAML file. Errors name the `field`."""
     import yaml
 
     try:

@@ -32,7 +32,7 @@ from ..utils.errors import G2POError
 from ..utils.options import require, switches_of, without_effect
 from .launch import VIEW
 from .live_view import LiveView
-from .parser import parse
+from .parser import parse, read_config
 from .preflight import check_files_and_packages
 from .recipe_files import find_config
 
@@ -80,9 +80,11 @@ def config_options(config: str | Callable[[Keys], Keys] | None, configs: str = "
     `config` is the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
     `configs` is the folder of recipes/ whose files `--config` takes by name. Default: that of `config`.
     """
-    if isinstance(config, str):
-        configs, config = configs or config.partition("/")[0], find_config(config)
-    return {"find_config": partial(find_config, kind=configs), "default_config": config}
+    if callable(config):
+        return {"find_config": partial(find_config, kind=configs), "default_config": config}
+    kind = configs or (config or "").partition("/")[0]
+    read = {"default_config": lambda flags: read_config(find_config(config))} if config else {}
+    return {"find_config": partial(find_config, kind=kind), **read}
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:

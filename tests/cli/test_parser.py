@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from g2po_trl.cli.parser import option, parse
+from g2po_trl.cli.parser import option, parse, read_config
 from g2po_trl.utils.options import Options as Checked
 
 
@@ -86,7 +86,11 @@ def test_flags_then_file_then_defaults(tmp_path):
     (tmp_path / "text.yaml").write_text("more: alone\n")
     assert read("here", "--config", str(tmp_path / "text.yaml"))[0].more == ["alone"], "a text is a list of one"
     of_run = {"max_turns": 7, "engine": "vllm"}
-    found = read("here", default_config=file, defaults=lambda given: of_run if given["max_turns"] == 4 else {})[0]
+    found = read(
+        "here",
+        default_config=lambda flags: read_config(file),
+        defaults=lambda given: of_run if given["max_turns"] == 4 else {},
+    )[0]
     assert (found.max_turns, found.engine) == (4, "vllm")
 
 
@@ -133,11 +137,10 @@ def test_what_a_file_cannot_have(capsys, tmp_path, text, told):
     assert told in refused(capsys, "here", "--config", str(tmp_path / "a.yaml"))
 
 
-def test_help(capsys, tmp_path):
-    (file := tmp_path / "a.yaml").write_text("max_turns: 4\n")
+def test_help(capsys):
     for word in ("--help", "--help-all"):
         with pytest.raises(SystemExit) as exit_:
-            read(word, default_config=file, defaults=lambda given: {"learning_rate": 0.5})
+            read(word, default_config=lambda flags: {"max_turns": 4, "learning_rate": 0.5})
         text = capsys.readouterr().out
         assert exit_.value.code == 0
         assert text.startswith("usage: g2po x FOLDER MORE [--FLAG VALUE ...]\n") and "max_turns" not in text
