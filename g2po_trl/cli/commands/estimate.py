@@ -47,11 +47,8 @@ class EstimateOptions(Request):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(argv):
-        print(Parser((EstimateOptions,), prog="g2po estimate", description=__doc__).help_with({}), end="")
-        return
-    options = read(argv, "g2po estimate", EstimateOptions)
+    help_ = Parser((EstimateOptions,), prog="g2po estimate", description=__doc__).help_with({})
+    options = read(argv, "g2po estimate", help_, EstimateOptions)
     script, arguments = resolve(options)
     is_recipe = script.parent == RECIPES
     require(is_recipe, "target", str(script), f"pass {script}:Class, settings of a script cannot be read")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from ...utils.options import require
@@ -32,11 +31,7 @@ g2po teach TARGET --help-all: every flag, with its default.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(argv):
-        print(HELP, end="")
-        return
-    request = read(argv, "g2po teach")
+    request = read(argv, "g2po teach", HELP)
     for name in ("num_processes", "accelerate_config", "view"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
     script, arguments = resolve(request, "teach")

@@ -60,13 +60,19 @@ class Request(Options):
     passed: list[str] = field(default_factory=list, init=False)
 
 
-def read(argv: Sequence[str], command: str = "g2po train", kind: type[Request] = Request) -> Any:
-    """Return the parsed command line, whose first word is the target.
+def read(
+    argv: Sequence[str] | None, command: str = "g2po train", help_: str = HELP, kind: type[Request] = Request
+) -> Any:
+    """Return the parsed command line, whose first word is the target; print the help and exit if it asks for that.
 
     Messages of a recipe that is run then name the command, and suggest its flags too.
     """
-    words = list(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
+    is_script = command == "g2po train" and Path(target or "").is_file()
+    if {"-h", "--help"} & set(words) and not is_script:
+        print(help_, end="")
+        raise SystemExit(0)
     own = parser.Parser((kind,), prog=command)
     try:
         values, passed = own.split(words)
@@ -110,12 +116,7 @@ def run_in_place(script: Path, arguments: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = list(sys.argv[1:] if argv is None else argv)
     request = read(argv)
-    is_script = Path(request.target or "").is_file() and request.agent is None
-    if {"-h", "--help"} & set(argv) and not is_script:
-        print(HELP, end="")
-        return
     script, arguments = resolve(request)
     check_flags(script, arguments)
     os.environ |= {VIEW: "1"} if request.view else {}
