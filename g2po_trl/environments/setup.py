@@ -78,29 +78,22 @@ def default_history(environment_factory: Callable, prompt_template: PromptTempla
     return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
 
 
-def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
-    """Return the environment class's `prompt_template`; without one `TOOL_PROMPT` (tool-based) or `DEFAULT_PROMPT`."""
-    made, _ = bound_environment(environment_factory)
-    template = getattr(made, "prompt_template", None) if isinstance(made, type) else None
-    default = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
-    return default if template is None else _checked(template)
-
-
 def prompt_template_of(environment_factory: Callable, given: Any = None) -> PromptTemplate:
-    """Return the given wording of prompts, of some environments by name, or of all; else the environment's default."""
+    """Return the given wording of prompts, of some environments by name, or of all; else the class's, or a default."""
     environments = environments_of(environment_factory)
-    if not environments or isinstance(given, PromptTemplates):
-        return default_prompt_template(environment_factory) if given is None else _checked(given)
-    named = given if isinstance(given, Mapping) else dict.fromkeys(environments, given)
-    remedy = f"the environments of this run are {', '.join(environments)}"
-    require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
-    templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
-    return PromptTemplates.of_environments(templates)
-
-
-def _checked(template: Any) -> PromptTemplate:
-    require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
-    return template
+    if environments and not isinstance(given, PromptTemplates):
+        named = given if isinstance(given, Mapping) else dict.fromkeys(environments, given)
+        remedy = f"the environments of this run are {', '.join(environments)}"
+        require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
+        templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
+        return PromptTemplates.of_environments(templates)
+    if given is None:
+        made, _ = bound_environment(environment_factory)
+        given = getattr(made, "prompt_template", None) if isinstance(made, type) else None
+    if given is None:
+        given = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
+    require(isinstance(given, PromptTemplate), "prompt_template", given, "set it to a PromptTemplate")
+    return given
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:

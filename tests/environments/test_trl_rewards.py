@@ -13,7 +13,7 @@ from toy_environments import Countdown
 from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import default_prompt_template, text_environment_factory
+from g2po_trl.environments.setup import prompt_template_of, text_environment_factory
 from g2po_trl.environments.tools.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
@@ -190,7 +190,7 @@ def test_a_run_describes_reward_functions():
     again = load_object(json.loads(json.dumps(described)))
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
-    assert default_prompt_template(again) is default_prompt_template(Safe)
+    assert prompt_template_of(again) is prompt_template_of(Safe)
 
 
 @pytest.mark.parametrize("code", ["12", "21"])

@@ -25,7 +25,7 @@ from g2po_trl import (
 )
 from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
-from g2po_trl.environments.setup import check_start, default_prompt_template, text_environment_factory
+from g2po_trl.environments.setup import check_start, prompt_template_of, text_environment_factory
 from g2po_trl.environments.tools.trl_tools import is_tool_environment
 from g2po_trl.environments.validation import constructed, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
@@ -54,9 +54,9 @@ def test_default_prompt_template_is_the_class_attribute():
     class WithPrompt(TextEnvironment):
         prompt_template = mine
 
-    assert default_prompt_template(TextEnvironment) is default_prompt_template(lambda: WithPrompt()) is DEFAULT_PROMPT
-    assert default_prompt_template(WithPrompt) is default_prompt_template(partial(WithPrompt)) is mine
-    assert default_prompt_template(Safe) is default_prompt_template(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    assert prompt_template_of(TextEnvironment) is prompt_template_of(lambda: WithPrompt()) is DEFAULT_PROMPT
+    assert prompt_template_of(WithPrompt) is prompt_template_of(partial(WithPrompt)) is mine
+    assert prompt_template_of(Safe) is prompt_template_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
 
 
 def test_completions_are_read():
@@ -215,7 +215,7 @@ class Broken(TextEnvironment):
         (lambda: ToolEnvironment(NoReward, 3), "get_reward of NoReward"),
         (lambda: ToolEnvironment(NoTool, 3), "the tools of NoTool"),
         (lambda: text_environment_factory(Mumbling, EpisodeLimits(5)), "kick"),
-        (lambda: default_prompt_template(Broken), "prompt_template"),
+        (lambda: prompt_template_of(Broken), "prompt_template"),
         (lambda: constructed(lambda: Safe(), "it"), "step"),
     ],
 )
