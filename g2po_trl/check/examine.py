@@ -74,14 +74,8 @@ class Examination:
     ) -> list[Finding]:
         """Return the findings of episodes that a model plays concurrently, as in training, the worst first.
 
-        Args:
-            chat: the model.
-            sampling: how completions are sampled.
-            settings: an object with `history`, `history_length` and `max_prompt_length`; the last is not for servers.
-            prompt_template: as passed to the trainer.
-
-        Raises:
-            G2POError: if a server rejects requests or cannot be reached, or a task has no known environment.
+        `settings` has `history`, `history_length` and `max_prompt_length`; the last is not for servers. Raises
+        `G2POError` if a server rejects requests or cannot be reached, or a task has no known environment.
         """
         return self._of_each(lambda part: part._model(chat, sampling, settings, prompt_template))
 
@@ -128,9 +122,8 @@ class Examination:
             elif slow(failures):  # which the test of the contract, in this process, would suffer from
                 return measure.failures(slow(failures)[:1], "it")
             else:
-                findings += [
-                    found for task in tasks for found in contract_findings(factory, task, max_steps=self.turns)
-                ]
+                for task in tasks:
+                    findings += contract_findings(factory, task, max_steps=self.turns)
                 findings += [] if has_errors(findings) else measure.failures(failures, "it")
             findings += measure.environment_findings(played)
             if not played.episodes or (has_errors(findings) and not self.is_agent):
@@ -161,7 +154,7 @@ class Examination:
         if not any(finding.kind is Kind.SINGLE_STATE for finding in findings):
             findings += measure.recurrence(played, kind, self.is_agent)
         if self.is_agent:
-            findings += measure.recurrence_by_key(played, "state_key" in self.environment_factory.keywords)
+            findings += measure.recurrence_by_key(played)
         return findings + measure.spelled_words(played.steps, self.model)
 
     def _model(
@@ -189,4 +182,4 @@ class Examination:
         findings += measure.completion_findings(played, lengths)
         had_effect = any(step.admissible is not False for step in played.steps)
         findings += self._states(played, kind="") if had_effect else measure.faults(played)
-        return [*findings, measure.outcomes(played, self.turns, "the model's responses", "this model")]
+        return [*findings, measure.outcomes(played, self.turns, "the model's responses")]

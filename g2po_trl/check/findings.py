@@ -65,7 +65,7 @@ class Kind(Enum):
     )
     COUNTER = Wording("{counter}", "Leave counters and clocks out of the state_key, or use state_key_ignores.")
     KEYS = Wording(
-        "calls in a state of another episode of the task: {used:.0%} by {key} (in use), {news:.0%} by new messages, "
+        "calls in a state of another episode of the task: {used:.0%} by the key in use, {news:.0%} by new messages, "
         "{normalised:.0%} by new messages without times, ids, paths",
         "Try --agent-state-key g2po_trl.prompts.state_keys:normalised_key.",
     )
@@ -73,7 +73,7 @@ class Kind(Enum):
     OUTCOMES = _ok(f"{_EPISODES}; rewards from {{low:g}} to {{high:g}}")
     ALL_WON = Wording(f"{_EPISODES}: there is nothing to learn", "Make the tasks harder.", is_final=True)
     EQUAL_REWARDS = Wording(
-        f"{_EPISODES}, all with reward {{low:g}}: {{learner}} learns nothing here",
+        f"{_EPISODES}, all with reward {{low:g}}: a model that plays so learns nothing",
         "Start from one that sometimes succeeds, or from easier tasks.",
         is_final=True,
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from tokenizers import Tokenizer
+
 from ..credit.graph import StateGraph
 from ..environments.episode_limits import LIMITS
 from ..environments.failures import describe_failure, where_raised
@@ -76,28 +78,25 @@ def recurrence(played: Played, kind: str = "random ", is_agent: bool = False) ->
     return [found.found(kind=kind, visits=visits, alone=alone)] if is_known else []
 
 
-def recurrence_by_key(played: Played, is_own: bool) -> list[Finding]:
-    """Return a finding about how often an agent's states recur under each key. `is_own`: it has its own key."""
+def recurrence_by_key(played: Played) -> list[Finding]:
+    """Return a finding about how often an agent's states recur under the key in use, and under others."""
     groups = [group for group in played.groups if len(group) > 1]
     if not any(len(trajectory.steps) > 1 for group in groups for trajectory in group):
         return []
-    has_files = all(is_workspace_key(step.key) for step in played.steps)
-    key = "your state key" if is_own else "files and new messages" if has_files else "the default key"
     used, (news, normalised) = shared_share(groups), (shared_share(groups, key) for key in NEWS_KEYS.values())
-    is_finest = not is_own and not has_files and max(news, normalised) > used + MANY
-    return [Kind.KEYS.judged(not is_finest, used=used, key=key, news=news, normalised=normalised)]
+    has_files = all(is_workspace_key(step.key) for step in played.steps)
+    fits = has_files or max(news, normalised) <= used + MANY
+    return [Kind.KEYS.judged(fits, used=used, news=news, normalised=normalised)]
 
 
-def outcomes(played: Played, turns: int, who: str = "random actions", learner: str = "") -> Finding:
-    """Return a finding about successes and rewards. `learner`: who learns nothing if rewards are equal."""
-    episodes = played.episodes
-    rewards, successes = [one.reward for one in episodes], sum(one.success for one in episodes)
+def outcomes(played: Played, turns: int, who: str) -> Finding:
+    """Return a finding about successes and rewards."""
+    rewards, successes = [one.reward for one in played.episodes], sum(one.success for one in played.episodes)
     is_equal = len(set(rewards)) == 1
-    kind = Kind.ALL_WON if successes == len(episodes) else Kind.EQUAL_REWARDS if is_equal else Kind.OUTCOMES
-    ended = sum(one.outcome != "truncated" for one in episodes)
-    facts = {"who": who, "successes": successes, "episodes": len(episodes), "ended": ended, "turns": turns}
-    learner = learner or "a model that acts randomly"
-    return kind.found(**facts, low=min(rewards), high=max(rewards), learner=learner)
+    kind = Kind.ALL_WON if successes == len(rewards) else Kind.EQUAL_REWARDS if is_equal else Kind.OUTCOMES
+    ended = sum(one.outcome != "truncated" for one in played.episodes)
+    facts = {"who": who, "successes": successes, "episodes": len(rewards), "ended": ended, "turns": turns}
+    return kind.found(**facts, low=min(rewards), high=max(rewards))
 
 
 def failures(found: Sequence[EnvironmentFailure], who: str = "the agent") -> list[Finding]:
@@ -153,20 +152,14 @@ def expert_finding(played: Played, turns: int) -> Finding:
 
 
 def spelled_words(steps: Sequence[Step], model: str | Path | None, with_actions: bool = False) -> list[Finding]:
-    """Return a warning about words that a model has to write and its tokenizer splits into several tokens.
+    """Return a warning about words of listed actions and called tools that a model's tokenizer splits.
 
-    Empty for a model that is not in a folder, or has a large vocabulary.
-
-    Args:
-        steps: steps of whole episodes. The words are those of listed actions and of the names of tools.
-        model: a folder.
-        with_actions: also the words of the actions that were played, e.g. by an expert.
+    Empty for a model that is not in a folder, or has a large vocabulary. `with_actions`: also the words of the actions
+    that were played, e.g. by an expert.
     """
     file = Path(model or "", "tokenizer.json")
     if model is None or not file.is_file():
         return []
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(file))
     if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
         return []

@@ -100,6 +100,11 @@ class Traces:
         """All trajectories, group by group."""
         return [trajectory for group in self.groups for trajectory in group]
 
+    @property
+    def steps(self) -> list[Step]:
+        """The calls of all trajectories."""
+        return [step for trajectory in self.trajectories for step in trajectory.steps]
+
 
 def trajectories_of_traces(
     lines: Iterable[str | bytes | Mapping[str, Any]], state_key: StateKey | None = None

@@ -182,12 +182,12 @@ def agent(task, client):
     ask(client, str(os.getpid()))
     return ask(client, 'b') == 'yes'
 
-warning KEYS: the default key
+warning KEYS: 0.5 0.5 1.0
 def agent(task, client):
     ask(client, 'a')
     return ask(client, f'b took {time.time_ns()}.5 seconds') == 'yes'
 
-ok KEYS: the default key
+ok KEYS: 1.0 1.0 1.0
 def agent(task, client): return ask(client, 'a') == ask(client, 'b')
 
 warning REFUSED_REQUESTS: n is 2

@@ -108,9 +108,11 @@ def unscaled(graph):
 def test_each_form_by_hand(form):
     lines, skipped = FORMS[form]
     traces = trajectories_of_traces(map(json.dumps, lines()))
-    credit = credit_traces(traces, unscaled, gamma=0.5)
-    assert credit.advantages.tolist() == BY_HAND
-    told = [(row["episode"], row["call"], row["advantage"], row["value"], row["visits"]) for row in rows(credit)]
+    graph = credit_traces(traces, unscaled, gamma=0.5)
+    assert [step.advantage for step in traces.steps] == BY_HAND
+    told = [
+        (row["episode"], row["call"], row["advantage"], row["value"], row["visits"]) for row in rows(traces, graph)
+    ]
     assert told == [
         ("won", 1, 7.5, 1.0, 2),
         ("won", 2, 6.5, 4.0, 1),
@@ -128,7 +130,7 @@ def test_each_form_by_hand(form):
     assert traces.skipped == skipped and not traces.without_calls
     assert not traces.unread
     chat = [step.key for t in trajectories_of_traces(conversations()).trajectories for step in t.steps]
-    assert [step.key for step in credit.steps] == chat, "the states are those of chat completions"
+    assert [step.key for step in traces.steps] == chat, "the states are those of chat completions"
 
 
 def test_a_response_may_be_a_message_a_completion_or_a_text():
@@ -161,10 +163,15 @@ def test_what_is_no_call_and_has_no_result_is_counted():
     assert traces.without_calls == 1
     second = traces.groups[0][1].steps[1]
     assert [message["content"] for message in json.loads(second.key)] == ["Hello!", "Find the mug.", ""]
-    credit = credit_traces(traces, unscaled, gamma=0.5)
-    assert np.isnan(credit.advantages).all() and {step.advantage for step in credit.steps} == {None}
-    assert [(row["value"], row["visits"]) for row in rows(credit)] == [(None, None), (-0.25, 1), (-0.5, 1), (1.0, 1)]
-    assert states(credit).startswith("No task has two episodes with a result")
+    graph = credit_traces(traces, unscaled, gamma=0.5)
+    assert {step.advantage for step in traces.steps} == {None}
+    assert [(row["value"], row["visits"]) for row in rows(traces, graph)] == [
+        (None, None),
+        (-0.25, 1),
+        (-0.5, 1),
+        (1.0, 1),
+    ]
+    assert states(traces).startswith("No task has two episodes with a result")
 
 
 def test_a_state_key_takes_the_messages_of_the_request():

@@ -58,15 +58,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         remedy = "it holds another run, pass another --output FOLDER"
         require("traces" in read_description(output, "run.json"), "output", str(output), remedy)
-    credit = credit_traces(_read(options.file, options.state_key), estimator, gamma)
+    traces = _read(options.file, options.state_key)
+    graph = credit_traces(traces, estimator, gamma)
     settings = {"advantage_estimator": name, "estimator_name": estimator_name(name, kwargs)}
     settings |= {"estimator_kwargs": kwargs or None, "gamma": gamma}
     source = {"file": str(options.file), "state_key": options.state_key}
     write_json(output / "run.json", {"traces": source, "estimator": settings}, indent=1)
-    write_jsonl(output / TRAJECTORIES, credit.traces.trajectories)
-    write_json_lines(output / "credit.jsonl", rows(credit))
-    print(printable(f"{options.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n"))
-    print(printable(f"{extremes(credit)}\n\n{states(credit, compares_steps(name, kwargs))}\n"))
+    write_jsonl(output / TRAJECTORIES, traces.trajectories)
+    write_json_lines(output / "credit.jsonl", rows(traces, graph))
+    print(printable(f"{options.file}: {counts(traces)}\n\n{settings['estimator_name']}, gamma {gamma:g}\n"))
+    print(printable(f"{extremes(traces, graph)}\n\n{states(traces, compares_steps(name, kwargs))}\n"))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
     print(f"g2po view {output}      its state graphs\ng2po report {output}    a test of the state keys")
 
