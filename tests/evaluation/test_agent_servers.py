@@ -11,7 +11,7 @@ from g2po_trl.evaluation.chat_models import ChatCompletion, ServerChat
 from g2po_trl.prompts.conversation import ChatRequest
 from g2po_trl.prompts.template import parse_think_action
 
-ACTION = "<action>go</action>"
+THOUGHT, ACTION = "<think>so</think>", "<action>go</action>"
 
 
 @pytest.fixture
@@ -62,17 +62,10 @@ def test_an_overflow_is_a_failure_of_the_model(ask, told):
     assert told in ask({"error": {"message": told}}, 400).error
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"content": ACTION, "reasoning_content": "so"},
-        {"content": ACTION, "reasoning": "so"},
-        {"content": f"<think>so</think>{ACTION}", "reasoning": "so"},
-    ],
-)  # fmt: skip
-def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, message):
-    text = ask(chat_completion({"role": "assistant", **message})).text
-    assert text == f"<think>so</think>{ACTION}" and parse_think_action(text) == ("go", True)
+@pytest.mark.parametrize(("name", "said"), [("reasoning_content", ""), ("reasoning", ""), ("reasoning", THOUGHT)])
+def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, name, said):
+    text = ask(chat_completion({"role": "assistant", "content": said + ACTION, name: "so"})).text
+    assert text == THOUGHT + ACTION and parse_think_action(text) == ("go", True)
 
 
 def test_completions_are_read(ask):
@@ -82,8 +75,5 @@ def test_completions_are_read(ask):
     usage = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": 9}
     assert ask(chat_completion("x", usage=usage)) == ChatCompletion("x")
     assert ask(chat_completion("x", None)).complete and not ask(chat_completion("x", "length")).complete
-
-
-def test_generation_kwargs_are_fields_of_the_request(ask):
     ask(chat_completion("x"), generation_kwargs={"typical_p": 0.9})
-    assert ask.requests[0]["typical_p"] == 0.9 and "typical_p" not in ask.requests[0].get("extra_body", {})
+    assert ask.requests[-1]["typical_p"] == 0.9 and "extra_body" not in ask.requests[-1]

@@ -54,14 +54,11 @@ def test_long_conversations_lose_their_middle():
     shown = agent.ask(an_episode([f"completion {i}" for i in range(5)])).messages
     assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
-    (_, only) = prompted(history_length=0).ask(an_episode(["completion"])).messages
-    assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
-
-
-def test_prompting_agents_refuse_requests():
     seen = Observation("x", request=ChatRequest([{"role": "user", "content": "x"}]))
     with refused("agent"):
-        prompted().ask(Episode("t", observation=seen))
+        agent.ask(Episode("t", observation=seen))
+    (_, only) = prompted(history_length=0).ask(an_episode(["completion"])).messages
+    assert only["content"].startswith("Your task: Find the key.") and "Observation: Room 0." in only["content"]
 
 
 @pytest.mark.parametrize(
@@ -82,12 +79,8 @@ def test_actions_are_read(completion, action, valid):
     episode = Episode("t", observation=Observation("Hall.", None, ["Go East", "Look around"]))
     assert prompted().read(completion, episode) == (action, valid)
     assert prompted(lower_case=True).read(completion, episode) == (action.lower(), valid)
-
-
-def test_code_is_read_as_a_whole():
-    agent, episode = prompted(multiline=True), Episode("t", observation=Observation("Hall."))
-    for text in ("```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)"):
-        assert agent.read(f"Thought: a\nAction: {text}", episode) == ("A = 1\nprint(A)", True)
+    for code in ("```python\nA = 1\nprint(A)\n```\nmore", "A = 1\nprint(A)"):
+        assert prompted(multiline=True).read(f"Thought: a\nAction: {code}", episode) == ("A = 1\nprint(A)", True)
 
 
 def test_reflections_are_asked_for_and_carried_on():

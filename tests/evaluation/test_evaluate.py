@@ -279,11 +279,8 @@ def test_as_many_are_asked_together_as_batch_size_says(game, model, monkeypatch)
     monkeypatch.setattr("g2po_trl.engines.transformers.TransformersEngine._generate", answer)
     main(flags(game, *flagged))
     assert calls == [3, 1]
-
-
-def test_prompts_are_shortened_as_in_training(game, model, capsys):
-    main(flags(game, "--model", model, "--max-completion-length", 4, "--max-prompt-length", 20))
-    assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}]
+    main(flags(game, *flagged, "--max-prompt-length", 20, "--overwrite"))
+    assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}], "as in training"
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -307,7 +304,7 @@ def test_options_that_would_be_ignored_are_refused(game, model, field, value):
 def test_bad_tasks_are_refused_before_a_model_is_asked(game, server, tasks):
     if tasks is not None:
         (game / "other.jsonl").write_text(tasks)
-    with refused("Game.reset" if "numbr" in (tasks or "") else "tasks"):
+    with refused("Game.reset" if tasks and "numbr" in tasks else "tasks"):
         main(served(game, server, tasks="other.jsonl"))
     assert server.asked == []
 

@@ -76,12 +76,6 @@ def test_what_a_run_of_an_earlier_version_lacks_has_its_default(written, name):
     assert args.max_completion_length == 9
 
 
-def test_another_programs_run_json_is_no_run(written):
-    folder = written({"started": "by another program"})
-    args = options_of(["--model", str(folder), "--environment", "alfworld"])[0]
-    assert (args.temperature, args.prompt) == (0.4, None)
-
-
 def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN))
     with refused("tasks"):
@@ -131,6 +125,8 @@ def test_what_decides_how_a_run_plays_is_taken_from_it(treasure, given, expected
     Path("run/run.json").write_text(json.dumps(treasure | {"play": treasure["play"] | play}))
     args = options_of(["--model", "run", *given])[0]
     assert {name: getattr(args, name) for name in expected} == expected
+    Path("run/run.json").write_text('{"started": "by another program"}')
+    assert options_of(["--model", "run", "--environment", "alfworld"])[0].temperature == 0.4, "no run"
 
 
 def test_options_of_the_environment_that_are_not_given_stay_the_runs(treasure):
@@ -139,23 +135,17 @@ def test_options_of_the_environment_that_are_not_given_stay_the_runs(treasure):
     assert "SECRET" not in describe_settings(args, of_run)
 
 
-@pytest.mark.parametrize("name", ["game.py:Game", "./game.py:Game", "game.py"])
-def test_the_runs_environment_has_several_names(treasure, name):
-    args, of_run = options_of(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
-    assert (args.max_turns, args.max_completion_length, args.environment_options) == (3, 9, {"size": 3})
-    told = describe_settings(args, of_run)
-    assert "--max-turns 3" in told and "its prompt" in told and "(the run" not in told
-
-
-@pytest.mark.parametrize("name", ["other/game.py", "other.game:Game"])
-def test_another_projects_environment_of_the_same_name_is_not_the_runs(treasure, tmp_path, name):
+@pytest.mark.parametrize("name", ["game.py:Game", "./game.py:Game", "game.py", "other/game.py", "other.game:Game"])
+def test_the_runs_environment_has_several_names_and_anothers_of_the_same_name_is_not_it(treasure, tmp_path, name):
     (tmp_path / "other").mkdir()
     shutil.copy("game.py", "other")
     write_json_lines(tmp_path / "other" / "tasks.jsonl", [{"seed": 1}])
     args, of_run = options_of(["--model", "run", "--environment", name])
-    assert args.tasks == (None if name.startswith("other.") else tmp_path / "other" / "tasks.jsonl")
-    assert (args.max_turns, args.environment_options) == (None, {})
-    assert "is not the environment of" in describe_settings(args, of_run)
+    told, is_own = describe_settings(args, of_run), not name.startswith("other")
+    assert (args.max_turns, args.environment_options) == ((3, {"size": 3}) if is_own else (None, {}))
+    assert ("is not the environment of" in told) == (not is_own)
+    places = {"other/game.py": tmp_path / "other" / "tasks.jsonl", "other.game:Game": None}
+    assert args.tasks == places.get(name, tmp_path / "run" / "panels" / "eval.jsonl")
 
 
 @pytest.mark.parametrize(
