@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines.sampling import Sampling
@@ -22,6 +23,7 @@ from ..rollout.stats import RolloutStats
 from ..utils.options import require
 
 
+@dataclass
 class FirstPrompt:
     """The first observation of a task, and how a model is asked. Raises `G2POError` if the environment fails.
 
@@ -33,18 +35,17 @@ class FirstPrompt:
         settings: `history`, `max_prompt_length` and `chat_template_kwargs` of the training run, each optional.
     """
 
-    def __init__(
-        self,
-        environment_factory: Callable,
-        task: Mapping[str, Any],
-        turns: int,
-        prompt_template: PromptTemplate | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ):
-        self.settings, self.episode = settings or {}, Episode("task")
-        template = prompt_template and prompt_template.of(task.get(COLUMN))
-        environment_factory, task = player_of(environment_factory, task)
-        playing = played_as(environment_factory, EpisodeLimits(turns), template, self.settings.get("history"))
+    environment_factory: Callable
+    task: Mapping[str, Any]
+    turns: int
+    prompt_template: PromptTemplate | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.episode = Episode("task")
+        template = self.prompt_template and self.prompt_template.of(self.task.get(COLUMN))
+        made, task = player_of(self.environment_factory, self.task)
+        playing = played_as(made, EpisodeLimits(self.turns), template, self.settings.get("history"))
         factory, self.template, self.history = playing
         check_task_columns(factory, task)
         with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:

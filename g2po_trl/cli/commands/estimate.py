@@ -47,7 +47,7 @@ class EstimateOptions(Request):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    help_ = Parser((EstimateOptions,), prog="g2po estimate", description=__doc__).help_with({})
+    help_ = Parser((EstimateOptions,), prog="g2po estimate [TARGET]", description=__doc__).help_with({})
     options = read(argv, "g2po estimate", help_, EstimateOptions)
     script, arguments = resolve(options)
     is_recipe = script.parent == RECIPES
