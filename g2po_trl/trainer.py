@@ -451,7 +451,7 @@ class G2POTrainer(GRPOTrainer):
         """Play a rollout if needed, and train on its next mini-batch, or with `mini_batch_size` on all of them."""
         iteration = self.iteration
         set_optimizer_mode(self.optimizer, training=True)  # before the rollout: these weights play and are trained
-        if iteration.needs_rollout:
+        if iteration.is_complete or not iteration.mini_batches:
             iteration.mini_batches = self._roll_out([decoded(row) for row in inputs])
 
         def forward_backward(micro_batch: dict[str, Any]) -> torch.Tensor:

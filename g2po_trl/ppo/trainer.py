@@ -103,9 +103,9 @@ class PPOTrainer(G2POTrainer):
         remedy = "every process holds the whole critic: launch it with recipes/accelerate/ddp.yaml, or use G2POTrainer"
         is_whole = not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
         require(is_whole, "distributed_type", str(self.accelerator.distributed_type), remedy)
-        engine, image = self.player.actor.engine, self.start_check.sample.images
+        engine, images = self.player.actor.engine, self.start_check.sample.images
         engine.reads_text_because = "the critic of PPO reads text alone: train with G2POTrainer"
-        require(image is None, "images", image, engine.reads_text_because)
+        require(not any(images), "images", images, engine.reads_text_because)
         name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
         remedy = "the model was not loaded from a folder or the Hub: name the model that initialises the critic"
         require(bool(name), "critic_model_name_or_path", name, remedy)

@@ -27,7 +27,6 @@ except ImportError:
 from ..utils.trl_compat import attention_of, is_stateful
 
 _NAME = "g2po_branches"
-_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass
@@ -52,14 +51,13 @@ _branches: Branches | None = None
 
 
 @contextmanager
-def attention_by_branches(
-    model: torch.nn.Module, sizes: Sequence[Sequence[int]] | None, paths: Any
-) -> Iterator[Branches | None]:
-    """Let forward and backward passes of a causal language model attend by branches inside; yield these.
+def attention_by_branches(model: torch.nn.Module, layout: dict[str, Any]) -> Iterator[Branches | None]:
+    """Let passes of a causal language model, forward and backward, attend by a layout's branches; yield these.
 
-    `sizes` and `paths` are those of `tree.lay_out`; `None`: the row has one branch, and nothing changes.
+    If the row of `tree.lay_out` has one branch, nothing changes.
     """
     global _branches
+    sizes = layout.get("branches")
     text, before = model.config.get_text_config(), _branches
     configs = {id(text): text}
     for module in model.modules():  # a part of the model may have a copy
@@ -67,7 +65,7 @@ def attention_by_branches(
             configs[id(module.config)] = module.config
     was = attention_of(text)
     own = before.own if was == _NAME else was
-    _branches = None if sizes is None else Branches(own, *map(list, zip(*sizes)), paths.to(model.device))
+    _branches = None if sizes is None else Branches(own, *map(list, zip(*sizes)), layout["paths"].to(model.device))
     try:
         for config in configs.values():
             config._attn_implementation = own if sizes is None else _NAME
@@ -79,17 +77,10 @@ def attention_by_branches(
 
 
 @torch.compiler.disable  # branches differ from row to row, and each would be compiled
-def branch_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
+def branch_attention(module, query, key, value, attention_mask, **options) -> tuple[torch.Tensor, None]:
     """Return the attention of a row (1, N, heads, D), given queries (1, heads, N, D), keys and values.
 
-    `attention_mask` is what `no_mask` returned.
+    Takes the place of transformers' functions of these arguments, and as a mask what `no_mask` returned.
     """
     if attention_mask is not None:
         if attention_mask.ndim:
@@ -165,7 +156,7 @@ def why_not_by_branches(model: torch.nn.Module) -> str | None:
     config = model.config.get_text_config()
     if is_stateful(model):
         return "the model carries a recurrent state from token to token"
-    if others := sorted(set(getattr(config, "layer_types", None) or ()) - {*_LAYERS}):
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}):
         return f"layers of type {', '.join(map(repr, others))} do not attend by branches"
     if any(getattr(config, name, None) for name in ("attention_chunk_size", "attn_temperature_tuning")):
         return "the model attends by chunks or scales attention by the place in the row"

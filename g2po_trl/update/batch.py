@@ -43,7 +43,7 @@ class StepBatch:
         advantages: (rows,) float32.
         trained: (rows,) bool; a row that is not (truncated, with `mask_truncated_completions`) has mask 0.
         logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
-        images: images of each row's prompt, in the order of their tokens; `None`: no row has any.
+        images: images of each row's prompt, in the order of their tokens; `None`: no row has any, `()` for each.
     """
 
     prompt_ids: list[np.ndarray]
@@ -52,6 +52,9 @@ class StepBatch:
     trained: np.ndarray
     logprobs: list[np.ndarray] | None = None
     images: list[Sequence[Picture]] | None = None
+
+    def __post_init__(self):
+        self.images = [()] * len(self) if self.images is None else self.images
 
     @classmethod
     def from_trajectories(
@@ -81,7 +84,7 @@ class StepBatch:
             advantages[kept],
             np.array([not (mask_truncated and step.completion_truncated) for step in rows], dtype=bool),
             [np.array(step.logprobs, dtype=np.float32) for step in rows] if with_logprobs else None,
-            [step.shown_images for step in rows] if any(step.images or step.prompt_images for step in rows) else None,
+            [step.shown_images for step in rows],
         )
 
     @classmethod
@@ -97,16 +100,11 @@ class StepBatch:
             np.concatenate([batch.advantages for batch in batches]),
             np.concatenate([batch.trained for batch in batches]),
             joined("logprobs") if all(batch.logprobs is not None for batch in batches) else None,
-            joined("images_of_rows") if any(batch.images is not None for batch in batches) else None,
+            joined("images"),
         )
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
-
-    @property
-    def images_of_rows(self) -> list[Sequence[Picture]]:
-        """Return `images`, with an empty list for each row if there are none."""
-        return [()] * len(self) if self.images is None else self.images
 
     def num_trained_tokens(self, rows: Sequence[int] | None = None) -> int:
         """Return the number of completion tokens of those rows that are trained; default: of all."""
@@ -118,7 +116,7 @@ class StepBatch:
         sequences = [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
         if owners_of is None:
             return sequences
-        return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images_of_rows)]
+        return [keyed(ids, images, owners_of) for ids, images in zip(sequences, self.images)]
 
     def lengths(self) -> np.ndarray:
         """Return (rows, 2) numbers of prompt tokens and completion tokens."""
@@ -175,7 +173,7 @@ class StepBatch:
         num_scored = {row: len(self.completion_ids[row]) * bool(self.trained[row]) for row in rows}
         made = self.collate(rows, num_rows, config.pad_token_id, config.pad_to_multiple_of)
         made |= lay_out(trees, sequences, num_scored, config.pad_token_id, config.row_multiple)
-        if self.images is not None:
+        if any(self.images):
             made |= images_of(trees, sequences, self.images, config.owners_of)
         return made | {"rows": rows}
 

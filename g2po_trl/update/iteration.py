@@ -41,11 +41,6 @@ class Iteration:
         return self.step % self.length == 0
 
     @property
-    def needs_rollout(self) -> bool:
-        """True if no mini-batch is left to train."""
-        return self.is_complete or not self.mini_batches
-
-    @property
     def current_mini_batches(self) -> MiniBatches:
         """[mini-batch][micro-batch] of the current training step; between mini-batches an optimizer step is made."""
         return self.mini_batches if self.steps_per_pass == 1 else [self.mini_batches[self.step % self.steps_per_pass]]

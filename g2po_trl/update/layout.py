@@ -33,7 +33,6 @@ class Layout:
     Args:
         kind: the configured layout. The attribute `kind` falls back to a layout that the model supports.
         pad_to_multiple_of: multiple of padded lengths; `None`: depends on the device, see `row_multiple`.
-        others: models that must support the same layout, such as the reference.
         temperature: temperature of log-probabilities.
         image_inputs: for a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
         checkpointing: whether gradient checkpointing recomputes layers, and so keeps no cache.
@@ -53,7 +52,6 @@ class Layout:
         model: torch.nn.Module,
         accelerator: Accelerator,
         pad_to_multiple_of: int | None = None,
-        others: Sequence[torch.nn.Module] = (),
         temperature: float = 1.0,
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
         checkpointing: bool = False,
@@ -63,10 +61,10 @@ class Layout:
         self.fused, self.checked_length, self.has_images = True, 0, False
         self.fork_cost: int | None = None
         self._micro_batch: dict[str, Any] | None = None
-        for one in (model, *others):
-            expose_body(self.language_model(one))
         model, device = self.language_model(model), accelerator.device.type
-        self.config, attention = model.config.get_text_config(), attention_of(model.config)
+        expose_body(model)
+        self.model_name, self.config = type(model).__name__, model.config.get_text_config()
+        attention = attention_of(model.config)
         trains = attention != "flex_attention" or kind == "padded" and device not in ("cpu", "mps")
         remedy = "it compiles for each branch, and PyTorch does not train it on a CPU; set it to 'sdpa'"
         require(trains, "attn_implementation", attention, remedy)
@@ -125,7 +123,7 @@ class Layout:
         model, before = self.language_model(model), self._micro_batch
         forget_rotary_lengths(model)
         try:
-            with attention_by_branches(model, micro_batch.get("branches"), micro_batch.get("paths")) as branches:
+            with attention_by_branches(model, micro_batch) as branches:
                 self._micro_batch = {**micro_batch, "attention": branches}
                 yield
         finally:

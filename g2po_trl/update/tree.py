@@ -78,11 +78,7 @@ def one_each(rows: Sequence[int], lengths: Sequence[int]) -> list[Tree]:
 
 
 def grow(
-    rows: Sequence[int],
-    lengths: Sequence[int],
-    overlaps: Sequence[int],
-    max_tokens: int,
-    fork_cost: int | None = None,
+    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int, fork_cost: int | None = None
 ) -> list[Tree]:
     """Return sequences, in the order given, in trees that repeat the fewest tokens; of equal ones, the fewest trees.
 
@@ -140,12 +136,7 @@ def lay_out(
 ) -> dict[str, Any]:
     """Return what the model reads of a micro-batch: one tree, or sequences that are padded, one a tree.
 
-    Args:
-        trees: those of the micro-batch.
-        sequences: token ids of each sequence, by its number.
-        num_scored: number of tokens at its end that are scored.
-        pad_token_id: token that fills rows.
-        pad_to_multiple_of: multiple of the length of padded rows.
+    `sequences` are token ids by number, and `num_scored` how many at the end of each are scored.
 
     Returns:
         `row_ids` (R, L), R being 1 for a tree; `scored_from` (M,), the place in the flattened rows of the hidden state

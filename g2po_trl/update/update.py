@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object, send_to_device
 
 from ..utils.forward_pass import evaluation_mode, without_cudnn_attention
-from ..utils.trl_compat import set_sync_gradients
+from ..utils.trl_compat import expose_body, set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
@@ -68,10 +68,10 @@ class Update:
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
     ) -> Update:
         """Return the update with the attributes of `args`, those of a `G2POConfig`."""
-        others = [reference] if isinstance(reference, torch.nn.Module) else []
+        if isinstance(reference, torch.nn.Module):
+            expose_body(accelerator.unwrap_model(reference))
         options = {"image_inputs": image_inputs, "checkpointing": args.gradient_checkpointing}
-        padding = args.pad_to_multiple_of
-        layout = Layout(args.token_layout, model, accelerator, padding, others, args.temperature, **options)
+        layout = Layout(args.token_layout, model, accelerator, args.pad_to_multiple_of, args.temperature, **options)
         sizes = args.steps_per_generation, args.max_tokens_per_micro_batch
         config = BatchingConfig(*sizes, args.loss_type, pad_token_id, mini_batch_size=args.mini_batch_size)
         bounds = {name: getattr(args, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max")}
@@ -96,7 +96,7 @@ class Update:
     ) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, in a verified layout, and `update/*` metrics."""
         batches = gather_object([local])
-        if any(batch.images is not None for batch in batches):
+        if any(any(batch.images) for batch in batches):
             self.layout.notice_images()
         is_exact = False
         while not is_exact:
@@ -116,7 +116,7 @@ class Update:
         Compared are the tree with the longest sequence, and with images also one that shows any. All ranks call it.
         """
         layout, batch = self.layout, StepBatch.concatenate(batches)
-        lengths, images = batch.lengths().sum(1) * batch.trained, batch.images_of_rows
+        lengths, images = batch.lengths().sum(1) * batch.trained, batch.images
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         trees = [micro_batch for micro_batch in micro_batches if {"branches", "forks"} & micro_batch.keys()]
         trees.sort(key=lambda tree: lengths[tree["rows"]].max(), reverse=True)
@@ -138,7 +138,7 @@ class Update:
         """Return in which way a tree changes log-probabilities, `None` if only by rounding."""
         rows = tree["rows"] or [0]
         scored = [row for row in rows if lengths[row]] or rows[:1]
-        shown = next((row for row in scored if batch.images_of_rows[row]), scored[len(scored) // 2])
+        shown = next((row for row in scored if batch.images[row]), scored[len(scored) // 2])
         chosen = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]]  # as many on every rank
         sizes = batch.lengths()[:, 1] * batch.trained * bool(tree["rows"])  # a row that fills up for a rank has none
         why = ""

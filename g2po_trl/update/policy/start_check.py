@@ -52,8 +52,8 @@ def sample_conversation(encode: Any, messages: Sequence[dict[str, Any]], images:
         ids = ids[-_SAMPLE_TOKENS:]
         at = max(1, len(ids) // 2)
     prompt, completion = np.split(ids, [at])
-    ones, shown = np.ones(2, np.float32), [images] * 2 if images else None
-    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], ones, np.ones(2, bool), images=shown)
+    completions, ones = [completion, np.roll(completion, 1)], np.ones(2, np.float32)
+    return StepBatch([prompt] * 2, completions, ones, ones.astype(bool), images=[images] * 2)
 
 
 class StartCheck(TrainerCallback):
@@ -105,7 +105,7 @@ class StartCheck(TrainerCallback):
             f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
             "in its configuration, or gradient_checkpointing=False"
         )
-        require(off <= most, "model", self._name(model), remedy)
+        require(off <= most, "model", self.layout.model_name, remedy)
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
@@ -113,7 +113,7 @@ class StartCheck(TrainerCallback):
             wanted = self._forward(model)
         except RuntimeError as error:
             remedy = "on quantized weights use LoRA, and the dtype of a trained lm_head that its layers compute in"
-            require(False, "model", self._name(model), f"its own forward pass fails ({error}): {remedy}")
+            require(False, "model", self.layout.model_name, f"its own forward pass fails ({error}): {remedy}")
         most, layout, tried = self._tolerance(model), self.layout, []
         configured = layout.kind
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
@@ -138,7 +138,7 @@ class StartCheck(TrainerCallback):
             f"no log-probabilities of training agree with its own forward pass ({'; '.join(tried)}, and rounding "
             f"explains {most:.2g}): train a model of another family"
         )
-        require(False, "model", self._name(model), remedy)
+        require(False, "model", self.layout.model_name, remedy)
 
     # -- the first rollout ---------------------------------------------------------------------------------------
 
@@ -196,9 +196,6 @@ class StartCheck(TrainerCallback):
 
     # -- log-probabilities ---------------------------------------------------------------------------------------
 
-    def _name(self, model: torch.nn.Module) -> str:
-        return type(self.layout.language_model(model)).__name__
-
     def _score(self, model: torch.nn.Module, batch: StepBatch) -> torch.Tensor:
         return self.update.score(model, self.update.micro_batch(batch))
 
@@ -208,7 +205,7 @@ class StartCheck(TrainerCallback):
         device = self.accelerator.device
         ids = torch.from_numpy(np.stack(self.sample.sequences())).long().to(device)
         length = len(self.sample.completion_ids[0])
-        more = {} if self.sample.images is None else self.layout.image_inputs(ids, self.sample.images)
+        more = self.layout.image_inputs(ids, self.sample.images) if any(self.sample.images) else {}
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits
         logits = logits[:, -length - 1 : -1].float() / self.layout.temperature
         largest = logits.abs().amax(-1).mean().reshape(1).to(device)
@@ -216,7 +213,7 @@ class StartCheck(TrainerCallback):
         logits = logits.log_softmax(-1)
         off = self.update.mean_difference(logits[:1, 0] - logits[1:, 0])  # outputs after the same prompt
         remedy = f"its tokens see later ones (by {off:.2g} nats on average): train a causal language model"
-        require(off <= self._tolerance(model), "model", self._name(model), remedy)
+        require(off <= self._tolerance(model), "model", self.layout.model_name, remedy)
         return logits.gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
 
     def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
