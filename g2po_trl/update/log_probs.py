@@ -7,14 +7,14 @@ the loss itself then serve as the old ones and for the correction of the engine,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
 from ..utils.forward_pass import evaluation_mode
-from ..utils.trl_compat import disable_gradient_checkpointing
+from ..utils.trl_compat import disable_gradient_checkpointing, replaced
 from .layout import Score
 from .policy.importance import SamplingStatistics
 from .policy.reference import AdapterReference
@@ -83,14 +83,9 @@ class LogProbs:
         else:
             yield self.reference
 
-    @contextmanager
-    def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """Compute the loss of this micro-batch inside."""
-        self._updating = None if self.needs_old_log_probs else micro_batch
-        try:
-            yield
-        finally:
-            self._updating = None
+    def updating(self, micro_batch: dict[str, Any]) -> AbstractContextManager[None]:
+        """Return a context in which the loss of this micro-batch is computed."""
+        return replaced(self, _updating=None if self.needs_old_log_probs else micro_batch)
 
     def record(self, log_probs: torch.Tensor) -> None:
         """Compare computed log-probabilities with the engine's; the loss reads the importance ratio afterwards."""
@@ -111,4 +106,4 @@ class LogProbs:
 
     def metrics(self) -> dict[str, float]:
         """Return `sampling/*` of the iteration, over all ranks: they call it together."""
-        return SamplingStatistics.metrics(gather_object([self._statistics.summary()]))
+        return SamplingStatistics.metrics(gather_object([self._statistics]))

@@ -24,7 +24,7 @@ def test_importance_ratio_by_hand(mode, ratio, outside):
     assert torch.allclose(ours, torch.tensor(ratio)) and dropped.int().tolist() == outside
     statistics = SamplingStatistics()
     statistics.add(LOGPS, SAMPLING, MASK, ours, dropped)
-    metrics = SamplingStatistics.metrics([statistics.summary(), SamplingStatistics().summary()])
+    metrics = SamplingStatistics.metrics([statistics, SamplingStatistics()])
     trained = ours[:, :2]
     assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(trained.mean().item())
     assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(trained.max().item())

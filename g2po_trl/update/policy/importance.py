@@ -8,22 +8,18 @@ drops tokens outside the bounds. The modes and defaults are those of TRL's optio
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 
 ROUNDING = 1e-4  # of a ratio: one that is less than this beyond its bound, e.g. beyond 1 on-policy, is not outside
-_RATIO = "sampling/importance_sampling_ratio"
+_DIFFERENCE, _RATIO = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
+_OUTSIDE = f"{_RATIO}/clipped_fraction"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 def importance_ratio(
-    logps: torch.Tensor,
-    sampling_logps: torch.Tensor,
-    mask: torch.Tensor,
-    mode: str,
-    clip_min: float | None,
-    clip_max: float | None,
+    logps, sampling_logps, mask, mode: str, clip_min: float | None, clip_max: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights of the policy loss, and which of them were out of bounds beyond rounding.
 
@@ -42,38 +38,26 @@ class SamplingStatistics:
     """Differences between the engine's and the trainer's probabilities, over the micro-batches of a rollout."""
 
     def __init__(self):
-        self.parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.parts: dict[str, list[torch.Tensor]] = {_DIFFERENCE: [], _RATIO: [], _OUTSIDE: []}
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
         difference = (logps - sampling_logps).abs()[trained]
-        self.parts["sampling/sampling_logp_difference"].append(difference[~difference.isnan()].float().cpu())
+        self.parts[_DIFFERENCE].append(difference[~difference.isnan()].float().cpu())
         if ratio is not None:
             rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
             self.parts[_RATIO].append(ratio[rows].float().cpu())
-            self.parts[f"{_RATIO}/clipped_fraction"].append(outside[rows].float().cpu())
-
-    def summary(self) -> dict[str, tuple[float, ...]]:
-        """Return (sum, count, min, max) of each quantity of this rank."""
-        joined = {name: torch.cat(parts) for name, parts in self.parts.items()}
-        return {
-            name: (float(values.sum()), float(len(values)), float(values.min()), float(values.max()))
-            for name, values in joined.items()
-            if len(values)
-        }
+            self.parts[_OUTSIDE].append(outside[rows].float().cpu())
 
     @staticmethod
-    def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
-        """Return metrics over all ranks' summaries, under TRL's names; `clipped_fraction` is not TRL's."""
+    def metrics(ranks: Sequence[SamplingStatistics]) -> dict[str, float]:
+        """Return metrics over all ranks, under TRL's names; `clipped_fraction` is not TRL's."""
         metrics = {}
-        for name in dict.fromkeys(name for summary in summaries for name in summary):
-            sums, counts, least, most = zip(*(summary[name] for summary in summaries if name in summary))
-            mean = sum(sums) / sum(counts)
-            if name.endswith("fraction"):
-                metrics[name] = mean
-                continue
-            metrics |= {f"{name}/mean": mean, f"{name}/max": max(most)}
-            if name == _RATIO:
-                metrics[f"{name}/min"] = min(least)
+        for name in (_DIFFERENCE, _RATIO, _OUTSIDE):
+            values = torch.cat([torch.zeros(0), *(part for rank in ranks for part in rank.parts[name])])
+            if len(values):
+                mean, most = values.sum().item() / len(values), values.max().item()
+                metrics |= {name: mean} if name == _OUTSIDE else {f"{name}/mean": mean, f"{name}/max": most}
+                metrics |= {f"{name}/min": values.min().item()} if name == _RATIO else {}
         return metrics

@@ -94,17 +94,13 @@ class StartCheck(TrainerCallback):
                 with log_probs.as_reference(model) as reference:
                     off = self.update.mean_difference(scored - self._score(reference, self.sample))
                 remedy = (
-                    f"the reference is not the model that begins: before the first step they differ by {off:.2g} nats "
-                    "on average. Change the model before the trainer is made, or save it and pass its folder"
+                    f"the reference differs from the model that begins ({off:.2g} nats): save that and pass its folder"
                 )
                 require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
             without_randomness(self.accelerator.unwrap_model(model))
             off = self.update.mean_difference(self._score(model, self.sample) - scored)
-        remedy = (
-            f"in training mode its log-probabilities differ by {off:.2g} nats on average: set dropout and noise to 0 "
-            "in its configuration, or gradient_checkpointing=False"
-        )
+        remedy = f"training mode changes it ({off:.2g} nats): set its dropout to 0, or gradient_checkpointing=False"
         require(off <= most, "model", self.layout.model_name, remedy)
 
     def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
@@ -175,9 +171,8 @@ class StartCheck(TrainerCallback):
         if off <= most:
             return
         remedy = (
-            f"it does not play the policy that is trained: log-probabilities of the first rollout differ by {off:.2g} "
-            f"nats on average, where rounding explains {most:.2g}. Compare its weights, dtype, quantization and "
-            "context length with the model's"
+            f"it does not play the policy that is trained: its first log-probabilities differ by {off:.2g} nats on "
+            f"average ({most:.2g} would be rounding). Compare its weights, dtype and context length with the model's"
         )
         is_corrected = self.update.log_probs.correction is not None and off <= _CORRECTED_NATS
         require(is_corrected, "engine", self._engine, remedy)
