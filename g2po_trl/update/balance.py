@@ -26,32 +26,23 @@ _HALVINGS = 5  # of the range in which the limit of even trees is sought
 
 @dataclass
 class BatchingConfig:
-    """Options of splitting step samples into mini-batches and micro-batches, the same on every rank.
+    """Options of splitting step samples into mini-batches and micro-batches, the same on every rank."""
 
-    Args:
-        num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
-        max_tokens: maximum number of tokens of a micro-batch on a rank, padding included; a longer row is a
-            micro-batch of its own, or with others a tree of at most 1.5 times its tokens.
-        loss_type, pad_token_id: of TRL's loss, and of padded rows.
-        pad_to_multiple_of: multiple of the length of padded rows.
-        layout, fork_cost, owners_of: see `layout.Layout`, `forks.fork_cost` and `images.OwnersOf`.
-        scale_of: returns for each of some row lengths what rows of a forward pass must have in common.
-        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
-        mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
-            trains all mini-batches.
-    """
-
-    num_mini_batches: int
+    num_mini_batches: int  # each call of `training_step` trains one; not used with `mini_batch_size`
+    # Of a micro-batch on a rank, padding included; a longer row is one itself, or with others 1.5 times its tokens.
     max_tokens: int
-    loss_type: str
+    loss_type: str  # see `batch.loss_scale`
     pad_token_id: int
-    pad_to_multiple_of: int | None = None
-    layout: str = "padded"
-    fork_cost: int | None = None
-    owners_of: Callable[..., np.ndarray] | None = None
+    pad_to_multiple_of: int | None = None  # length of padded rows
+    layout: str = "padded"  # see `layout.Layout`
+    fork_cost: int | None = None  # of forked rows, see `forks.fork_cost`
+    owners_of: Callable[..., np.ndarray] | None = None  # for rows with images, see `images.OwnersOf`
+    # What rows of one forward pass must have in common, for rows of these lengths.
     scale_of: Callable[[Sequence[int]], list] = lambda lengths: [()] * len(lengths)
-    kl: bool = True
-    mini_batch_size: int | None = None
+    kl: bool = True  # the loss has a KL term, so that rows of advantage 0 have a gradient too
+    mini_batch_size: int | None = (
+        None  # most rows of a mini-batch, over all ranks; one `training_step` then trains all
+    )
 
     @property
     def row_multiple(self) -> int | None:

@@ -36,25 +36,19 @@ LOSS_TYPES = TOKEN_MEAN_LOSSES + ROW_MEAN_LOSSES + MICRO_BATCH_TOKEN_MEAN_LOSSES
 
 @dataclass
 class StepBatch:
-    """Step samples of one rank, ragged; row i of each field belongs to one sample.
+    """Step samples of one rank, ragged; row i of each field belongs to one sample."""
 
-    Args:
-        prompt_ids, completion_ids: token ids of each row, as the engine read and generated them.
-        advantages: (rows,) float32.
-        trained: (rows,) bool; a row that is not (truncated, with `mask_truncated_completions`) has mask 0.
-        logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
-        images: images of each row's prompt, in the order of their tokens; `None`: no row has any, `()` for each.
-    """
-
-    prompt_ids: list[np.ndarray]
-    completion_ids: list[np.ndarray]
-    advantages: np.ndarray
-    trained: np.ndarray
-    logprobs: list[np.ndarray] | None = None
-    images: list[Sequence[Picture]] | None = None
+    prompt_ids: list[np.ndarray]  # as the engine read them
+    completion_ids: list[np.ndarray]  # as it generated them
+    advantages: np.ndarray  # (rows,) float32
+    trained: np.ndarray  # (rows,) bool; a row that is not (truncated, with `mask_truncated_completions`) has mask 0
+    logprobs: list[np.ndarray] | None = None  # of each completion under the engine that sampled it
+    images: list[Sequence[Picture]] | None = (
+        None  # of each prompt, in the order of their tokens; `None`: no row has any
+    )
 
     def __post_init__(self):
-        self.images = [()] * len(self) if self.images is None else self.images
+        self.images = self.images or [()] * len(self)
 
     @classmethod
     def from_trajectories(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,14 @@ class Layout:
 
     Args:
         kind: the configured layout. The attribute `kind` falls back to a layout that the model supports.
-        pad_to_multiple_of: multiple of padded lengths; `None`: depends on the device, see `row_multiple`.
+        pad_to_multiple_of: multiple of padded lengths; `None`: on a GPU 16.
         temperature: temperature of log-probabilities.
         image_inputs: for a model that reads images, see `g2po_trl.prompts.images.ImageInputs`.
         checkpointing: whether gradient checkpointing recomputes layers, and so keeps no cache.
 
     Attributes:
+        scale_of: returns for each of some row lengths what rows of one forward pass must have in common.
+        row_multiple: multiple of padded lengths; `None`: rows are as long as the longest.
         fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
         checked_length: the longest sequence at which the layout was found to be exact.
         has_images: rows had any; without, the check says nothing of them.
@@ -56,20 +59,23 @@ class Layout:
         image_inputs: Callable[..., dict[str, torch.Tensor]] | None = None,
         checkpointing: bool = False,
     ):
-        self.kind, self.accelerator, self.pad_to_multiple_of = kind, accelerator, pad_to_multiple_of
-        self.temperature, self.image_inputs = temperature, image_inputs
+        self.kind, self.accelerator, self.temperature, self.image_inputs = kind, accelerator, temperature, image_inputs
         self.fused, self.checked_length, self.has_images = True, 0, False
         self.fork_cost: int | None = None
         self._micro_batch: dict[str, Any] | None = None
         model, device = self.language_model(model), accelerator.device.type
         expose_body(model)
         self.model_name, self.config = type(model).__name__, model.config.get_text_config()
+        self.scale_of = partial(rotary_scales, self.config)
+        self.row_multiple = pad_to_multiple_of or (16 if device == "cuda" else None)
+        if self.scale_of([0])[0]:  # which the longest row decides
+            self.row_multiple = None
         attention = attention_of(model.config)
         trains = attention != "flex_attention" or kind == "padded" and device not in ("cpu", "mps")
         remedy = "it compiles for each branch, and PyTorch does not train it on a CPU; set it to 'sdpa'"
         require(trains, "attn_implementation", attention, remedy)
-        libraries = (torch.__version__, transformers.__version__)
-        self._found_for = [kind, attention, device, str(self.precision(model)), *libraries]
+        self._found_for = [kind, attention, device, str(self.precision(model))]
+        self._found_for += [torch.__version__, transformers.__version__]
         if kind == "shared" and (reason := why_not_by_branches(model)) is not None:
             self.kind, self.fork_cost = "forked", fork_cost(model, device)
             against = self._why_not_forked(model, checkpointing)
@@ -105,17 +111,6 @@ class Layout:
         """Restore the verified layout if model, dtype and library versions are unchanged."""
         if state["found_for"] == self._found_for:
             vars(self).update({name: state[name] for name in _KEPT})
-
-    @property
-    def row_multiple(self) -> int | None:
-        """Multiple of padded lengths, on a GPU 16; `None`: rows are as long as the longest."""
-        if rotary_scales(self.config, [0])[0]:  # which the longest row decides
-            return None
-        return self.pad_to_multiple_of or (16 if self.accelerator.device.type == "cuda" else None)
-
-    def scale_of(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return what rows of one forward pass must have in common, for rows of these lengths."""
-        return rotary_scales(self.config, lengths)
 
     @contextmanager
     def of(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> Iterator[None]:

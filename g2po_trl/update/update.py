@@ -127,16 +127,14 @@ class Update:
         if layout.has_images:
             shown = [tree for tree in trees or compared if any(images[row] for row in tree["rows"])]
             compared += shown[:1] or compared
-        reason = next(filter(None, [self._why_inexact(model, tree, batch, lengths) for tree in compared]), None)
+        reason = next(filter(None, [self._why_inexact(model, tree, batch) for tree in compared]), None)
         if reason is not None:
             layout.fall_back(f"on sequences of up to {longest} tokens {reason}")
         return reason is None
 
-    def _why_inexact(
-        self, model: torch.nn.Module, tree: dict[str, Any], batch: StepBatch, lengths: np.ndarray
-    ) -> str | None:
+    def _why_inexact(self, model: torch.nn.Module, tree: dict[str, Any], batch: StepBatch) -> str | None:
         """Return in which way a tree changes log-probabilities, `None` if only by rounding."""
-        rows = tree["rows"] or [0]
+        rows, lengths = tree["rows"] or [0], batch.lengths().sum(1) * batch.trained
         scored = [row for row in rows if lengths[row]] or rows[:1]
         shown = next((row for row in scored if batch.images[row]), scored[len(scored) // 2])
         chosen = [max(scored, key=lengths.__getitem__), scored[0], shown, scored[-1]]  # as many on every rank

@@ -92,14 +92,14 @@ class StartCheck(TrainerCallback):
             most = self._tolerance(model)
             if with_reference:
                 with log_probs.as_reference(model) as reference:
-                    off = self.update.mean_difference(scored - self._score(reference, self.sample))
+                    off = self.update.mean_difference(scored - self._score(reference))
                 remedy = (
                     f"the reference differs from the model that begins ({off:.2g} nats): save that and pass its folder"
                 )
                 require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
             without_randomness(self.accelerator.unwrap_model(model))
-            off = self.update.mean_difference(self._score(model, self.sample) - scored)
+            off = self.update.mean_difference(self._score(model) - scored)
         remedy = f"training mode changes it ({off:.2g} nats): set its dropout to 0, or gradient_checkpointing=False"
         require(off <= most, "model", self.layout.model_name, remedy)
 
@@ -115,7 +115,7 @@ class StartCheck(TrainerCallback):
         for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
             layout.kind, layout.fused = kind, fused
             try:
-                scored = self._score(model, self.sample)
+                scored = self._score(model)
                 off = self.update.mean_difference(scored.to(wanted.device)[:, : wanted.shape[1]] - wanted)
                 difference = f"{off:.2g} nats on average"
             except Exception as error:  # models that have no such head raise errors of any class
@@ -153,8 +153,9 @@ class StartCheck(TrainerCallback):
         if self._has_seen_engine:
             return
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
-        played = self.accelerator.reduce(torch.tensor(len(steps), device=self.accelerator.device), reduction="sum")
-        self._has_seen_engine = bool(played)  # the next rollout, if all episodes of this one are errors
+        played = torch.tensor(len(steps), device=self.accelerator.device)
+        # The next rollout, if all episodes of this one are errors.
+        self._has_seen_engine = bool(self.accelerator.reduce(played, reduction="sum"))
         reported = [step for step in steps if step.logprobs and self.comparable]
         batch = self._some_of(reported) if reported else self.sample
         for step in (step for trajectory in trajectories for step in trajectory.steps if self._asked):
@@ -191,8 +192,8 @@ class StartCheck(TrainerCallback):
 
     # -- log-probabilities ---------------------------------------------------------------------------------------
 
-    def _score(self, model: torch.nn.Module, batch: StepBatch) -> torch.Tensor:
-        return self.update.score(model, self.update.micro_batch(batch))
+    def _score(self, model: torch.nn.Module) -> torch.Tensor:
+        return self.update.score(model, self.update.micro_batch(self.sample))
 
     @without_cudnn_attention()
     def _forward(self, model: torch.nn.Module) -> torch.Tensor:
