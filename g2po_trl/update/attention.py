@@ -52,12 +52,9 @@ _branches: Branches | None = None
 
 @contextmanager
 def attention_by_branches(model: torch.nn.Module, layout: dict[str, Any]) -> Iterator[Branches | None]:
-    """Let passes of a causal language model, forward and backward, attend by a layout's branches; yield these.
-
-    If the row of `tree.lay_out` has one branch, nothing changes.
-    """
+    """Let passes of a causal language model, forward and backward, attend by a layout's branches; yield these."""
     global _branches
-    sizes = layout.get("branches")
+    sizes = layout.get("branches")  # of one branch, nothing changes
     text, before = model.config.get_text_config(), _branches
     configs = {id(text): text}
     for module in model.modules():  # a part of the model may have a copy
@@ -175,11 +172,7 @@ def limits(config) -> list[int]:
 
 
 def rotary_scales(config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each sequence length the rotary scale, as a number for each kind of layers that has several.
-
-    The model chooses the scale of a pass by its longest row: `longrope` one of two, at a limit, and `dynamic` another
-    for each length beyond one.
-    """
+    """Return for each sequence length the rotary scales, of each kind of layers, that the longest row decides."""
     limit, rope = getattr(config, "max_position_embeddings", 0), getattr(config, "rope_parameters", None) or {}
     scales = []
     for part in (part for part in (rope, *rope.values()) if isinstance(part, dict)):

@@ -149,9 +149,7 @@ def lay_out_calls(
 class ForkedCache(DynamicCache):
     """A cache that keeps the autograd graph of its content; each continuation takes a copy."""
 
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ):
+    def update_recurrent_state(self, recurrent_states, layer_idx: int, state_idx: int = 0, **kwargs) -> torch.Tensor:
         # transformers copies into the old state, which the backward pass of this call still needs.
         layer = self.layers[layer_idx]
         layer.recurrent_states[state_idx] = recurrent_states
@@ -183,10 +181,7 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 @contextmanager
 def forked_passes(body: torch.nn.Module, forks: Sequence[tuple[int, int, int | None]] | None) -> Iterator[None]:
-    """Let a model without its LM head process the flat tokens (1, N) of forked rows inside, see `tree.lay_out`.
-
-    `None`: nothing changes.
-    """
+    """Let a model without its LM head process the flat tokens (1, N) of forked rows inside, see `tree.lay_out`."""
     if forks is None:
         yield
         return

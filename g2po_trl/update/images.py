@@ -49,7 +49,7 @@ def images_of(
 def image_inputs_of(
     micro_batch: dict[str, Any], body: torch.nn.Module, ids: torch.Tensor, make: Callable[..., dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs that a model takes beside token ids (R, L), from images.
+    """Return the inputs that a model takes beside token ids (R, L), from images: pixels, and positions of a tree.
 
     Made here and not with the micro-batch: pixels take many times the memory of the files.
     """

@@ -24,10 +24,9 @@ class Iteration:
 
     def __init__(self, steps_per_pass: int, num_passes: int, metrics: dict[str, list[float]]):
         self.steps_per_pass, self.length, self.metrics = steps_per_pass, steps_per_pass * num_passes, metrics
-        self.step = self.inner_steps = 0
+        self.step, self.inner_steps, self.update_time = 0, 0, 0.0
         self.mini_batches: MiniBatches = []
         self.grad_norms: list[float] = []
-        self.update_time = 0.0
         self._tokens: dict[str, list[int]] = {}  # of each value of a metric that is a mean over tokens
 
     @property

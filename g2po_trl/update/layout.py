@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 _KEPT = ("kind", "checked_length", "has_images")  # by a checkpoint
 
-# (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
-Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
-
 
 class Layout:
     """Layout of a micro-batch's rows in the model: shared (or forked), or padded.

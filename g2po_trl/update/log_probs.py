@@ -15,22 +15,19 @@ from accelerate.utils import gather_object
 
 from ..utils.forward_pass import evaluation_mode
 from ..utils.trl_compat import disable_gradient_checkpointing, replaced
-from .layout import Score
 from .policy.importance import SamplingStatistics
 from .policy.reference import AdapterReference
-
-# (log-probabilities of the trainer, those of the engine, mask) -> what `importance_ratio` returns.
-Correction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogProbs:
     """Log-probabilities that micro-batches need in addition to the loss's own, and statistics of the engine's.
 
     Args:
-        score: log-probabilities of a model.
+        score: (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
         unwrap: returns a model without its wrappers.
         beta: weight of the KL term; 0 needs no reference.
-        reference, correction: of a model with an adapter, the reference's weights; `None`: there is none.
+        reference: a model or, of one with an adapter, the weights of its reference.
+        correction: `importance_ratio` with its options; `None` for engines without it.
         checkpointing: `gradient_checkpointing_kwargs`; checkpointing is switched off while scoring.
         old_of_engine: the engine's log-probabilities are the old ones, if it returned them.
 
@@ -40,11 +37,11 @@ class LogProbs:
 
     def __init__(
         self,
-        score: Score,
+        score: Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor],
         unwrap: Callable[[torch.nn.Module], torch.nn.Module],
         beta: float,
         reference: torch.nn.Module | AdapterReference | None = None,
-        correction: Correction | None = None,
+        correction: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
         checkpointing: dict[str, Any] | None = None,
         old_of_engine: bool = False,
     ):

@@ -49,9 +49,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def measure(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, ...]:
+def measure(sequences: Sequence[np.ndarray], rows: Sequence[int]) -> tuple[np.ndarray, ...]:
     """Return rows, the tokens of each, and how many of them it has in common with the one before it."""
-    rows = list(rows)
     overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in pairwise(rows))][: len(rows)]
     return tuple(np.array(of, dtype=np.int64) for of in (rows, [len(sequences[row]) for row in rows], overlaps))
 

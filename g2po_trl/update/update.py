@@ -187,8 +187,8 @@ class Update:
 
     def mean_difference(self, off: torch.Tensor) -> float:
         """Return the mean absolute value over all ranks; infinity for NaN."""
-        off = off.abs().double().nan_to_num(torch.inf)
-        sums = torch.stack([off.sum(), off.new_tensor(off.numel())]).float().to(self.accelerator.device)
+        off = off.abs().float().nan_to_num(torch.inf)
+        sums = torch.stack([off.sum(), off.new_tensor(off.numel())]).to(self.accelerator.device)
         total, number = self.accelerator.reduce(sums, reduction="sum").tolist()
         return total / max(number, 1)
 
@@ -207,12 +207,11 @@ class Update:
             FloatingPointError: on every rank, if the gradient of an optimizer step is not finite.
         """
         accelerator, ends_step = self.accelerator, self.accelerator.sync_gradients
-        loss = torch.zeros((), device=accelerator.device)
+        loss, fsdp = torch.zeros((), device=accelerator.device), accelerator.distributed_type == DistributedType.FSDP
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
         # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
         if accelerator.is_fsdp2:  # transformers has switched it off, except in the step's last mini-batch
             model.set_requires_gradient_sync(True)
-        fsdp = accelerator.distributed_type == DistributedType.FSDP
         for index, micro_batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
             set_sync_gradients(accelerator, ends_step and last)

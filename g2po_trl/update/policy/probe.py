@@ -1,7 +1,6 @@
-"""Test numerically whether a model's cache starts continuations.
+"""Test numerically whether a model's cache starts continuations: two of one prefix, against each text alone.
 
-Two short sequences are processed one by one, and as continuations of their prefix's cache. Their hidden states and the
-gradient of the prefix's embeddings are compared.
+Compared are hidden states and the gradient of the prefix's embeddings.
 """
 
 from __future__ import annotations

@@ -90,10 +90,7 @@ def _like(weight: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 class ReferenceState:
-    """The reference model in a checkpoint, so that a resumed run compares with the same one.
-
-    If it `moves` (`sync_ref_model`), the checkpoint has its weights, otherwise sums of them.
-    """
+    """The reference model in a checkpoint: its weights if it `moves` (`sync_ref_model`), otherwise sums of them."""
 
     _WEIGHTS = "reference/model.safetensors"  # not beside the model's weights, where engines would load them
 

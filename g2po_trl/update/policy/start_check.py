@@ -93,9 +93,7 @@ class StartCheck(TrainerCallback):
             if with_reference:
                 with log_probs.as_reference(model) as reference:
                     off = self.update.mean_difference(scored - self._score(reference))
-                remedy = (
-                    f"the reference differs from the model that begins ({off:.2g} nats): save that and pass its folder"
-                )
+                remedy = f"the reference differs from the first model ({off:.2g} nats): save that and pass its folder"
                 require(off <= most, "beta", log_probs.beta, remedy)
             model.train()
             without_randomness(self.accelerator.unwrap_model(model))
@@ -122,11 +120,8 @@ class StartCheck(TrainerCallback):
                 off, difference = float("inf"), f"{type(error).__name__}: {error}"
             if off <= most:
                 if tried and self.accelerator.is_main_process:
-                    head = "TRL's fused LM head" if fused else "the model's own LM head (memory for all logits)"
-                    logger.warning(
-                        f"log-probabilities differ from those of the model's own forward pass ({tried[0]}): training "
-                        f"uses {head} and token_layout {kind!r}"
-                    )
+                    head = "TRL's fused LM head" if fused else "the model's own LM head"
+                    logger.warning(f"by its own forward pass {tried[0]}: training uses {head}, token_layout {kind!r}")
                 return scored
             tried.append(difference)
         layout.kind, layout.fused = configured, True
