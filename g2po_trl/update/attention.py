@@ -98,7 +98,8 @@ def branch_attention(module, query, key, value, attention_mask, **options) -> tu
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] <= 256
         and key.shape == value.shape
-        and options.get("softcap") is options.get("s_aux") is None
+        and options.get("softcap") is None
+        and options.get("s_aux") is None
         and not options.get("dropout")
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )

@@ -56,7 +56,7 @@ def measure(sequences: Sequence[np.ndarray], rows: Sequence[int]) -> tuple[np.nd
 
 
 def in_order(sequences: Sequence[np.ndarray], rows: Iterable[int]) -> tuple[np.ndarray, ...]:
-    """Return the same of rows in lexicographic order: none before another has more in common with it than the last."""
+    """Return what `measure` does, of rows in lexicographic order: each has most in common with the one before it."""
     # Bytes of big-endian numbers compare as the token ids do.
     return measure(sequences, sorted(rows, key=lambda row: (sequences[row].astype(">u4").tobytes(), row)))
 

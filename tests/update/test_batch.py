@@ -4,7 +4,6 @@ import torch
 from refusals import refused
 
 from g2po_trl.trajectory import Step, Trajectory
-from g2po_trl.update.balance import deal, imbalance, plan_micro_batches
 from g2po_trl.update.batch import StepBatch, loss_scale
 
 
@@ -15,39 +14,6 @@ def batch_of(lengths):
         np.arange(len(lengths), dtype=np.float32),
         np.ones(len(lengths), dtype=bool),
     )
-
-
-def test_plan_covers_every_row_once_and_bounds_tokens():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        ranks = []
-        for _ in range(rng.integers(1, 4)):
-            ranks.append(sorted(rng.integers(1, 120, rng.integers(0, 40)).tolist(), reverse=True))
-        plan = plan_micro_batches(ranks, max_tokens=400)
-        assert plan[0][0] == 0 and plan[-1][1] == max(1, max(map(len, ranks)))
-        assert all(stop == start for (_, stop), (start, _) in zip(plan, plan[1:]))
-        for start, stop in plan:
-            for rows in ranks:
-                width = max(rows[start:stop], default=0)
-                assert width * (stop - start) <= 400 or stop - start == 1
-
-
-def test_plan_of_nothing_is_one_filler_row():
-    assert plan_micro_batches([[], []], 100) == [(0, 1)]
-
-
-def test_ranks_get_equal_work():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        lengths = rng.integers(1, 4000, rng.integers(1, 300))
-        num_ranks = int(rng.integers(1, 9))
-        rows = rng.permutation(len(lengths))
-        dealt = deal(rows, lengths[rows], num_ranks)
-        assert sorted(row for rows in dealt for row in rows) == list(range(len(lengths)))
-        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
-        work = [lengths[rows].sum() for rows in dealt]
-        assert max(work) - min(work) <= max(lengths)
-    assert imbalance([3, 1]) == 1.5 and imbalance([0, 0]) == 1.0
 
 
 def test_concatenation_keeps_rows_in_order():

@@ -15,7 +15,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from benchmarks.trees import make_trees
-from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
+from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.tree import LAYOUTS, common_prefix, grow, in_order, is_exact, lay_out
 
 
@@ -165,28 +165,6 @@ def test_equal_sequences_are_laid_out_once_and_all_scored():
 def test_a_rank_without_rows_still_forwards_a_token():
     layout = lay_out([], [], [], pad_token_id=3)
     assert layout["row_ids"].tolist() == [[3]] and layout["scored_ids"].tolist() == [-100]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "forked"])
-def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
-    rng = np.random.default_rng(0)
-    batches = []
-    for size in (70, 0, 90)[:num_ranks]:
-        prompts = [rng.integers(0, 3, rng.integers(3, 30)).astype(np.int32) for _ in range(size)]
-        completions = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
-        batches.append(StepBatch(prompts, completions, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
-    config = BatchingConfig(2, 60, "dapo", 0, None, layout, 5 if layout == "forked" else None)
-    made = [make_mini_batches(batches, rank, config, np.random.default_rng(3)) for rank in range(num_ranks)]
-    shapes = [[[len(m["advantages"]) for m in part] for part in mini_batches] for mini_batches, _ in made]
-    assert all(shape == shapes[0] for shape in shapes)
-    micro_batches = [m for mini_batches, _ in made for part in mini_batches for m in part]
-    trained = sum(int(m["completion_mask"].sum()) for m in micro_batches)
-    assert trained == sum(batch.num_trained_tokens() for batch in batches)
-    assert trained == sum(int((m["scored_ids"] >= 0).sum()) for m in micro_batches)
-    assert sum(m["row_ids"].numel() for m in micro_batches) == made[0][1]["update/forwarded_tokens"]
-    assert (made[0][1]["update/repeated_token_fraction"] > 0) == (layout != "padded")
-    assert all(m["row_ids"].numel() <= 60 for m in micro_batches)
 
 
 OPTIONS = {
