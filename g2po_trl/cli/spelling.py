@@ -25,18 +25,13 @@ def misspelled(words: Sequence[str], flags: Sequence[str] = ()) -> str | None:
 
     A flag of another recipe is left to the recipe's own parser. `flags`: those of the command, for suggestions.
     """
-    given = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if not given or "--help" in given:
-        return None
-    known = {"--config", "--help-all", *flags, *ALIASES.values()}
+    known = {"--config", "--help", "--help-all", *flags, *ALIASES.values()}
     for package, (files, line) in _SOURCES.items():
-        spec = find_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            known.update(
-                flag(name) for file in Path(folder).glob(files) for name in line.findall(file.read_text("utf-8"))
-            )
-    for word in given:
-        name = word.replace("_", "-")
-        if name not in known and name.replace("--no-", "--", 1) not in known:
+        for folder in find_spec(package).submodule_search_locations:
+            texts = (file.read_text("utf-8") for file in Path(folder).glob(files))
+            known.update(flag(name) for text in texts for name in line.findall(text))
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if word.startswith("--") and not {name, name.replace("--no-", "--", 1)} & known:
             return unknown_name(word, sorted(known), "a flag")
     return None
