@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,7 +173,7 @@ def test_a_resumed_run_keeps_its_settings(make_trainer, run, capsys):
     before = files_of(run)
     changed = {"gamma": 0.5, "max_turns": 4, "estimator_kwargs": {"edge_centric": False}, "warmup_steps": 1}
     trainer = make_trainer(**{**OPTIONS, **changed})
-    trainer.setup = replace(trainer.setup, prompt_template=PromptTemplate("{observation}!", "{observation}"))
+    trainer.setup.prompt_template = PromptTemplate("{observation}!", "{observation}")
     with pytest.raises(G2POError) as error:
         trainer.train(resume_from_checkpoint="auto")
     for field in (
