@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, takewhile
@@ -108,20 +108,15 @@ class ConversationEncoder:
     @contextmanager
     def saved(self) -> Iterator[None]:
         """Give the tokenizer, while it is saved, the template of conversations and the parser of its calls."""
-        tokenizer, template = self.encode.tokenizer, self.encode.text.template
-        changed = [(owner, "chat_template", template) for owner in (tokenizer, self.encode.processing_class)]
-        for name in ("response_template", "response_schema"):  # TRL knows it by the model's own template alone
-            if read_by := getattr(self.tools.tokenizer, name, None):
-                changed.append((tokenizer, name, read_by))
-        changed = changed if self.replaced else []
-        before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changed]
-        try:
-            for change in changed:
-                setattr(*change)
+        from ..utils.trl_compat import replaced  # with torch, which is slow to import
+
+        written = {"chat_template": self.encode.text.template}
+        read_by = {"response_template": self.tools.own.response_template}  # TRL knows the model's own template alone
+        with ExitStack() as stack:
+            if self.replaced:
+                stack.enter_context(replaced(self.encode.tokenizer, **written, **read_by))
+                stack.enter_context(replaced(self.encode.processing_class, **written))
             yield
-        finally:
-            for change in before:
-                setattr(*change)
 
     def prompt(
         self, request: ChatRequest, transcript: Transcript, max_length: int | None = None
@@ -144,7 +139,11 @@ class ConversationEncoder:
                 break
             transcript.dropped, wanted = transcript.dropped + 1, _SHORTENED_TO * limit
         if len(prompt.ids) > limit and request.shorten:
-            prompt = self._cut_longest(prompt.messages, request.tools, max_length)
+
+            def build(keep: int) -> ConversationPrompt:
+                return self._build(_cut(shown, keep), request.tools, Transcript(), True)
+
+            prompt = cut_to_fit(build, max(len(message["content"]) for message in shown), max_length)
         if len(prompt.ids) > limit:
             what = f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens"
             remedy = f"more than max_prompt_length={max_length}: raise it, or let the agent send shorter messages"
@@ -239,27 +238,6 @@ class ConversationEncoder:
             return "Qoneq" in text and "Qtwoq" in text
         return False
 
-    def _cut_longest(self, messages: list[Message], tools: Tools, max_length: int) -> ConversationPrompt:
-        """Return the prompt with messages cut in the middle to the longest length that fits, found by bisection.
-
-        The system message and those with images stay.
-        """
-
-        def shown(keep: int) -> list[Message]:
-            stay = [one["role"] == "system" or "images" in one for one in messages]
-            cuts = [{**one, "content": cut_middle(one["content"], keep)} for one in messages]
-            return [one if stays else cut for one, stays, cut in zip(messages, stay, cuts)]
-
-        def build(keep: int) -> ConversationPrompt:
-            return self._build(shown(keep), tools, Transcript(), True)
-
-        def size(keep: int) -> int:
-            return len(self.encode.ids([self._text_of_all(shown(keep), tools)])[0])
-
-        keep = max(len(message["content"]) for message in messages)
-        of_images = len(build(keep).ids) - size(keep) if pictures_of(messages) else 0
-        return cut_to_fit(build, size, of_images, keep, max_length)
-
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which one with several calls is split, with each call followed by its result."""
@@ -301,6 +279,13 @@ def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
             parts.append([])
         parts[-1].append(message)
     return parts
+
+
+def _cut(messages: Sequence[Message], keep: int) -> list[Message]:
+    """Return messages without the middle of long contents; the system message and those with images stay."""
+    stays = [message["role"] == "system" or "images" in message for message in messages]
+    cuts = [{**message, "content": cut_middle(message["content"], keep)} for message in messages]
+    return [message if stay else cut for message, stay, cut in zip(messages, stays, cuts)]
 
 
 def _calling(*names: str) -> Message:

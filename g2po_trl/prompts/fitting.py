@@ -34,60 +34,42 @@ def fit_prompt(
     encode: Callable[[list[dict[str, Any]]], tuple[list[int], str]],
     max_length: int | None,
     observation: str,
-    task: str = "",
-    admissible_actions: Sequence[str] | None = None,
     history: Sequence[tuple[str, str]] = (),
-    steps_taken: int = 0,
-    images: Sequence[Picture] = (),
+    **shown: Any,
 ) -> FittedPrompt:
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
-    Over the limit, the oldest history is removed first, then the middle of the observation; the task, the actions
-    and the images stay: if they are too long alone, `PromptTooLongError` is raised. `encode` turns chat messages into
-    (token ids, text). With images it is a `ChatEncoder`, whose processor runs for the whole and the shortened prompt.
+    Over the limit, the oldest history is removed first, then the middle of the observation. What else is `shown`, the
+    further arguments of `PromptTemplate.messages`, stays: if it is too long alone, `PromptTooLongError` is raised.
+    `encode` turns chat messages into (token ids, text).
     """
 
-    def messages(keep: int) -> list[dict[str, Any]]:
-        text = cut_middle(observation, keep)
-        return template.messages(text, task, admissible_actions, shown, steps_taken, images)
-
     def build(keep: int) -> FittedPrompt:
-        return FittedPrompt(*encode(messages(keep)), True, images)
+        messages = template.messages(cut_middle(observation, keep), history=history, **shown)
+        return FittedPrompt(*encode(messages), True, shown.get("images", ()))
 
-    def size(keep: int) -> int:
-        return encode.num_tokens(messages(keep)) if images else len(encode(messages(keep))[0])
-
-    shown, keep = list(history), len(observation)
-    prompt = build(keep)
+    prompt = build(len(observation))
     if max_length is None or len(prompt.ids) <= max_length:
         return prompt._replace(truncated=False)
-    of_images = len(prompt.ids) - size(keep) if images else 0
-    while shown and size(keep) + of_images > max_length:
-        shown.pop(0)
-    prompt = cut_to_fit(build, size, of_images, keep, max_length)
+    while history and len(prompt.ids) > max_length:
+        history = history[1:]
+        prompt = build(len(observation))
     if len(prompt.ids) > max_length:
-        what = f"the task, {len(admissible_actions or ())} admissible actions and {len(images)} images"
+        prompt = cut_to_fit(build, len(observation), max_length)
+    if len(prompt.ids) > max_length:
+        what = f"the task, the admissible actions and the images alone take {len(prompt.ids)} tokens"
         remedy = f"more than max_prompt_length={max_length}: raise it, or shorten them"
-        raise PromptTooLongError(f"{what} alone take {len(prompt.ids)} tokens, {remedy}", "max_prompt_length")
+        raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
     return prompt
 
 
-def cut_to_fit(
-    build: Callable[[int], Prompt], size: Callable[[int], int], of_images: int, keep: int, max_length: int
-) -> Prompt:
-    """Return the prompt of at most `max_length` tokens that keeps most characters, up to `keep`; of 0, any.
+def cut_to_fit(build: Callable[[int], Prompt], length: int, max_length: int) -> Prompt:
+    """Return the prompt of at most `max_length` tokens that keeps most of `length` characters; of none, any.
 
-    `build` returns the prompt that keeps a number of characters, by the slow processor if there are images; `size` its
-    tokens, with one in place of each image. `of_images` counts their further tokens, the same in all prompts.
+    `build` returns the prompt that keeps a number of characters.
     """
-    room = max_length - of_images
-    while True:
-        if size(keep) > room:  # the highest number that fits, by bisection; 0 is not tried
-            keep -= bisect_left(range(keep, 0, -1), True, key=lambda fewer: size(fewer) <= room)
-        prompt = build(keep)
-        if len(prompt.ids) <= max_length or not keep:
-            return prompt
-        room -= len(prompt.ids) - max_length  # texts beside images became other tokens
+    keeps = range(length, 0, -1)
+    return build(length - bisect_left(keeps, True, key=lambda keep: len(build(keep).ids) <= max_length))
 
 
 def cut_middle(text: str, keep: int) -> str:

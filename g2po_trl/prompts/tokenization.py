@@ -32,10 +32,6 @@ class ChatEncoder:
         text = self.text(messages)
         return self.ids([text], [pictures_of(messages)])[0], text
 
-    def num_tokens(self, messages: list[dict[str, Any]]) -> int:
-        """Return the number of token ids with one token in place of each image, without the processor."""
-        return len(self.ids([self.text(messages)])[0])
-
     def ids(self, texts: Sequence[str], images: Sequence[Sequence[Picture]] = ()) -> list[list[int]]:
         """Return the token ids of each text, from one call of the tokenizer: much faster than one call per text.
 

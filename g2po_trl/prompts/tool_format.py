@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ..utils.json import to_json
 from .chat_template import get_chat_template, get_tokenizer
 from .conversation import Message, plain
 from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, check_call, read_calls, split_thought
@@ -18,7 +19,7 @@ Tools = list[dict[str, Any]] | None
 _ODD_TEXT = '\n  it\'s "a\\b"\n'  # an argument that some forms do not write as they read it
 
 
-def make_tool_format(processing_class) -> NativeTools | ProseTools:
+def make_tool_format(processing_class) -> ProseTools:
     """Return the native format if the chat template renders calls and their results, and its calls can be read.
 
     They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
@@ -30,79 +31,115 @@ def make_tool_format(processing_class) -> NativeTools | ProseTools:
     own.chat_template, is_supported = get_chat_template(processing_class), False
     with suppress(Exception):  # templates raise errors of any class
         is_supported = supports_tool_calling(processing_class)
-    if is_supported and not _response_template(own):
-        try:
+    if is_supported and not own.response_template:
+        with suppress(ValueError):  # not among TRL's templates
             add_response_schema(own)
-        except ValueError:  # not among TRL's templates
-            as_prose = NativeTools(None, own)
-            return as_prose if as_prose.comes_back("probe", "a") else ProseTools(own)
-    return NativeTools(own, own) if is_supported else ProseTools(own)
+    native = NativeTools(own) if is_supported else None
+    can_be_read = native and (own.response_template or native.comes_back("probe", "a"))
+    return native if can_be_read else ProseTools(own)
 
 
-class NativeTools:
-    """Tools that the chat template renders (`native`); completions are read by TRL's `parse_response`.
-
-    Tools are described in prose if a call with their names does not come back as it was written, as `get-weather`, or
-    a text with line breaks and quotes, in some formats.
+class ProseTools:
+    """Tools described in the system message; calls and results as text, `<tool_call>{"name": …, …}</tool_call>`.
 
     Args:
-        tokenizer: has a response template. `None`: calls are read as `<tool_call>{"name": …, …}</tool_call>`.
         own: the model's tokenizer, which tells whether the prompt opens a thought.
     """
 
-    native = True
+    native = False
 
-    def __init__(self, tokenizer, own=None):
-        self.tokenizer, self.own = tokenizer, own
-        read_by = None if tokenizer is None else copy.deepcopy(_response_template(tokenizer))
-        field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
-        values = field.get("content_args", {})
-        if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
-            pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
-            field["content_args"], tokenizer.response_template = {"tag_pattern": pattern}, read_by
-        patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
-        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
-        self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
-        parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
-        self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
-        self._prose, self.comes_back = ProseTools(own), functools.cache(self._comes_back)
+    def __init__(self, own=None):
+        self.own = own
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """Return the messages and tools as the chat template takes them."""
-        return self._prose.render(messages, tools) if self._needs_prose(tools) else (list(messages), tools or None)
+        rendered = [_as_prose(message) for message in messages]
+        if tools:
+            instructions = HOW_TO_CALL.format(tools="\n".join(to_json(tool.get("function", tool)) for tool in tools))
+            system = [] if rendered[0]["role"] != "system" else [rendered.pop(0)["content"]]
+            content = "\n\n".join(filter(None, [*system, instructions]))
+            rendered.insert(0, {"role": "system", "content": content})
+        return rendered, None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         """Return the assistant's message in a completion, and whether its tool calls could be read.
 
         `text` and `ids` are the part of the completion that is shown; `tools` are the request's.
         """
+        if not tools:
+            return {"role": "assistant", "content": text.strip()}, True
+        message, is_finished = _read_thought(text, self._end_of(prompt_ids))
+        if not is_finished or OPEN_CALL not in message["content"]:
+            return message, is_finished
+        try:
+            functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
+            calls = plain([{"type": "function", "function": function} for function in functions], "a call")
+        except ValueError:
+            return message, False
+        return message | {"content": CALL.sub("", message["content"]).strip(), "tool_calls": calls}, True
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
+        return "" if self.own is None else self.own.decode(prompt_ids[-8:])
+
+
+class NativeTools(ProseTools):
+    """Tools that the chat template renders; completions are read by TRL's `parse_response`, or without it as prose.
+
+    Tools are described in prose if a call with their names does not come back as it was written, as `get-weather`, or
+    a text with line breaks and quotes, in some formats.
+
+    Args:
+        own: the model's tokenizer. Without a response template, calls are read as those of `ProseTools`.
+    """
+
+    native = True
+
+    def __init__(self, own):
+        super().__init__(own)
+        read_by = copy.deepcopy(own.response_template)
+        field = read_by.get("fields", {}).get("tool_calls", {}) if isinstance(read_by, dict) else {}
+        values = field.get("content_args", {})
+        if values.get("value_parser") == {"name": "text"}:  # it strips the spaces before a line of code
+            pattern = values["tag_pattern"].replace(r"\s*(?P<value>.*?)\s*", r"\n?(?P<value>.*?)\n?")
+            field["content_args"], own.response_template = {"tag_pattern": pattern}, read_by
+        patterns = [field.get(of) or field.get(f"{of}_pattern") or "" for of in ("open", "close")]
+        literals = [re.match(r"(?:\(\?:)?(<(?:[^\\()\[|]|\\\W)*)", pattern) for pattern in patterns]
+        self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
+        parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
+        self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
+        self.comes_back = functools.cache(self._comes_back)
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        return super().render(messages, tools) if self._needs_prose(tools) else (list(messages), tools or None)
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         if not self._needs_prose(tools):
             return self._read(text, ids, prompt_ids, tools)
-        message, valid = self._prose.parse(text, ids, prompt_ids, tools)
+        message, valid = super().parse(text, ids, prompt_ids, tools)
         return message, valid and not any(tag in message["content"] for tag in self._tags)  # of a call of its own form
 
     def _read(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
         from ..utils.trl_compat import parse_response
 
-        if self.tokenizer is None or not ids:
-            return _parse_prose(text, prompt_ids, self.own) if tools else (_without_thought(text), True)
-        written = self.tokenizer.decode(ids)
+        if not self.own.response_template or not ids:
+            return super().parse(text, ids, prompt_ids, tools) if tools else (_read_thought(text)[0], True)
+        written = self.own.decode(ids)
         try:
             if "<|channel|>" in written or "<|message|>" in written:
                 read = read_harmony(written)
             else:
-                read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+                read = parse_response(self.own, list(ids), prefix=list(prompt_ids), tools=tools)
             calls = plain(list(read.get("tool_calls") or ()), "a call")
-            if calls and split_thought(written, self.tokenizer.decode(prompt_ids[-8:]))[1] is None:
+            if calls and not _read_thought(written, self._end_of(prompt_ids))[1]:
                 raise ValueError("the thought is not finished")
             for call in calls:
                 call["function"] = check_call(call["function"])
         except (ValueError, RecursionError):
             return {"role": "assistant", "content": text.strip()}, not tools
         if calls and not tools:  # the agent asked for a text, and reads nothing else
-            return _without_thought(text), True
+            return _read_thought(text)[0], True
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
-        if thought := (read.get("reasoning_content") or "").removesuffix(self.tokenizer.eos_token or ""):
+        if thought := (read.get("reasoning_content") or "").removesuffix(self.own.eos_token or ""):
             message["reasoning_content"] = thought
         shown = written.replace(thought, "", 1)
         around = message["content"] if calls else shown  # TRL leaves special tokens out of a call that is not read
@@ -122,7 +159,9 @@ class NativeTools:
         return all(are_read) and len(calls) == len(begun) == len(left)
 
     def _needs_prose(self, tools: Tools) -> bool:
-        return not all(self.comes_back(*_names(tool)) for tool in tools or ())
+        functions = [tool.get("function", tool) for tool in tools or ()]
+        arguments = [(function.get("parameters") or {}).get("properties") or () for function in functions]
+        return not all(self.comes_back(str(one.get("name")), *map(str, of)) for one, of in zip(functions, arguments))
 
     def _comes_back(self, name: str, *arguments: str) -> bool:
         """Return whether a call with these arguments, written by the chat template, is read as it is."""
@@ -140,14 +179,6 @@ class NativeTools:
         return False
 
 
-def _names(tool: dict[str, Any]) -> list[str]:
-    """Return the names of a tool and of its arguments."""
-    function = tool.get("function", tool)
-    schema = function.get("parameters")
-    arguments = schema.get("properties") if isinstance(schema, dict) else ()
-    return [str(function.get("name")), *map(str, arguments or ())]
-
-
 def read_harmony(written: str) -> Message:
     """Return the message in a completion of gpt-oss, whose headers name channel and recipient in any order."""
     message: Message = {"content": "", "tool_calls": []}
@@ -161,61 +192,16 @@ def read_harmony(written: str) -> Message:
     return message
 
 
-class ProseTools:
-    """Tools described in the system message; calls and results as text. Has the methods of `NativeTools`."""
-
-    native, tokenizer = False, None
-
-    def __init__(self, own=None):
-        self.own = own
-
-    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
-        rendered = [_as_prose(message) for message in messages]
-        if tools:
-            instructions = HOW_TO_CALL.format(tools="\n".join(_in_json(t.get("function", t)) for t in tools))
-            system = [] if rendered[0]["role"] != "system" else [rendered.pop(0)["content"]]
-            content = "\n\n".join(filter(None, [*system, instructions]))
-            rendered.insert(0, {"role": "system", "content": content})
-        return rendered, None
-
-    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
-        if not tools:
-            return {"role": "assistant", "content": text.strip()}, True
-        return _parse_prose(text, prompt_ids, self.own)
-
-
 def _as_prose(message: Message) -> Message:
     images = {"images": message["images"]} if "images" in message else {}
     if message["role"] == "tool":
         return {"role": "user", "content": message["content"], **images}
-    calls = [f"{OPEN_CALL}{_in_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    calls = [f"{OPEN_CALL}{to_json(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
     return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls])), **images}
 
 
-def _in_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # as models write it
-
-
-def _without_thought(text: str, prompt_end: str = "") -> Message:
+def _read_thought(text: str, prompt_end: str = "") -> tuple[Message, bool]:
+    """Return the message in a completion, its thought apart, and whether that is finished."""
     thought, answer = split_thought(text, prompt_end)
     reasoning = {"reasoning_content": thought.removeprefix("<think>").strip()} if answer != text else {}
-    return {"role": "assistant", "content": (answer or "").strip(), **reasoning}
-
-
-def _parse_prose(text: str, prompt_ids: Sequence[int], tokenizer: Any) -> tuple[Message, bool]:
-    prompt_end = tokenizer.decode(prompt_ids[-8:]) if tokenizer is not None and len(prompt_ids) else ""
-    message = _without_thought(text, prompt_end)
-    if split_thought(text, prompt_end)[1] is None:
-        return message, False
-    if OPEN_CALL not in message["content"]:
-        return message, True
-    try:
-        functions = [{"name": name, "arguments": given} for name, given in read_calls(message["content"])]
-        calls = plain([{"type": "function", "function": function} for function in functions], "a call")
-    except ValueError:
-        return message, False
-    return message | {"content": CALL.sub("", message["content"]).strip(), "tool_calls": calls}, True
-
-
-def _response_template(tokenizer) -> Any:
-    return getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
+    return {"role": "assistant", "content": (answer or "").strip(), **reasoning}, answer is not None

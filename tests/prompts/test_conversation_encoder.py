@@ -192,7 +192,7 @@ def test_parse_says_whether_calls_could_be_read(qwen, completion, digits):
     """An agent that offers no tools reads the content alone, which is null beside tool calls."""
     tokenizer, encoder = qwen
     ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    for tools in (encoder.tools, NativeTools(None, tokenizer), ProseTools()):
+    for tools in (encoder.tools, NativeTools(tokenizer), ProseTools()):
         message, readable = tools.parse(completion, ids, rendered(encoder, TASK, TOOLS), TOOLS)
         found = [call["function"]["arguments"]["digit"] for call in message.get("tool_calls", [])]
         assert (readable, found) == (digits is not None, digits or [])

@@ -160,23 +160,6 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
         fit_prompt(TEMPLATE, encode, 10, **arguments)
 
 
-class EncoderOfImages:
-    """One token a character and ten for an image, but another ten at the cut: texts beside images may change."""
-
-    def __call__(self, messages):
-        text = encode(messages)[1]
-        return list(range(len(text) + 10 + 10 * ("…" in text))), text
-
-    def num_tokens(self, messages):
-        return len(encode(messages)[0])
-
-
-@pytest.mark.parametrize("limit", range(30, 57, 3))
-def test_what_images_take_is_corrected_where_texts_beside_them_change(limit):
-    prompt = fit_prompt(TEMPLATE, EncoderOfImages(), limit, "0123456789" * 4, "T", images=["drawing"])
-    assert prompt.truncated and len(prompt.ids) == limit
-
-
 @pytest.mark.parametrize(("history_length", "shown"), [(0, []), (2, [2, 3]), (5, [1, 2, 3])])
 def test_last_steps_are_the_newest_in_order(history_length, shown):
     assert last_steps([1, 2, 3], history_length) == shown

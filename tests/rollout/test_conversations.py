@@ -259,7 +259,7 @@ def rollout_of_trl(tokenizer, encoder, prompt, script, max_completions):
     tools = [environment.listen, environment.open]
     template = encoder.encode.text._passed_template
     loop = asyncio.new_event_loop()
-    reader = encoder.tools.tokenizer
+    reader = encoder.tools.own
 
     def generate(prompt_ids, *args, **kwargs):
         prompts.append(list(prompt_ids[0]))
@@ -312,7 +312,7 @@ def rollout_of_ours(encoder, prompt, script, max_completions):
 
 
 @pytest.mark.parametrize("max_completions", [9, 3])
-@pytest.mark.parametrize("name", sorted(NATIVE - {"gptoss"}))
+@pytest.mark.parametrize("name", sorted(name for name in NATIVE if not name.startswith(("gptoss", "lfm2"))))
 def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
     """Message by message and id by id: several calls, errors, unknown tools, async tools, the end."""
     tokenizer = tokenizer_of(name)
