@@ -35,7 +35,7 @@ class Metric:
     lower_is_better: bool = False
 
 
-_CALLS = ("known", "unknown", "unreadable", "none")  # of a completion whose prompt offers tools
+_CALLS = ("known", "unknown", "readable", "unreadable", "none")  # of a completion whose prompt offers tools
 
 
 def _calls(number: int) -> Callable[[Trajectory], list[bool]]:
@@ -50,8 +50,8 @@ METRICS = (
     Metric("turns", lambda t: [len(t.steps)], "mean turns", "turns", 1, of_environments=True, lower_is_better=True),
     Metric("turns_to_success", lambda t: [len(t.steps)] * t.success, lower_is_better=True),
     Metric("valid_action_ratio", lambda t: [step.valid for step in t.steps], "valid completions", "valid"),
-    Metric("tool_call_ratio", _calls(4), "tool calls", "calls", optional=True),
-    Metric("readable_call_ratio", _calls(3), optional=True),
+    Metric("tool_call_ratio", _calls(5), "tool calls", "calls", optional=True),
+    Metric("readable_call_ratio", _calls(4), optional=True),
     Metric("known_call_ratio", _calls(2), optional=True),
     Metric(
         "admissible_action_ratio",
