@@ -24,12 +24,10 @@ from ..trajectory import Trajectory
 LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
 OFTEN = 8  # visits by other episodes
 LOSES, PREFERRED = 2.0, 1.0  # standard errors by which λ = 0 predicts worse, and another λ is preferred to it
-HIDDEN = (
-    0.02  # of `same_action_spread`: in benchmarks/credit/tabular.py right keys have 0, and wrong ones 0.03 to 0.58
-)
-REPEATED = (
-    0.1  # of steps from states visited again, that repeat an action: of fewer, as of free text, nothing is known
-)
+# Share of `same_action_spread`: in benchmarks/credit/tabular.py right keys have 0, and wrong ones 0.03 to 0.58.
+HIDDEN = 0.02
+# Share of steps from states visited again that repeat an action: of fewer, as of free text, nothing is known.
+REPEATED = 0.1
 LEAST_GROUPS = 8  # an interval of fewer is too narrow to be called one
 KEYS_HELP = '"State keys" on the page "Your environment"'
 

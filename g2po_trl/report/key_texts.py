@@ -1,9 +1,8 @@
-"""Examples of what state keys hide: different observations, or next states, of one key."""
+"""An example of what state keys hide: next states of one state and action that differ in value."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,6 @@ from ..trajectory import Trajectory
 from ..utils.show import ROOM, different_parts, one_line
 from ..view.words import action_text, state_text
 from .key_quality import same_actions
-
-
-def merged_texts(groups: Iterable[Sequence[Trajectory]]) -> dict[str, Any]:
-    """Return the share of steps in a state of their group that has several observations, and an example.
-
-    The `example` has most steps, and is two texts, or `None`. The listed actions are not compared.
-    """
-    merged, steps = [], 0
-    for group in groups:
-        texts = defaultdict(Counter)
-        for step in (step for one in group if one.counted for step in one.steps):
-            texts[step.key][state_text(step)] += 1
-            steps += 1
-        merged += [seen for seen in texts.values() if len(seen) > 1]
-    most = max(merged, key=Counter.total, default=Counter())
-    example = different_parts(*(text for text, _ in most.most_common(2))) if most else None
-    return {"share": sum(map(Counter.total, merged)) / steps if steps else 0.0, "example": example}
 
 
 def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any] | None:
@@ -65,17 +47,13 @@ def hidden_example(graph: StateGraph, groups: Sequence[Sequence[Trajectory]]) ->
     }
 
 
-def text(merged: dict[str, Any], hidden: dict[str, Any] | None) -> list[str]:
-    """Return lines about both."""
-    lines = []
-    if merged["example"]:
-        shown = " and ".join(map(repr, merged["example"]))
-        lines.append(f"{merged['share']:.0%} of steps are in a state that has several observations, as {shown}")
-    if hidden is not None:
-        (best, high), (worst, low) = hidden["next"]
-        ends = f"{best!r} (value {high:.2g}) and to {worst!r} (value {low:.2g})"
-        lines.append(f"from {hidden['state']!r}, {hidden['action']!r} leads to {ends}")
-    return lines
+def text(found: dict[str, Any] | None) -> list[str]:
+    """Return a line about the example, if there is one."""
+    if found is None:
+        return []
+    (best, high), (worst, low) = found["next"]
+    ends = f"{best!r} (value {high:.2g}) and to {worst!r} (value {low:.2g})"
+    return [f"from {found['state']!r}, {found['action']!r} leads to {ends}"]
 
 
 def _short(words: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..credit.graph import StateGraph
 from ..runs.iterations import Iteration
 from . import key_quality as keys
-from .key_texts import hidden_example, merged_texts
+from .key_texts import hidden_example
 from .losses import losses
 
 
@@ -26,6 +26,5 @@ def analyse(iterations: Sequence[Iteration], gamma: float | None, described: dic
         "iterations": rows,
         "prediction": keys.examine(*keys.measure(iterations, graphs)),
         "losses": losses(iterations, graphs),
-        "merged": merged_texts(group for iteration in iterations for group in iteration.groups),
         "hidden_example": max(filter(None, hidden), key=lambda found: found["spread"], default=None),
     }

@@ -11,7 +11,7 @@ from refusals import refused
 
 from g2po_trl import StateGraph, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
-from g2po_trl.report.key_texts import hidden_example, merged_texts
+from g2po_trl.report.key_texts import hidden_example
 from g2po_trl.report.losses import UNBROKEN, in_short, losses
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
@@ -192,11 +192,6 @@ def test_no_lost_episode_is_left_out(tmp_path, capsys):
 
 
 def test_what_a_key_hides():
-    won, lost = episode("hk", 8.0), episode("hc", 0.0)
-    assert merged_texts([[won, lost]]) == {"share": 0.0, "example": None}
-    for one in (won, lost):
-        one.steps[1].state_key = "room"
-    assert merged_texts([[won, lost]]) == {"share": 0.5, "example": ["k", "c"]}
     same = [episode("hk", 8.0), episode("hc", 0.0)]  # one action, two next states: hall hides which
     graph = StateGraph.from_groups([same], 1.0, with_actions=True)
     hidden = hidden_example(graph, [same])

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unfinished:
         print(f"incomplete lines that were skipped: {unfinished}")
     if args.details:
-        found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["merged"], numbers["hidden_example"])]
+        found = [keys.text(numbers["prediction"]), *key_texts.text(numbers["hidden_example"])]
         print("\n".join(found), losses.text(numbers["losses"], str(args.run)), sep="\n\n", end="\n\n")
     more = "" if args.details else "; --details adds tasks never solved, where episodes fail, and the test of the keys"
     print(wrapped(f"{output / 'analysis.json'}{more}"))
