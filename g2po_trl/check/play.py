@@ -105,8 +105,10 @@ def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[st
 
 def _random_value(schema: Any, rng: random.Random) -> Any:
     schema = schema if isinstance(schema, Mapping) else {}  # `True` allows any value
-    if choices := schema.get("enum") or [schema[name] for name in ("const",) if name in schema]:
-        return rng.choice(choices)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
     if choices := schema.get("anyOf") or schema.get("oneOf"):
         return _random_value(rng.choice(choices), rng)
     kind = schema.get("type", "string")

@@ -41,8 +41,8 @@ from ..utils.show import show
 StateKey = Callable[[list[Message]], Any]
 _ALIASES = {"traj": "messages", "items": "input"}  # the first is tau-bench's
 _ASKED, _ANSWERED = {"messages", "input", "request"}, {"response", "output"}
-_OF_EPISODE = {"task_id", "task", "id", "episode_id", "reward", "success", "calls", "tools"}
-_READ = {*_ASKED, *_ANSWERED, *_OF_EPISODE, "system", "instructions", "previous_response_id"}
+_OF_CALL = {*_ASKED, *_ANSWERED, "system", "instructions", "previous_response_id", "tools"}
+_READ = {*_OF_CALL, "task_id", "task", "id", "episode_id", "reward", "success", "calls"}
 
 
 class Skipped(LeftOut):
@@ -59,11 +59,13 @@ class Skipped(LeftOut):
             role, content = message.get("role"), message.get("content")
             if isinstance(role, str) and role not in ROLES:
                 self.add(f"messages of role {role}")
-            elif isinstance(content, list):
-                content = [known for part in content for known in self._readable(part, field, role)]
-                known.append({**message, "content": content})
-            else:
-                known.append(message)
+                continue
+            if isinstance(content, list):
+                message = {
+                    **message,
+                    "content": [one for part in content for one in self._readable(part, field, role)],
+                }
+            known.append(message)
         return known
 
     def _readable(self, part: Any, field: str, role: Any) -> list[Any]:
@@ -124,10 +126,7 @@ def trajectories_of_traces(
 
 
 def trajectories_of_file(path: str | Path, state_key: StateKey | None = None) -> Traces:
-    """Return the trajectories of a log in a file: JSON Lines, or one array.
-
-    For arguments and errors see `trajectories_of_traces`.
-    """
+    """Return the trajectories of a file, JSON Lines or one array; for errors see `trajectories_of_traces`."""
     with Path(path).open("rb") as file:
         return _read(json_values(file), state_key)
 
@@ -168,7 +167,7 @@ def _present(data: Any) -> dict[str, Any]:
 
 @dataclass
 class _Episode:
-    """An episode whose lines are being read; `responses`: conversations that a later request may continue, by id."""
+    """An episode that is being read; `responses`: conversations that a later request may continue, by id."""
 
     task_id: str
     name: str | int

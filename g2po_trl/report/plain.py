@@ -157,13 +157,9 @@ def _learned(
     known = [change for change in changes if not np.isnan(change[0] + change[1])]
     error, points, source = min(known, key=itemgetter(0), default=(0.0, 0.0, ""))
     is_clear, groups = abs(points) > CLEAR * error, _counted(last)
-    change = f"{100 * points:+.1f} ± {100 * error:.1f} points ({source})."
-    if not known:
-        text = "Too little to tell whether it learns."
-    elif not is_clear:
-        text = f"No clear change of success: {change}"
-    else:
-        text = f"It learned: {change}" if points > 0 else f"Success fell: {change}"
+    what = "No clear change of success" if not is_clear else "It learned" if points > 0 else "Success fell"
+    text = f"{what}: {100 * points:+.1f} ± {100 * error:.1f} points ({source})."
+    text = text if known else "Too little to tell whether it learns."
     advice = {  # the first whose condition holds
         "": not groups,
         "Lower the learning rate, and look at kl and valid completions.": is_clear and points < 0,
@@ -175,7 +171,7 @@ def _learned(
         "--max-steps.": is_clear,
         "Train for longer, or raise the learning rate.": True,
     }
-    return text, next(text for text, holds in advice.items() if holds)
+    return text, next(said for said, holds in advice.items() if holds)
 
 
 def _wrapped(name: str, text: str) -> str:
