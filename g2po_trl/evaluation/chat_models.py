@@ -98,11 +98,7 @@ class SeededEngine(TransformersEngine):
 
 
 def load_local(
-    model: str,
-    chat_template_kwargs: Kwargs = None,
-    generation_kwargs: Kwargs = None,
-    autocast: str = "",
-    **kwargs: Any,
+    model: str, chat_template_kwargs: Kwargs = None, generation_kwargs: Kwargs = None, autocast: str = "", **kwargs
 ) -> EngineChat:
     """Return the chat model of a checkpoint or an adapter, with transformers' `generate`.
 
