@@ -18,13 +18,14 @@ from typing import Any
 import torch
 import xxhash
 from accelerate import Accelerator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
 from ..engines.adapter_weights import plain_name, whole
 from ..utils.errors import G2POError
-from ..utils.images import read_png
+from ..utils.images import Picture, read_png
 from ..utils.json import write_json
 from ..utils.options import require
 from .ownership import STAGING, checkpoints_in, clear_staging, note_written, read_description, remove
@@ -32,6 +33,7 @@ from .ownership import STAGING, checkpoints_in, clear_staging, note_written, rea
 STATE = "g2po_state.json"
 _SIZES = "file_sizes.json"
 _WEIGHTS = (".safetensors", ".bin")
+_TENSOR, _PNG = "<tensor>", "<png>"  # in step samples: a tensor of the file by its number, or an image
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
@@ -96,7 +98,7 @@ class RunState:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if mini_batches:
-            torch.save([list(map(_plain, part)) for part in mini_batches], self._step_samples(folder))
+            _save_step_samples(self._step_samples(folder), mini_batches)
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         if is_main:
@@ -136,22 +138,41 @@ class RunState:
         for part in self.kept_in_files:
             part.load(str(folder))
         path = self._step_samples(folder)
-        mini_batches = torch.load(path, weights_only=True) if path.is_file() else []
-        for micro_batch in (one for part in mini_batches for one in part if "images" in one):
-            micro_batch["images"] = [[read_png(png) for png in row] for row in micro_batch["images"]]
-        return mini_batches
+        return _load_step_samples(path) if path.is_file() else []
 
     def _step_samples(self, folder: Path) -> Path:
-        return folder / f"step_samples_{self.rank}.pt"
+        return folder / f"step_samples_{self.rank}.safetensors"
 
 
-def _plain(micro_batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data that `torch.load` reads without unpickling classes; of a view, it would write the whole storage."""
-    parts = micro_batch.items()
-    plain = {name: one.detach().cpu().clone() if isinstance(one, torch.Tensor) else one for name, one in parts}
-    if "images" in plain:
-        plain["images"] = [[picture.png for picture in row] for row in plain["images"]]
-    return plain
+def _save_step_samples(path: Path, mini_batches: Any) -> None:
+    """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return list(map(plain, value))
+        if isinstance(value, Mapping):
+            return {name: plain(part) for name, part in value.items()}
+        kind = _TENSOR if isinstance(value, torch.Tensor) else _PNG if isinstance(value, Picture) else None
+        if kind is None:
+            return value
+        whole = value.detach().cpu() if kind == _TENSOR else torch.frombuffer(bytearray(value.png), dtype=torch.uint8)
+        tensors[number := str(len(tensors))] = whole.contiguous().clone()
+        return {kind: number}
+
+    described = json.dumps(plain(mini_batches))
+    save_file(tensors, path, metadata={"micro_batches": described})
+
+
+def _load_step_samples(path: Path) -> list[list[dict[str, Any]]]:
+    with safe_open(path, framework="pt") as file:
+
+        def read(data: dict[str, Any]) -> Any:
+            if _PNG in data:
+                return read_png(file.get_tensor(data[_PNG]).numpy().tobytes())
+            return file.get_tensor(data[_TENSOR]) if _TENSOR in data else data
+
+        return json.loads(file.metadata()["micro_batches"], object_hook=read)
 
 
 class AtomicCheckpoint:

@@ -7,7 +7,7 @@ def test_weights_are_those_of_the_model_and_not_of_its_run(tmp_path):
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
     before = weights_hash(str(tmp_path))
-    for name in ("critic.safetensors", "step_samples_0.pt", "run.json", "trainer_state.json"):
+    for name in ("critic.safetensors", "step_samples_0.safetensors", "run.json", "trainer_state.json"):
         (tmp_path / name).write_text("{}")
     assert weights_hash(str(tmp_path)) == before
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
