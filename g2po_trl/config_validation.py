@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig, ModelConfig
 
 from .credit.estimators.registry import ESTIMATORS
@@ -250,6 +251,7 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ("max_grad_norm", lambda a: isinstance(a.max_grad_norm, (int, float)), "set it to a number; 0 does not clip"),
     ("stop_sequences", lambda a: "" not in (a.stop_sequences or ()), "remove the empty text"),
     ("other_eval_temperatures", _are_panels, "set each to 0 or more, and none twice or to eval_temperature"),
+    ("report_to", lambda a: {*a.report_to} <= {*INTEGRATION_TO_CALLBACK}, "name trackers that transformers knows"),
     (
         "log_trajectories_every",
         lambda a: a.log_trajectories_every == 0 or logs_tables(a),

@@ -16,8 +16,7 @@ from ..utils.json import to_json
 from ..utils.show import printable
 from ..view.words import action_text
 from .commands import evaluate
-from .commands.play import end_of, play
-from .played import task_at, tasks_of
+from .played import end_of, play, task_at, tasks_of
 
 
 def play_with_model(options: Any) -> str:

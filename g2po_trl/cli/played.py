@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..environments.episode_limits import EpisodeLimits
+from ..environments.failures import describe_failure
 from ..environments.loading import beside, load
+from ..environments.pool.limits import PoolLimits
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.several import mixed
-from ..environments.tasks import read_tasks
+from ..environments.tasks import check_task_columns, read_tasks
+from ..rollout.actor import Actor
+from ..rollout.player import Player
 from ..runs.run_json import FILE, load_object, panels_in, read_run
+from ..trajectory import Trajectory
+from ..utils.errors import G2POError
 from ..utils.options import require
+from ..utils.show import printable
 
 ENVIRONMENT, AGENT = "environment.py", "agent.py"
 
@@ -50,3 +59,22 @@ def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:
     """Return one of the tasks, counted from 1."""
     require(1 <= line <= len(tasks), "line", line, f"there are {len(tasks)} tasks; choose one of them")
     return dict(tasks[line - 1])
+
+
+def play(factory: Callable, task: dict[str, Any], actor: Actor, limits: EpisodeLimits, **options: Any) -> Trajectory:
+    """Return an episode of a task, played in one worker. `options` are those of `Player.play`."""
+    check_task_columns(factory, task)
+    with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
+        ((played,), _) = Player(pool, actor, limits).play([task], **options)
+    if not played.counted:
+        failure = EnvironmentFailure(*played.error.split(": ", 1))
+        raise G2POError(f"the environment {describe_failure(failure)}", "environment")
+    return played
+
+
+def end_of(played: Trajectory) -> str:
+    """Return the last observation, and how the episode ended."""
+    number = len(played.steps)
+    end = f"{played.outcome} after {number} step{'s' * (number != 1)}, reward {played.reward:g}"
+    why = f": {played.failure_reason}" if played.failure_reason else ""
+    return printable(f"\n{played.final_observation or ''}\n\n{end}{why}")

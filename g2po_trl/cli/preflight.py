@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,11 @@ from ..utils.extras import extra_of, install_command
 from ..utils.options import require
 
 _TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "tensorboard", "neptune", "clearml")
+_OF_ADAPTERS = (  # field, its least value, what it must be below, and the remedy
+    ("lora_r", 1, math.inf, "set it to at least 1"),
+    ("lora_alpha", 1, math.inf, "the adapter would change nothing; raise it"),
+    ("lora_dropout", 0, 1, "set it in [0, 1)"),
+)
 _FILES = ("tasks", "eval_tasks", "chat_template", "demonstrations", "train_config")
 
 
@@ -23,8 +29,9 @@ def check_files_and_packages(values: Mapping[str, Any]) -> None:
         is_installed = not values.get(name) or find_spec("bitsandbytes") is not None
         require(is_installed, name, values.get(name), install_command(extra_of("bitsandbytes")))
     check_engine(values.get("engine"))
-    alpha = values.get("lora_alpha", 1) if values.get("use_peft") else 1
-    require(alpha > 0, "lora_alpha", alpha, "the adapter would change nothing; raise it")
+    for name, least, below, remedy in _OF_ADAPTERS if values.get("use_peft") else ():
+        value = values.get(name, least)
+        require(least <= value < below, name, value, remedy)
     report_to = values.get("report_to") or ()
     for name in (report_to,) if isinstance(report_to, str) else report_to:
         is_installed = name not in _TRACKERS or find_spec(name) is not None

@@ -63,6 +63,11 @@ def card_of(
     where = trainer.hub_model_id or args.hub_model_id or args.output_dir
     name = model_name or Path(args.output_dir).name
     facts = {"Training tasks": f"{len(trainer.train_dataset)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
+    if is_peft_model(model):
+        adapter = model.active_peft_config
+        parts = {"rank": getattr(adapter, "r", None), "alpha": getattr(adapter, "lora_alpha", None)}
+        shown = [f"{name} {value}" for name, value in parts.items() if value is not None]
+        facts["Adapter"] = ", ".join([getattr(adapter.peft_type, "value", adapter.peft_type), *shown])
     defaults, resumable = {one.name: one.default for one in fields(args)}, args.fields_with("resumable")
     changed = {name: value for name, value in args.to_dict().items() if value != defaults.get(name)}
     settings = {name: value for name, value in changed.items() if value and name not in resumable}

@@ -239,7 +239,7 @@ def test_files_models_and_packages_that_are_missing(folder, monkeypatch):
         *(("model_name_or_path", name) for name in ("no/such/model", "runs/b", "runs/a", "config.yaml", "Qwen/none")),
         ("critic_model_name_or_path", "./none"),
         *(("report_to", value) for value in ("wandb", ["trackio"])),
-        *(("load_in_4bit", True), ("engine", "vllm"), ("lora_alpha", 0)),
+        *(("load_in_4bit", True), ("engine", "vllm"), ("lora_alpha", 0), ("lora_r", 0), ("lora_dropout", 1.5)),
     ):
         with refused(field):
             check_files_and_packages({"use_peft": True, field: value})

@@ -88,6 +88,7 @@ BAD = [  # options, and the field that is refused
         "environment_variables": ["HOME"],
         "engine": ["sglang", ["vllm"]],
         "rollout_strategy": ["dynamic", ["synchronous"]],
+        "report_to": ["wandbb"],
         "log_trajectories_every": [2],  # no tracker has tables
         "mini_batch_size": [0],
         "num_train_epochs": [0, "3"],

@@ -81,7 +81,7 @@ def test_lora(make_trainer, tmp_path, tiny_model_dir):
     trainer.create_model_card()
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: peft" in card
-    assert "LORA, r 4, alpha 8, modules q_proj, v_proj" in card
+    assert "LORA, rank 4, alpha 8" in card
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("go north")["input_ids"]])
     trainer.model.eval()
     with torch.no_grad():

@@ -10,30 +10,23 @@ Without `--model` you type the actions. `g2po view RUN --text --episode 3.2` pri
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...environments.episode_limits import EpisodeLimits
-from ...environments.failures import describe_failure
-from ...environments.pool.limits import PoolLimits
-from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.setup import text_environment_factory
 from ...environments.several import player_of
-from ...environments.tasks import check_task_columns
 from ...evaluation.agents import TextActor
-from ...rollout.actor import Actor
 from ...rollout.episode import Episode
-from ...rollout.player import Player
 from ...runs.run_json import read_run
-from ...trajectory import Step, Trajectory
-from ...utils.errors import G2POError
+from ...trajectory import Step
 from ...utils.options import Options
 from ...utils.show import printable
 from ..parser import option, parse
-from ..played import ENVIRONMENT, environment_and_tasks, task_at
+from ..played import ENVIRONMENT, end_of, environment_and_tasks, play, task_at
 
 HOW = "Type an action or its number; an empty line ends the episode."
 TURNS = 50
@@ -77,25 +70,6 @@ class Typed(TextActor):
         if not sys.stdin.isatty():
             print(printable(chosen))
         return episode.step(chosen, None) if chosen else episode.give_up("stopped")
-
-
-def play(factory: Callable, task: dict[str, Any], actor: Actor, limits: EpisodeLimits, **options: Any) -> Trajectory:
-    """Return an episode of a task, played in one worker. `options` are those of `Player.play`."""
-    check_task_columns(factory, task)
-    with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
-        ((played,), _) = Player(pool, actor, limits).play([task], **options)
-    if not played.counted:
-        failure = EnvironmentFailure(*played.error.split(": ", 1))
-        raise G2POError(f"the environment {describe_failure(failure)}", "environment")
-    return played
-
-
-def end_of(played: Trajectory) -> str:
-    """Return the last observation, and how the episode ended."""
-    number = len(played.steps)
-    end = f"{played.outcome} after {number} step{'s' * (number != 1)}, reward {played.reward:g}"
-    why = f": {played.failure_reason}" if played.failure_reason else ""
-    return printable(f"\n{played.final_observation or ''}\n\n{end}{why}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
