@@ -6,12 +6,12 @@ as lists of blocks. `ChatTemplate` probes the template and rearranges messages t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import date, datetime
-from functools import cached_property
 from typing import Any
 
 from ..utils.errors import G2POError
@@ -58,14 +58,13 @@ class ChatTemplate:
         passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
         self._passed_template = template if passed else None
         self.reserved: list[str] = []
-        self._shown: dict[tuple[str, ...], bool] = {}
+        self._shows = functools.cache(self._are_shown)
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         self.kwargs = {DATE: date.today().isoformat()} if DATE in source else {}
         self.kwargs |= kwargs or {}
-        options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
-        for name in self.kwargs:
-            is_known = name in options or re.search(rf"\b{re.escape(name)}\b", source)
-            require(bool(is_known), "chat_template_kwargs", kwargs, f"the chat template has no variable {name!r}")
+        known = [*inspect.signature(self.tokenizer.apply_chat_template).parameters, *re.findall(r"\w+", source)]
+        for name in kwargs or ():
+            require(name in known, "chat_template_kwargs", kwargs, f"the chat template has no variable {name!r}")
 
     def __call__(
         self, messages: Sequence[Message], tools: list[dict] | None = None, add_generation_prompt: bool = True
@@ -76,34 +75,32 @@ class ChatTemplate:
         if any(message["role"] == "system" for message in messages[late:]) and not self._shows_system(late):
             messages[late:] = [{**m, "role": "user"} if m["role"] == "system" else m for m in messages[late:]]
         if messages[0]["role"] == "system" and not self._shows("system", "user"):
-            messages = merge_same_roles([{"role": "user", "content": messages[0]["content"]}, *messages[1:]], until=2)
+            said = {"role": "user", "content": messages[0]["content"]}
+            messages = [*merge_same_roles([said, *messages[1:2]]), *messages[2:]]
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
         if repeated and not self._shows("user", "user"):
             messages = merge_same_roles(messages)
         return self._render(messages, *self._form, tools, add_generation_prompt)
 
-    @cached_property
+    @functools.cached_property
     def _form(self) -> tuple[bool, bool]:
         """Return whether contents must be lists of blocks, and whether a system message is required."""
-        errors, (asked,) = [], _probe("user")
+        (asked,), errors = _probe("user"), []
         for form in ((False, False), (True, False), (False, True), (True, True)):
             try:
                 if asked["content"] in self._render([asked], *form):
                     return form
             except Exception as error:  # templates raise errors of any class
                 errors.append(f"it raises {type(error).__name__}: {error}")
-        name, reason = getattr(self.tokenizer, "name_or_path", "") or "the tokenizer", [*errors, "it omits it"][0]
-        what = f"the chat template of {name} does not render a user message ({reason})"
+        what = f"the chat template does not render a user message ({[*errors, 'it omits it'][0]})"
         raise G2POError(f"{what}: set `tokenizer.chat_template` to one that does", "chat_template")
 
-    def _shows(self, *roles: str) -> bool:
+    def _are_shown(self, *roles: str) -> bool:
         """Return whether the template writes all of a conversation with these roles."""
-        if roles not in self._shown:
-            self._shown[roles] = False
-            with suppress(Exception):  # templates raise errors of any class
-                text = self._render(_probe(*roles), *self._form)
-                self._shown[roles] = all(message["content"] in text for message in _probe(*roles))
-        return self._shown[roles]
+        with suppress(Exception):  # templates raise errors of any class
+            text = self._render(_probe(*roles), *self._form)
+            return all(message["content"] in text for message in _probe(*roles))
+        return False
 
     def _shows_system(self, late: bool) -> bool:
         """Return whether a system message may be the only one or, if `late`, follow others.
@@ -115,9 +112,8 @@ class ChatTemplate:
 
     def sample(self) -> str:
         """Return a short conversation as the template writes it; "" if it cannot."""
-        for roles in (("system", "user", "assistant", "user"), ("user",)):
-            with suppress(Exception):  # templates raise errors of any class
-                return self(_probe(*roles))
+        with suppress(Exception):  # templates raise errors of any class
+            return self(_probe("system", "user", "assistant", "user"))
         return ""
 
     def as_text(self, value: Any) -> Any:
@@ -143,39 +139,31 @@ class ChatTemplate:
         messages = [{**m, "content": content_blocks(m)} if as_blocks or "images" in m else m for m in messages]
         messages = [{name: part for name, part in m.items() if name != "images"} for m in messages]
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **self.kwargs}
-        options |= {"chat_template": self._passed_template} if self._passed_template else {}
         options |= {"tools": tools} if tools else {}
         with _on_day(options.pop(DATE)) if DATE in options else nullcontext():
-            return self.tokenizer.apply_chat_template(messages, **options)
+            return self.tokenizer.apply_chat_template(messages, chat_template=self._passed_template, **options)
 
 
-def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:
-    """Return the messages with consecutive messages of one role joined, among the first `until`."""
+def merge_same_roles(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with consecutive messages of one role joined."""
     joined: list[Message] = []
-    for number, message in enumerate(messages):
+    for message in messages:
         same = bool(joined) and joined[-1]["role"] == message["role"] != "tool"
-        plain = same and joined[-1].keys() | message.keys() <= {"role", "content", "images"}
-        if plain and (until is None or number < until):
+        if same and joined[-1].keys() | message.keys() <= {"role", "content", "images"}:
             joined[-1] = joined[-1] | joined_content([joined[-1], message], "\n\n")
         else:
             joined.append(message)
     return joined
 
 
-@contextmanager
-def _on_day(day: str) -> Iterator[None]:
-    """Let templates that are rendered inside write this day, in ISO form, for today.
-
-    Depends on `strftime_now` of transformers calling `datetime.now` by the name in its module.
-    """
+def _on_day(day: str) -> AbstractContextManager[None]:
+    """Let templates that are rendered inside write this day, where transformers calls `datetime.now`."""
     from transformers.utils import chat_template_utils
 
-    known, then = chat_template_utils.datetime, datetime.fromisoformat(day)
-    chat_template_utils.datetime = type("Clock", (datetime,), {"now": classmethod(lambda *_: then)})
-    try:
-        yield
-    finally:
-        chat_template_utils.datetime = known
+    from ..utils.trl_compat import replaced  # with torch, which is slow to import
+
+    then = datetime.fromisoformat(day)
+    return replaced(chat_template_utils, datetime=type("Clock", (datetime,), {"now": classmethod(lambda *_: then)}))
 
 
 def _probe(*roles: str) -> list[Message]:

@@ -18,6 +18,7 @@ from typing import Any
 from ..utils.errors import G2POError
 from ..utils.images import PLACE, Picture, as_picture
 from ..utils.json import to_json
+from ..utils.options import check_value, hints_of
 from ..utils.show import show
 
 Message = dict[str, Any]
@@ -25,7 +26,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # Kinds of content that are read, as OpenAI, Anthropic and TRL write them; of a text, the name of its field.
 TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "text") | {"refusal": "refusal"}
 IMAGE_PARTS = ("image", "image_url", "input_image")
-SHOW_IMAGES = ("user", "tool")  # roles
+SHOW_IMAGES = ("user", "tool")  # roles whose messages may have images
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
 
 
@@ -61,12 +62,9 @@ class ChatRequest:
         are_texts = isinstance(stop, (list, tuple)) and all(isinstance(text, str) and text for text in stop)
         _need(tools is None or are_objects, "tools", tools, "a list of JSON schemas")
         _need(are_texts, "stop", stop, "a list of strings")
-        for name, least in (("max_tokens", 1), ("task", 0)):
-            value = getattr(self, name)
-            is_count = type(value) is int and value >= least or value is None and least == 1
-            _need(is_count, name, value, f"a whole number, {least} or more")
-        for name in ("shorten", "needs_answer"):
-            _need(type(getattr(self, name)) is bool, name, getattr(self, name), "True or False")
+        intervals = {"max_tokens": "[1, inf)", "task": "[0, inf)", "shorten": None, "needs_answer": None}
+        for name, within in intervals.items():
+            check_value(name, getattr(self, name), hints_of(ChatRequest)[name], {"within": within})
         vars(self).update(
             messages=normalize_messages(self.messages),
             tools=plain(tools, "tools") if tools else None,
@@ -119,15 +117,13 @@ def _normalize(message: Any, where: str) -> Message:
     _need(isinstance(message, Mapping), where, message, "an object with role and content")
     role, where = message.get("role"), f"{where}: "
     _need(role in ROLES, f"{where}role", role, f"one of {', '.join(ROLES)}")
-    content, images = message.get("content"), message.get("images") or ()
-    _need(isinstance(images, (list, tuple)), f"{where}images", images, "a list of images")
+    content, images = message.get("content"), message.get("images")
     if isinstance(content, (list, tuple)):
         content, images = read_parts(content, f"{where}content")
-    images = [image for image in images if isinstance(image, Picture)]
     content = "" if content is None else _text(content, f"{where}content")
-    marked = not images or content.count(PLACE) == len(images)
-    _need(marked, f"{where}content", content, f"a mark for each of its {len(images)} images")
-    _need(not images or role in SHOW_IMAGES, f"{where}role", role, f"images in messages of {' or '.join(SHOW_IMAGES)}")
+    images = [one for one in images if isinstance(one, Picture)] if isinstance(images, (list, tuple)) else []
+    are_shown = not images or role in SHOW_IMAGES and content.count(PLACE) == len(images)
+    _need(are_shown, f"{where}images", images, "them to users or tools, with a mark for each in the text")
     normalized: Message = {"role": "system" if role == "developer" else role, "content": content}
     normalized |= {"images": images} if images else {}
     texts = {"assistant": ["reasoning_content"], "tool": ["name", "tool_call_id"]}.get(role, ())
@@ -150,25 +146,29 @@ def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) ->
         where: how messages name the content.
         opens_files: an image may be a path. `False`: only `data:` URLs, as in requests.
     """
-    kinds = [part.get("type", "text") if isinstance(part, Mapping) else None for part in content]
-    has_images = any(kind in IMAGE_PARTS for kind in kinds)  # a client may send any JSON value as a type
     text, images, after_text = "", [], False
-    for number, (kind, part) in enumerate(zip(kinds, content)):
+    has_images = any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in content)
+    for number, part in enumerate(content):
         at = f"{where}[{number}]"
+        _need(isinstance(part, Mapping), at, part, "a part of type text or image")
+        kind = part.get("type", "text")
         if kind in IMAGE_PARTS:
-            image = next((part[name] for name in ("image_url", "image", "source") if name in part), None)
-            if isinstance(image, Mapping):
-                data = f"data:{image.get('media_type')};base64,{image.get('data')}"
-                image = data if image.get("type") == "base64" else image.get("url")
-            is_address = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
-            _need(opens_files or not is_address, at, image, "data:image/png;base64,…: no address or file is read")
-            images.append(as_picture(image, at))
+            images.append(_image(part, at, opens_files))
             text, after_text = text + PLACE, False
         else:
-            new = part.get(TEXT_PARTS.get(str(kind))) if isinstance(part, Mapping) else None
-            _need(isinstance(new, str), at, part, "a part of type text or image")
+            new = _text(part.get(TEXT_PARTS.get(str(kind))), at)
             text, after_text = text + "\n" * after_text + (without_places(new) if has_images else new), True
-    return _text(text, where), images
+    return text, images
+
+
+def _image(part: Mapping[str, Any], where: str, opens_files: bool) -> Picture:
+    image = next((part[name] for name in ("image_url", "image", "source") if name in part), None)
+    if isinstance(image, Mapping):
+        data = f"data:{image.get('media_type')};base64,{image.get('data')}"
+        image = data if image.get("type") == "base64" else image.get("url")
+    is_address = isinstance(image, str) and not isinstance(image, Picture) and not image.startswith("data:")
+    _need(opens_files or not is_address, where, image, "data:image/png;base64,…: no address or file is read")
+    return as_picture(image, where)
 
 
 def without_places(text: str) -> str:
@@ -305,13 +305,12 @@ class ChatResponse:
     @classmethod
     def read(cls, action: str) -> ChatResponse:
         """Return the response that `to_action` wrote. Any other text becomes the content of a response."""
-        data: Any = None
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError, TypeError):
             data = json.loads(action)
-        if not isinstance(data, dict) or "content" not in data:
-            return cls(action)
-        used = [data.get("usage", {}).get(name, 0) for name in ("prompt_tokens", "completion_tokens")]
-        return cls(data["content"], tuple(data.get("tool_calls", ())), data.get("finish_reason", "stop"), *used)
+            if isinstance(data, dict) and "content" in data:
+                calls, usage = tuple(data.get("tool_calls", ())), data.get("usage", {})
+                return cls(data["content"], calls, data.get("finish_reason", "stop"), **usage)
+        return cls(action)
 
 
 def response_action(message: Message) -> str:

@@ -17,10 +17,8 @@ from functools import cached_property
 from itertools import chain, takewhile
 
 from ..utils.errors import G2POError
-from ..utils.images import Picture
-from .chat_template import get_chat_template
 from .conversation import ChatRequest, Message, pictures_of, prefix_digests
-from .fitting import PromptTooLongError, cut_middle, cut_to_fit
+from .fitting import Prompt, PromptTooLongError, cut_middle, cut_to_fit
 from .tokenization import ChatEncoder
 from .tool_format import Tools, make_tool_format
 
@@ -46,33 +44,9 @@ class Transcript:
     ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     dropped: int = 0
 
-    def add(self, prompt: ConversationPrompt, tools: Tools, answer: Message, ids: Sequence[int]) -> None:
+    def add(self, prompt: Prompt, tools: Tools, answer: Message, ids: Sequence[int]) -> None:
         """Record a completion's ids, as far as `answer` shows them: prompts that continue it begin with them."""
         self.ids[prefix_digests([*prompt.messages, answer], tools)[-1]] = prompt.ids, ids
-
-
-@dataclass(frozen=True)
-class ConversationPrompt:
-    """The prompt of a chat request.
-
-    Args:
-        ids: its token ids.
-        text: its text, or the part of it that follows the earlier prompt.
-        messages: the messages that it shows.
-        continues: number of `messages` in the earlier prompt whose ids it begins with, and its completion; 0: none.
-        truncated: turns or a part of the last message were left out.
-    """
-
-    ids: list[int]
-    text: str
-    messages: list[Message]
-    continues: int = 0
-    truncated: bool = False
-
-    @property
-    def images(self) -> list[Picture]:
-        """Images of the messages, in the order of their tokens."""
-        return pictures_of(self.messages)
 
 
 class ConversationEncoder:
@@ -92,10 +66,9 @@ class ConversationEncoder:
         self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
         self.tools, self.encode = make_tool_format(encode.processing_class), encode
         own = self._continues()
-        template = None if all(own) else _training_template(encode.processing_class)
-        if template is not None:
+        if own < 1 + self.tools.native and (template := _training_template(encode.processing_class)) is not None:
             self.encode = ChatEncoder(encode.processing_class, encode.text.kwargs, template)
-            self.encode = self.encode if sum(self._continues()) > sum(own) else encode
+            self.encode = self.encode if self._continues() > own else encode
         self.replaced = self.encode is not encode
         if self.replaced:
             why = "the model's own chat template changes earlier turns of conversations"
@@ -118,9 +91,7 @@ class ConversationEncoder:
                 stack.enter_context(replaced(self.encode.processing_class, **written))
             yield
 
-    def prompt(
-        self, request: ChatRequest, transcript: Transcript, max_length: int | None = None
-    ) -> ConversationPrompt:
+    def prompt(self, request: ChatRequest, transcript: Transcript, max_length: int | None = None) -> Prompt:
         """Return the prompt of a request, at most `max_length` tokens long.
 
         Over the limit, a request with `shorten` loses its oldest exchanges, down to three quarters of the limit, then
@@ -140,7 +111,7 @@ class ConversationEncoder:
             transcript.dropped, wanted = transcript.dropped + 1, _SHORTENED_TO * limit
         if len(prompt.ids) > limit and request.shorten:
 
-            def build(keep: int) -> ConversationPrompt:
+            def build(keep: int) -> Prompt:
                 return self._build(_cut(shown, keep), request.tools, Transcript(), True)
 
             prompt = cut_to_fit(build, max(len(message["content"]) for message in shown), max_length)
@@ -150,8 +121,8 @@ class ConversationEncoder:
             raise PromptTooLongError(f"{what}, {remedy}", "max_prompt_length")
         return prompt
 
-    def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> ConversationPrompt:
-        digests = prefix_digests(messages, tools) if transcript.ids else []
+    def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> Prompt:
+        images, digests = pictures_of(messages), prefix_digests(messages, tools) if transcript.ids else []
         for known in range(len(digests) - 2, 1, -1):
             if (earlier := transcript.ids.get(digests[known])) is None:
                 continue
@@ -161,10 +132,10 @@ class ConversationEncoder:
                 ids, text = added
                 # In some templates, the token that ends a message is the one that begins the next.
                 ids = ids[1:] if ended and ids[:1] == [answer[-1]] else ids
-                return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, cut)
+                return Prompt([*asked, *answer, *ids], text, images, cut, messages, known - 1)
         try:
             text = self._text_of_all(messages, tools)
-            return ConversationPrompt(self.encode.ids([text], [pictures_of(messages)])[0], text, messages, 0, cut)
+            return Prompt(self.encode.ids([text], [images])[0], text, images, cut, messages)
         except G2POError:  # of an image, or of the template itself
             raise
         except Exception as error:  # templates raise errors of any class
@@ -224,11 +195,11 @@ class ConversationEncoder:
     def _text(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool = True) -> str:
         return self.encode.text(*self.tools.render(messages, tools), add_generation_prompt)
 
-    def _continues(self) -> list[bool]:
-        """Return for each kind of turn, text and calls, whether the template can be continued after it."""
+    def _continues(self) -> int:
+        """Return after how many kinds of turns, of text and calls, the template can be continued."""
         result = {"role": "tool", "name": "dummy", "content": "dummy"}
         turns = [(_TEXT, _USER), (_calling("dummy"), result)][: 1 + self.tools.native]
-        return [self._continuation(answer, [new], ended=True) is not None for answer, new in turns]
+        return sum(self._continuation(answer, [new], ended=True) is not None for answer, new in turns)
 
     @cached_property
     def _renders_several_calls(self) -> bool:
@@ -299,6 +270,5 @@ def _training_template(processing_class) -> str | None:
     from ..utils.trl_compat import get_training_chat_template  # with torch, which is slow to import
 
     with suppress(ValueError, AttributeError, TypeError):
-        template = get_training_chat_template(processing_class)
-        return template if template != get_chat_template(processing_class) else None
+        return get_training_chat_template(processing_class)
     return None

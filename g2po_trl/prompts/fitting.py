@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..utils.errors import G2POError
 from ..utils.images import Picture
+from .conversation import Message
 from .template import PromptTemplate
 
 
-class FittedPrompt(NamedTuple):
-    """A prompt's token ids, text and images; `truncated`: content was removed to fit the limit."""
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's token ids, text and images.
+
+    Args:
+        ids: its token ids.
+        text: its text, or the part of it that follows the earlier prompt.
+        images: its images, in the order of their tokens.
+        truncated: content was removed to fit the limit.
+        messages: of a conversation, the messages that it shows.
+        continues: number of `messages` in the earlier prompt whose ids it begins with, and its completion; 0: none.
+    """
 
     ids: list[int]
     text: str
-    truncated: bool
     images: Sequence[Picture] = ()
-
-
-Prompt = TypeVar("Prompt")  # has `ids`
+    truncated: bool = False
+    messages: Sequence[Message] = ()
+    continues: int = 0
 
 
 class PromptTooLongError(G2POError):
@@ -36,7 +47,7 @@ def fit_prompt(
     observation: str,
     history: Sequence[tuple[str, str]] = (),
     **shown: Any,
-) -> FittedPrompt:
+) -> Prompt:
     """Return one step's prompt, shortened to at most `max_length` tokens.
 
     Over the limit, the oldest history is removed first, then the middle of the observation. What else is `shown`, the
@@ -44,13 +55,13 @@ def fit_prompt(
     `encode` turns chat messages into (token ids, text).
     """
 
-    def build(keep: int) -> FittedPrompt:
+    def build(keep: int) -> Prompt:
         messages = template.messages(cut_middle(observation, keep), history=history, **shown)
-        return FittedPrompt(*encode(messages), True, shown.get("images", ()))
+        return Prompt(*encode(messages), shown.get("images", ()), truncated=True)
 
     prompt = build(len(observation))
     if max_length is None or len(prompt.ids) <= max_length:
-        return prompt._replace(truncated=False)
+        return replace(prompt, truncated=False)
     while history and len(prompt.ids) > max_length:
         history = history[1:]
         prompt = build(len(observation))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 _PROBE = (64, 64)  # pixels
-_SIZES = 256  # of images whose tokens are kept
 
 
 def reads_images(processing_class) -> bool:
@@ -106,20 +105,17 @@ class ImageEncoder:
         for image in images:
             before, written, after = self.written(image)
             starts = (at for at, number in enumerate(left) if number == written[0])
-            at = next((at for at in starts if left[at : at + len(written)] == written), None)
-            text = None if at is None else self._without(left[:at], before, of_end=True)
-            others = None if at is None else self._without(left[at + len(written) :], after, of_end=False)
-            if text is None or others is None:
-                size = "{} x {}".format(*image.size)
-                raise G2POError(f"the prompt has no image of {size} pixels as the processor writes it", "images")
+            at = next((at for at in starts if left[at : at + len(written)] == written), len(left))
+            text = self._without(left[:at], before, of_end=True)
+            others = self._without(left[at + len(written) :], after, of_end=False)
+            if at == len(left) or text is None or others is None:
+                raise G2POError(f"the prompt has no image of {image.size} pixels as the processor writes it", "images")
             shorter, left = [*shorter, *text, *self._alone], others
         return shorter + left
 
     def written(self, image: Picture) -> tuple[list[int], list[int], list[int]]:
         """Return the white space before an image's tokens, the tokens, and the white space after, by its size."""
         if image.size not in self._of_sizes:
-            if len(self._of_sizes) == _SIZES:
-                self._of_sizes.clear()
             ids = self._with_images(self.token, [image])
             blank = [text.isspace() for text in self.processor.tokenizer.batch_decode([[number] for number in ids])]
             begin, end = blank.index(False), len(ids) - blank[::-1].index(False)
@@ -131,9 +127,9 @@ class ImageEncoder:
 
         `None`: there is none.
         """
-        number = len(blank)
-        if not blank or (ids[-number:] if of_end else ids[:number]) == blank:
-            return ids[: len(ids) - number] if of_end else ids[number:]
+        cut = len(ids) - len(blank) if of_end else len(blank)
+        if blank == (ids[cut:] if of_end else ids[:cut]):
+            return ids[:cut] if of_end else ids[cut:]
         decode = self.processor.tokenizer.decode
         space, joined = decode(blank), decode(ids[-1:] if of_end else ids[:1])
         rest = joined.removesuffix(space) if of_end else joined.removeprefix(space)
@@ -149,7 +145,7 @@ class ImageEncoder:
         try:
             return list(self.processor(text=[part], images=opened, add_special_tokens=False)["input_ids"][0])
         except Exception as error:  # processors raise errors of any class
-            sizes = ", ".join("{} x {}".format(*image.size) for image in images)
+            sizes = [image.size for image in images]
             why = f"the processor refuses an image among those of {sizes} pixels ({error}): give it another shape"
             raise UnreadableImageError(why, "images") from error
 

@@ -1,8 +1,4 @@
-"""Prompt templates and completion parsers: history window, chat messages, completion -> action and validity.
-
-With `history="window"` a prompt is rebuilt at every step as one user message: the task, the last `history_length`
-observations and actions, the observation, the admissible actions. Conversations use the same wording, in turns.
-"""
+"""Prompt templates and completion parsers: history window, chat messages, completion -> action and validity."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..utils.errors import G2POError
 from ..utils.images import PLACE, Picture
-from .conversation import without_places
+from .conversation import Message, without_places
 
 T = TypeVar("T")
 
@@ -168,7 +164,7 @@ class PromptTemplate:
         history: Sequence[tuple[str, str]] = (),
         steps_taken: int = 0,
         images: Sequence[Picture] = (),
-    ) -> list[dict[str, Any]]:
+    ) -> list[Message]:
         """Return the chat messages of one step, after `steps_taken` others.
 
         `history` has the (observation, action) pairs to show, oldest first; `images` are the current observation's,
@@ -182,37 +178,28 @@ class PromptTemplate:
         slots |= {"steps_taken": steps_taken, "current_step": steps_taken + 1}
         wording = self.first if steps_taken == 0 else self.later
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, self._user(wording, observation, admissible_actions, images, slots)]
+        return [*system, self._user(wording, observation, admissible_actions, images, **slots)]
 
     def turn_message(
         self, observation: str, admissible_actions: Sequence[str] | None = None, images: Sequence[Picture] = ()
-    ) -> dict[str, Any]:
+    ) -> Message:
         """Return the user message that follows a completion in a conversation."""
         ending = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
         turn = "{observation}" + ending if self.turn is None else self.turn
-        return self._user(turn, observation, admissible_actions, images, {})
+        return self._user(turn, observation, admissible_actions, images)
 
-    def _user(
-        self, wording: str, observation: str, actions: Sequence[str] | None, images: Sequence[Picture], slots: dict
-    ) -> dict[str, Any]:
+    def _user(self, wording: str, observation: str, actions: Any, images: Sequence[Picture], **slots: Any) -> Message:
         slots |= {"observation": self.show_observation(observation)}
         slots |= {"actions": self.actions_separator.join(actions or ())}
-        if not images:
-            return {"role": "user", "content": wording.format(**slots)}
-        slots = {name: without_places(part) if isinstance(part, str) else part for name, part in slots.items()}
-        slots["observation"] = PLACE * len(images) + slots["observation"]
-        return {"role": "user", "content": wording.format(**slots), "images": list(images)}
+        if images:
+            slots = {name: without_places(part) if isinstance(part, str) else part for name, part in slots.items()}
+            slots["observation"] = PLACE * len(images) + slots["observation"]
+        shown = {"images": list(images)} if images else {}
+        return {"role": "user", "content": wording.format(**slots), **shown}
 
 
 # The text shared by all prompts comes first: `token_layout: shared` processes a shared prefix once.
-DEFAULT_PROMPT = PromptTemplate(
-    first=(
-        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
-        "Observation: {observation}\n\nPossible actions:\n{actions}"
-    ),
-    later=(
-        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
-        "Steps taken so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
-        "Step {current_step}. Observation: {observation}\n\nPossible actions:\n{actions}"
-    ),
-)
+_ASKED = "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
+_DONE = "Steps taken so far: {steps_taken}. The last {history_length}:\n{history}\n\nStep {current_step}. "
+_SEEN = "Observation: {observation}\n\nPossible actions:\n{actions}"
+DEFAULT_PROMPT = PromptTemplate(first=_ASKED + _SEEN, later=_ASKED + _DONE + _SEEN)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest
-from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, RefusedConversationError
-from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
+from ..prompts.conversation_encoder import ConversationEncoder, RefusedConversationError
+from ..prompts.fitting import Prompt, PromptTooLongError, fit_prompt
 from ..prompts.images import UnreadableImageError
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
@@ -144,7 +144,7 @@ class Asked:
     """A prompt whose completion is pending. `request`: for a conversation, the request that it renders."""
 
     episode: Episode
-    prompt: FittedPrompt | ConversationPrompt
+    prompt: Prompt
     sampling: Sampling
     request: ChatRequest | None = None
 
@@ -219,15 +219,15 @@ class PromptSession:
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
 
-    def _windows(self, episodes: Sequence[Episode]) -> dict[int, tuple[dict[str, Any], FittedPrompt]]:
+    def _windows(self, episodes: Sequence[Episode]) -> dict[int, tuple[dict[str, Any], Prompt]]:
         """Return contents and prompts with the last steps by the episodes' numbers, tokenized in one call."""
         encode, templates = self.actor.encode, self.actor.template
         contents = [prompt_contents(episode, self.actor.history_length) for episode in episodes]
         texts = [encode.text(templates.of(e.environment).messages(**shown)) for e, shown in zip(episodes, contents)]
-        prompts = [FittedPrompt(ids, text, False) for ids, text in zip(encode.ids(texts), texts)]
+        prompts = [Prompt(ids, text) for ids, text in zip(encode.ids(texts), texts)]
         return {episode.number: window for episode, *window in zip(episodes, contents, prompts)}
 
-    def _asked(self, episode: Episode, window: tuple[dict[str, Any], FittedPrompt] | None) -> Asked | None:
+    def _asked(self, episode: Episode, window: tuple[dict[str, Any], Prompt] | None) -> Asked | None:
         """Return an episode's prompt, with its window or, without one, of its conversation.
 
         The episode ends if the prompt cannot be made, or leaves no room for the longest completion.

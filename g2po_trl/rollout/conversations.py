@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, response_action
-from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, Transcript
-from ..prompts.fitting import FittedPrompt
+from ..prompts.conversation_encoder import ConversationEncoder, Transcript
+from ..prompts.fitting import Prompt
 from ..prompts.template import PromptTemplate
 from ..prompts.tool_calls import call_in
 from ..trajectory import Step
@@ -30,7 +30,7 @@ class Conversations:
     max_prompt_length: int | None
     stats: RolloutStats
 
-    def prompt(self, episode: Episode, request: ChatRequest) -> ConversationPrompt:
+    def prompt(self, episode: Episode, request: ChatRequest) -> Prompt:
         """Return the prompt of an episode's request. Raises `PromptTooLongError` or `RefusedConversationError`."""
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
@@ -39,7 +39,7 @@ class Conversations:
             self.stats.continued_prompts += prompt.continues > 0
         return prompt
 
-    def step(self, episode: Episode, request: ChatRequest, prompt: ConversationPrompt, completion: Completion) -> Step:
+    def step(self, episode: Episode, request: ChatRequest, prompt: Prompt, completion: Completion) -> Step:
         """Return the step that a completion makes."""
         text = self.encoder.decode(completion.ids)
         fields = recorded(prompt, completion) | {"prompt_images": prompt.images or None}
@@ -70,7 +70,7 @@ class Conversations:
         return kept if decode(kept) == shown else None
 
 
-def recorded(prompt: FittedPrompt | ConversationPrompt, completion: Completion) -> dict[str, Any]:
+def recorded(prompt: Prompt, completion: Completion) -> dict[str, Any]:
     """Return the fields of a step that the engine reports."""
     return {
         "prompt_ids": prompt.ids,
@@ -81,9 +81,7 @@ def recorded(prompt: FittedPrompt | ConversationPrompt, completion: Completion) 
     }
 
 
-def read_action(
-    template: PromptTemplate, episode: Episode, text: str, prompt: FittedPrompt | ConversationPrompt
-) -> dict[str, Any]:
+def read_action(template: PromptTemplate, episode: Episode, text: str, prompt: Prompt) -> dict[str, Any]:
     """Return the fields of a step that the template reads in a completion."""
     template = template.of(episode.environment)
     action, valid = template.read(text, prompt.text[-64:], episode.observation.admissible_actions)
