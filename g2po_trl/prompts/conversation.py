@@ -140,11 +140,8 @@ def _normalize(message: Any, where: str) -> Message:
 def read_parts(content: Sequence[Any], where: str, opens_files: bool = False) -> tuple[str, list[Picture]]:
     """Return the text of a content's parts, with a `PLACE` for each image, and the images.
 
-    Args:
-        content: parts of `TEXT_PARTS` and `IMAGE_PARTS`. Others, and images that cannot be read, are refused
-            (`G2POError`).
-        where: how messages name the content.
-        opens_files: an image may be a path. `False`: only `data:` URLs, as in requests.
+    Parts that are neither of `TEXT_PARTS` nor of `IMAGE_PARTS`, and images that cannot be read, are refused
+    (`G2POError`), as are paths of images unless it `opens_files`. Messages name the content by `where`.
     """
     text, images, after_text = "", [], False
     has_images = any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in content)
@@ -203,7 +200,7 @@ def _read_arguments(arguments: Any) -> Any:
         return {} if arguments is None else arguments
     with suppress(ValueError, RecursionError):
         read = json.loads(arguments.strip() or "{}")
-        arguments = arguments if _is_deeper(read, MAX_DEPTH) else read
+        return arguments if _is_deeper(read, MAX_DEPTH) else read
     return arguments
 
 

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, takewhile
@@ -71,8 +71,8 @@ class ConversationEncoder:
             self.encode = self.encode if self._continues() > own else encode
         self.replaced = self.encode is not encode
         if self.replaced:
-            why = "the model's own chat template changes earlier turns of conversations"
-            logger.warning("%s: they are written, and the model is saved, with TRL's training version of it", why)
+            what = "the model's chat template changes earlier turns: conversations are written, and the model is saved"
+            logger.warning("%s, with TRL's training version of it", what)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion; see `ChatEncoder.decode`."""
@@ -83,12 +83,10 @@ class ConversationEncoder:
         """Give the tokenizer, while it is saved, the template of conversations and the parser of its calls."""
         from ..utils.trl_compat import replaced  # with torch, which is slow to import
 
-        written = {"chat_template": self.encode.text.template}
-        read_by = {"response_template": self.tools.own.response_template}  # TRL knows the model's own template alone
-        with ExitStack() as stack:
-            if self.replaced:
-                stack.enter_context(replaced(self.encode.tokenizer, **written, **read_by))
-                stack.enter_context(replaced(self.encode.processing_class, **written))
+        written = {"chat_template": self.encode.text.template} if self.replaced else {}
+        # TRL knows how calls are read by the model's own template alone.
+        read_by = {"response_template": self.tools.own.response_template} if self.replaced else {}
+        with replaced(self.encode.tokenizer, **written, **read_by), replaced(self.encode.processing_class, **written):
             yield
 
     def prompt(self, request: ChatRequest, transcript: Transcript, max_length: int | None = None) -> Prompt:
@@ -123,10 +121,8 @@ class ConversationEncoder:
 
     def _build(self, messages: list[Message], tools: Tools, transcript: Transcript, cut: bool) -> Prompt:
         images, digests = pictures_of(messages), prefix_digests(messages, tools) if transcript.ids else []
-        for known in range(len(digests) - 2, 1, -1):
-            if (earlier := transcript.ids.get(digests[known])) is None:
-                continue
-            asked, answer = earlier
+        for known in [at for at in range(len(digests) - 2, 1, -1) if digests[at] in transcript.ids]:
+            asked, answer = transcript.ids[digests[known]]
             ended = bool(answer) and answer[-1] in self.stops
             if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
                 ids, text = added
@@ -147,13 +143,9 @@ class ConversationEncoder:
             text = self._text(messages, tools)
         except Exception:  # templates raise errors of any class
             text = self._text(with_objects(messages), tools)
-        # Some templates take it that a call has left the model's turn open, and close it after a text.
-        return text + self._opening if text.rstrip().endswith(self._ends) else text
-
-    @cached_property
-    def _opening(self) -> str:
-        """What the template writes to open the model's turn."""
-        return self._text([_USER], None).removeprefix(self._text([_USER], None, add_generation_prompt=False))
+        if text.rstrip().endswith(self._ends):  # some templates take it that a call has left the model's turn open
+            text += self._text([_USER], None).removeprefix(self._text([_USER], None, add_generation_prompt=False))
+        return text
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:
@@ -163,8 +155,7 @@ class ConversationEncoder:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.
 
         As in TRL: a short conversation that ends with an assistant's message of the same kind is rendered with and
-        without the new messages. `None`: the template cannot be continued in this way. `ended`: the completion has the
-        token that ends a message.
+        without the new messages. `None`: the template cannot be continued so. `ended`: the completion has its end.
         """
         if any(message["role"] == "assistant" for message in new):
             return None  # written by the agent's program, or by a completion that is not among these
@@ -233,17 +224,14 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
 def with_objects(messages: Sequence[Message]) -> list[Message]:
     """Return messages for chat templates that render only objects: other arguments of calls are put into one."""
     changed = copy.deepcopy(list(messages))
-    for function in (call["function"] for message in changed for call in message.get("tool_calls", ())):
-        if not isinstance(function["arguments"], dict):
-            function["arguments"] = {"arguments": function["arguments"]}
+    for function in [call["function"] for message in changed for call in message.get("tool_calls", ())]:
+        given = function["arguments"]
+        function["arguments"] = given if isinstance(given, dict) else {"arguments": given}
     return changed
 
 
 def _exchanges(messages: Sequence[Message], task: int) -> list[list[Message]]:
-    """Return the messages before the assistant's first answer, and the others, cut before each of the assistant's.
-
-    The first `task` messages are before it, also if examples of the assistant's answers are among them.
-    """
+    """Return the first `task` messages with those up to an answer, and the others, cut before each answer."""
     parts: list[list[Message]] = [list(messages[:task])]
     for message in messages[task:]:
         if message["role"] == "assistant":

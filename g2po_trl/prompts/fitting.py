@@ -15,15 +15,10 @@ from .template import PromptTemplate
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's token ids, text and images.
+    """A prompt's token ids, text, and images in the order of their tokens; `truncated`: content was removed to fit.
 
-    Args:
-        ids: its token ids.
-        text: its text, or the part of it that follows the earlier prompt.
-        images: its images, in the order of their tokens.
-        truncated: content was removed to fit the limit.
-        messages: of a conversation, the messages that it shows.
-        continues: number of `messages` in the earlier prompt whose ids it begins with, and its completion; 0: none.
+    Of a conversation: the `messages` that it shows; how many of them an earlier prompt has, whose ids and completion
+    this one `continues` (0: none), and then the text of the others alone.
     """
 
     ids: list[int]

@@ -1,7 +1,6 @@
-"""Images in prompts: the token ids that stand for them, and what a model reads beside its token ids.
+"""Images in prompts: the token ids that stand for them, one a feature, and what a model reads beside token ids.
 
-A processor writes as many tokens for an image as the model has features of it. No family is named here: a processor
-is asked with one image what it returns, and a model by its signature what it takes.
+No family is named here: a processor is asked with an image what it returns, a model by its signature what it takes.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ def load_processor(place: str, revision: str | None = None):
 
 
 def load_processing_class(place: str, revision: str | None = None, **options: Any):
-    """Return the processor of images and text of a folder or a Hub id, or its tokenizer if it has none.
-
-    `options` are arguments of `AutoTokenizer.from_pretrained`.
-    """
+    """Return the processor of images and text of a folder or a Hub id, else its tokenizer, loaded with `options`."""
     from transformers import AutoTokenizer
 
     return load_processor(place, revision) or AutoTokenizer.from_pretrained(place, revision=revision, **options)
@@ -123,10 +119,7 @@ class ImageEncoder:
         return self._of_sizes[image.size]
 
     def _without(self, ids: list[int], blank: list[int], of_end: bool) -> list[int] | None:
-        """Return ids without white space at an end, which a tokenizer may have joined with that of the text.
-
-        `None`: there is none.
-        """
+        """Return ids without white space at an end, which may be joined with that of the text; `None`: without."""
         cut = len(ids) - len(blank) if of_end else len(blank)
         if blank == (ids[cut:] if of_end else ids[:cut]):
             return ids[:cut] if of_end else ids[cut:]

@@ -81,10 +81,7 @@ def workspace_key(
 
 
 def _parts(messages: Sequence[Message], since: int = 0) -> tuple[list[Message], list[Message]]:
-    """Return the system messages at the beginning, and the new messages, short ones after the message they answer.
-
-    The messages up to `since` say enough by themselves.
-    """
+    """Return the first system messages, and the new messages; after `since`, short ones with what they answer."""
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     news = since_last_completion(messages)
     answered = messages[len(messages) - len(news) - 1] if 0 < len(news) < len(messages) else None
@@ -102,10 +99,7 @@ def is_workspace_key(key: str) -> bool:
 
 
 def normalised_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Return the default state key of a request without details that never recur (`without_noise`).
-
-    To use it for agents and logs, pass `g2po_trl.prompts.state_keys:normalised_key`.
-    """
+    """Return the default state key of a request without details that never recur (`without_noise`)."""
     return request_key(_marked(list(messages)), _marked(list(tools or ())))
 
 
@@ -119,10 +113,7 @@ def _marked(value: Any, folder: str = "", temporary: str = "") -> Any:
 
 
 def without_noise(text: str, folder: str = "", temporary: str = "") -> str:
-    """Return a text with marks in place of times, dates, durations, ids, and temporary paths.
-
-    `folder` becomes ".", and a path in the folder `temporary` is a temporary one.
-    """
+    """Return a text with marks for times, dates, durations, ids, and paths (also in `temporary`); `folder` is "."."""
     text = text.replace(folder, ".") if folder else text
     text = re.sub(f"{re.escape(temporary)}{_PATH_END}", "<path>", text) if temporary else text
     for mark, pattern in _NOISE.items():

@@ -58,10 +58,9 @@ def split_thought(completion: str, prompt_end: str = "") -> tuple[str, str | Non
 
 
 def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
-    """Return the tool calls of a completion as the action, or the whole completion if it makes no call.
+    """Return the tool calls after a completion's thought as the action, or the whole completion if it makes no call.
 
-    A call that is not valid JSON, and a thought that is not finished, make the completion invalid. Calls inside a
-    thought are ignored.
+    A call that is not valid JSON, and a thought that is not finished, make the completion invalid.
     """
     _, answer = split_thought(completion, prompt_end)
     if answer is None:
