@@ -236,7 +236,7 @@ class G2POTrainer(GRPOTrainer):
             lambda: accelerator.unwrap_model(self.model), gather_params_of(self), accelerator.device
         )
         parts = {
-            "weights": self.weight_check,
+            "digests": self.weight_check,
             "iteration": self.iteration,
             "evaluations": self.folder,
             "task_errors": self.task_errors,

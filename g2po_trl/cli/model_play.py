@@ -31,7 +31,8 @@ def play_with_model(options: Any) -> str:
     factory = text_environment_factory(panel.environment_factory, limits, panel.history, panel.prompt_template)
     with closing(make_chat_model(settings)) as chat:
         actor = ChatActor.of(chat, make_agent(settings, panel))
-        played = play(factory, row, actor, limits, sampling=Sampling.of(settings), seeds=[derived_seed(0, 0)])
+        sampling = Sampling.of(settings)
+        played = play(factory, row, actor, limits, settings, sampling=sampling, seeds=[derived_seed(0, 0)])
         tokenizer = chat.encode.tokenizer if chat.engine else None
     return "\n".join([*_steps(played, tokenizer), end_of(played)])
 

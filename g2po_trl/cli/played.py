@@ -61,10 +61,15 @@ def task_at(tasks: Sequence[dict[str, Any]], line: int) -> dict[str, Any]:
     return dict(tasks[line - 1])
 
 
-def play(factory: Callable, task: dict[str, Any], actor: Actor, limits: EpisodeLimits, **options: Any) -> Trajectory:
-    """Return an episode of a task, played in one worker. `options` are those of `Player.play`."""
+def play(
+    factory: Callable, task: dict[str, Any], actor: Actor, limits: EpisodeLimits, of_pool: Any, **options: Any
+) -> Trajectory:
+    """Return an episode of a task, played in one worker with the fields of `PoolLimits` that `of_pool` has.
+
+    `options` are those of `Player.play`.
+    """
     check_task_columns(factory, task)
-    with EnvironmentPool(factory, PoolLimits(num_environment_workers=1)) as pool:
+    with EnvironmentPool(factory, PoolLimits.of(of_pool, num_environment_workers=1)) as pool:
         ((played,), _) = Player(pool, actor, limits).play([task], **options)
     if not played.counted:
         failure = EnvironmentFailure(*played.error.split(": ", 1))

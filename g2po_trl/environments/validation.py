@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..prompts.conversation import ChatRequest, pictures_of, since_last_completion
@@ -72,7 +72,8 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     actions = value.admissible_actions
     if actions is not None:
         actions = actions.tolist() if hasattr(actions, "tolist") else actions
-        are_texts = isinstance(actions, (list, tuple)) and all(isinstance(action, str) for action in actions)
+        is_list = isinstance(actions, Sequence) and not isinstance(actions, str)
+        are_texts = is_list and all(isinstance(action, str) for action in actions)
         _require(are_texts, where, "Observation.admissible_actions", actions, "a list of strings, or None")
         _plain_text("".join(actions), where, "admissible_actions")  # one check instead of one for each
         actions = [str.__str__(action) for action in actions]

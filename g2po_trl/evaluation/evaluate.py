@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from math import isnan, nan
@@ -198,11 +198,10 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
     """Return all settings that the numbers depend on. Only an evaluation with equal settings is resumed."""
     settings = {one.name: getattr(options, one.name) for one in fields(options) if not one.metadata["resumable"]}
     revision, is_served = options.engine_options.get("revision"), options.base_url is not None
-    files = [value for value in options.environment_options.values() if isinstance(value, str) and isfile(value)]
     direct, tasks = options.agent == "direct", _hash(list(panel.rows))
     settings |= {
         "model" if is_served else "weights": options.model if is_served else weights_hash(options.model, revision),
-        "environment_files": files_hash(files),
+        "environment_files": files_hash(_files_in(options.environment_options)),
         "panel": panel.name,
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({tasks})",
@@ -214,6 +213,15 @@ def identity(options: EvaluateOptions, panel: Panel, agent: Agent) -> dict[str, 
         "versions": installed_versions(),
     }
     return json.loads(to_json(masked(by_names(settings))))
+
+
+def _files_in(data: Any) -> Iterator[str]:
+    """Yield the names of files in environment options, at any depth."""
+    if isinstance(data, (Mapping, list)):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            yield from _files_in(value)
+    elif isinstance(data, str) and isfile(data):
+        yield data
 
 
 def _hash(data: Any) -> str:

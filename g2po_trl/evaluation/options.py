@@ -79,6 +79,8 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         reserved = reserved_option(self.generation_kwargs or ())
         remedy = "another option or the model sets it; remove it"
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
+        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
+        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
         for field in fields(self):
             value = masked(getattr(self, field.name))
             remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
@@ -95,6 +97,9 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         for name, why in useless.items():
             require(not (why and getattr(self, name)), name, getattr(self, name), f"{why}; remove it")
         self.tasks = self.tasks or loading.beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
+        has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
+        remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"
+        require(has_panel, "panel", self.panel, remedy)
         if self.output is None:
             self.output = Path("evaluations", f"{self.played.split(':')[-1]}-{self.agent}-{Path(self.model).name}")
 

@@ -117,11 +117,12 @@ def _normalize(message: Any, where: str) -> Message:
     _need(isinstance(message, Mapping), where, message, "an object with role and content")
     role, where = message.get("role"), f"{where}: "
     _need(role in ROLES, f"{where}role", role, f"one of {', '.join(ROLES)}")
-    content, images = message.get("content"), message.get("images")
+    content, images = message.get("content"), message.get("images") or ()
+    _need(isinstance(images, (list, tuple)), f"{where}images", images, "a list of images")
     if isinstance(content, (list, tuple)):
         content, images = read_parts(content, f"{where}content")
     content = "" if content is None else _text(content, f"{where}content")
-    images = [one for one in images if isinstance(one, Picture)] if isinstance(images, (list, tuple)) else []
+    images = [one for one in images if isinstance(one, Picture)]
     are_shown = not images or role in SHOW_IMAGES and content.count(PLACE) == len(images)
     _need(are_shown, f"{where}images", images, "them to users or tools, with a mark for each in the text")
     normalized: Message = {"role": "system" if role == "developer" else role, "content": content}

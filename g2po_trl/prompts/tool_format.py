@@ -107,7 +107,7 @@ class NativeTools(ProseTools):
         self._tags = [re.sub(r"\\(\W)", r"\1", literal[1]) for literal in literals if literal]  # of calls
         parts = [*patterns, field["content_args"]["tag_pattern"]] if field.get("content") == "xml-inline" else []
         self._parts = [re.compile(part, re.DOTALL) for part in parts]  # opening, closing, argument
-        self.comes_back = functools.cache(self._comes_back)
+        self.comes_back = functools.lru_cache(1000)(self._comes_back)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         return super().render(messages, tools) if self._needs_prose(tools) else (list(messages), tools or None)
@@ -159,9 +159,12 @@ class NativeTools(ProseTools):
         return all(are_read) and len(calls) == len(begun) == len(left)
 
     def _needs_prose(self, tools: Tools) -> bool:
-        functions = [tool.get("function", tool) for tool in tools or ()]
-        arguments = [(function.get("parameters") or {}).get("properties") or () for function in functions]
-        return not all(self.comes_back(str(one.get("name")), *map(str, of)) for one, of in zip(functions, arguments))
+        for function in (tool.get("function", tool) for tool in tools or ()):
+            schema = function.get("parameters")
+            arguments = schema.get("properties") if isinstance(schema, dict) else None
+            if not self.comes_back(str(function.get("name")), *map(str, arguments or ())):
+                return True
+        return False
 
     def _comes_back(self, name: str, *arguments: str) -> bool:
         """Return whether a call with these arguments, written by the chat template, is read as it is."""

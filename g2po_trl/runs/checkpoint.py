@@ -130,15 +130,16 @@ class RunState:
         then = state["num_processes"]
         is_possible = not state["buffered"] or then == self.num_ranks
         check(is_possible, f"was saved in the middle of an iteration with {then} processes. Use as many")
+        path = self._step_samples(folder)
         try:
+            mini_batches = _load_step_samples(path) if path.is_file() else []
             for name in (name for name in self.parts if name in state):  # a sharded reference has none
                 self.parts[name].load_state_dict(state[name])
         except (KeyError, TypeError) as error:  # other names
             check(False, f"was saved by another version of g2po-trl ({error!r}). Use that version")
         for part in self.kept_in_files:
             part.load(str(folder))
-        path = self._step_samples(folder)
-        return _load_step_samples(path) if path.is_file() else []
+        return mini_batches
 
     def _step_samples(self, folder: Path) -> Path:
         return folder / f"step_samples_{self.rank}.safetensors"
@@ -147,18 +148,22 @@ class RunState:
 def _save_step_samples(path: Path, mini_batches: Any) -> None:
     """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
     tensors: dict[str, torch.Tensor] = {}
+    known: dict[Picture, dict[str, str]] = {}  # an image is in many rows
 
     def plain(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return list(map(plain, value))
         if isinstance(value, Mapping):
             return {name: plain(part) for name, part in value.items()}
-        kind = _TENSOR if isinstance(value, torch.Tensor) else _PNG if isinstance(value, Picture) else None
-        if kind is None:
-            return value
-        whole = value.detach().cpu() if kind == _TENSOR else torch.frombuffer(bytearray(value.png), dtype=torch.uint8)
-        tensors[number := str(len(tensors))] = whole.contiguous().clone()
-        return {kind: number}
+        if isinstance(value, Picture):
+            if value not in known:
+                png = torch.frombuffer(bytearray(value.png), dtype=torch.uint8)
+                known[value] = {_PNG: plain(png)[_TENSOR]}
+            return known[value]
+        if isinstance(value, torch.Tensor):
+            tensors[number := str(len(tensors))] = value.detach().cpu().contiguous().clone()
+            return {_TENSOR: number}
+        return value
 
     described = json.dumps(plain(mini_batches))
     save_file(tensors, path, metadata={"micro_batches": described})

@@ -111,6 +111,7 @@ class Summary:
         self._sum(("task", trajectory.task_id), [trajectory.success])
         steps = trajectory.steps
         self._sum("rewarded", [trajectory.success or trajectory.reward > 0])
+        self._sum("ended", [trajectory.outcome != "truncated" and not trajectory.failure_reason])
         self._sum("cut", [step.completion_truncated and len(step.completion_ids) >= _LONG for step in steps])
         if reason := trajectory.failure_reason:
             self._sum(("reason", reason.partition(":")[0].strip()), [1])

@@ -181,10 +181,10 @@ class RunFolder:
     ) -> None:
         """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once.
 
-        It replaces an earlier one of this name at this step.
+        It replaces an earlier one of this name, step, temperature and tasks.
         """
         about = {"name": name, "step": step, "panel": tasks_hash(map(dict, rows)), "temperature": temperature}
-        earlier = [entry for entry in self.evaluations if (entry["name"], entry["step"]) != (name, step)]
+        earlier = [entry for entry in self.evaluations if any(entry.get(part) != about[part] for part in about)]
         self.evaluations = [*earlier, {**about, **summary}]
         if not self.is_ours:
             what = f"{str(self.path)!r}, which holds another run: this evaluation is not written there"

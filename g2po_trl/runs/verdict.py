@@ -52,7 +52,7 @@ class Tally:
         self.errors += totals["error_rate"] + totals["lost_rate"]
         self.successes += totals["success_rate"]
         self.overflows += numbers["reason", OVERFLOW]
-        self.ended += numbers["success_rate"] - totals["truncated_rate"] - totals["failure_reason_rate"]
+        self.ended += totals["ended"]
         self.rewarded += totals["rewarded"]
         self.completions += numbers["valid_action_ratio"]
         self.valid += totals["valid_action_ratio"]

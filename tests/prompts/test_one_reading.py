@@ -4,9 +4,10 @@ import functools
 import json
 
 import pytest
+from refusals import refused
 from shipped_templates import NATIVE, TASK, stop_ids, tokenizer_of
 
-from g2po_trl.prompts.conversation import ChatRequest
+from g2po_trl.prompts.conversation import ChatRequest, normalize_messages
 from g2po_trl.prompts.conversation_encoder import ConversationEncoder, Transcript
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -188,3 +189,8 @@ def test_a_prompt_that_is_rendered_again_ends_in_an_open_turn_of_the_model(encod
         text = tokenizer.decode(encoder.prompt(ChatRequest(messages, [tool("write")]), Transcript()).ids)
         assert not text.rstrip().endswith(tuple(map(tokenizer.decode, encoder.stops))), text[-80:]
         assert "Done." in text
+
+
+def test_images_that_are_no_list_are_refused():
+    with refused("messages"):
+        normalize_messages([{"role": "user", "content": "a", "images": True}])

@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         config = {field.name: field.default for field in fields(G2POConfig)} | dict(config)
     if options.show:
+        if options.model:
+            check_model("model", options.model)
         print(printable(FirstPrompt(environment, tasks[0], limits.max_turns, template, config).text(options.model)))
         return
     number, texts = options.episodes or (4 if plays else 8), options.response or TEXTS

@@ -42,7 +42,10 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
     own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS[kind]
     for source in filter(Path.is_file, (SOURCES[kind] / name for name in FILES[kind])):
         text = source.read_text(encoding="utf-8")
-        words = {"runs/{NAME}": quote(f"runs/{own}"), "{NAME}": own, "{MODEL}": quote(model or BUNDLED)}
+        words = {"runs/{NAME}": f"runs/{own}", "{MODEL}": model or BUNDLED}
+        for key, word in words.items():  # YAML has other quotes than the shell
+            words[key] = json.dumps(word) if source.suffix == ".yaml" and quote(word) != word else quote(word)
+        words["{NAME}"] = own
         words |= {f"{{{key}}}": value for key, value in settings.items()}
         for key, word in words.items():
             text = text.replace(key, word)
@@ -64,7 +67,9 @@ def write_folder(folder: Path, model: str | None = None, kind: str = "environmen
 @dataclass
 class Options:
     folder: Path = option("the folder; created if it does not exist", positional=True, metavar="NAME")
-    agent: bool = option("an agent that calls a model through the openai client, instead of a game", False)
+    agent: bool = option(
+        "an agent that calls a model through the openai client, instead of a game", False, needs="coding=False"
+    )
     coding: bool = option("an agent that corrects small repositories, and repositories for it", False)
     model: str | None = option("default: a bundled model, which knows few words", None, metavar="FOLDER|ID")
 

@@ -43,6 +43,7 @@ class PlayOptions(Options):
     line: int = option("line of the task", 1)
     max_turns: int | None = option(f"default: the run's, else {TURNS}", None, within="[1, inf)")
     model: str | None = option("let this model play: a run's folder", None)
+    environment_variables: list[str] = option("variables that the environment gets, secrets included", [])
 
 
 class Typed(TextActor):
@@ -86,4 +87,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     limits = EpisodeLimits(options.max_turns or of_run.get("max_turns") or TURNS)
     environment = partial(environment, **options.environment_options) if options.environment_options else environment
     environment, row = player_of(environment, task_at(tasks, options.line))
-    print(end_of(play(text_environment_factory(environment, limits), row, Typed(), limits)))
+    print(end_of(play(text_environment_factory(environment, limits), row, Typed(), limits, options)))

@@ -119,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv)
     script, arguments = resolve(request)
     check_flags(script, arguments)
+    remedy = f"it has no effect on the script {script}, run `g2po view OUTPUT_DIR --serve` in another terminal"
+    require(not request.view or script.parent == RECIPES, "view", True, remedy)
     os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
     if config is not None or processes not in (None, 1):

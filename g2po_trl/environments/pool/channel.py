@@ -10,12 +10,14 @@ import weakref
 
 LENGTH = struct.Struct("!Q")
 CHUNK_BYTES = 1 << 16  # per read
+MAX_MESSAGE_BYTES = 1 << 28  # of a worker, which may write anything
 MAX_CHUNKS = 16  # per call, so that a worker that never stops writing does not block the pool
-MAX_MESSAGE_BYTES = 1 << 28  # of a worker's message
 
 
 class Channel:
     """The pool's end of a connection. Sending and receiving never block. Neither programs nor forks inherit it."""
+
+    max_message_bytes: float = MAX_MESSAGE_BYTES
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
@@ -67,7 +69,7 @@ class Channel:
         messages = []
         while len(self._incoming) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
-            if end > LENGTH.size + MAX_MESSAGE_BYTES:
+            if end > LENGTH.size + self.max_message_bytes:
                 return [*messages, b"a message above the maximum size"]  # which is no answer
             if len(self._incoming) < end:
                 break
@@ -87,6 +89,8 @@ class Channel:
 
 class WorkerChannel(Channel):
     """The worker's end of a connection. Sending blocks."""
+
+    max_message_bytes = float("inf")
 
     def __init__(self, descriptor: int):
         super().__init__(socket.socket(fileno=descriptor))

@@ -37,7 +37,7 @@ def listen(
 
 def _read(worker: WorkerProcess, event: int) -> tuple[list[bytes], str | None]:
     if event & select.POLLOUT:
-        worker.channel.flush()
+        worker.flush()
     dead = not event and worker.process.poll() is not None  # its forks can keep the channel open
     if not (event & ~select.POLLOUT or dead or worker.is_late()):
         return [], None

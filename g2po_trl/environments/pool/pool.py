@@ -86,7 +86,7 @@ class EnvironmentPool(contextlib.AbstractContextManager):
         self._answers: dict[int, Received] = {}  # not collected yet, in order of arrival
         self._workers: list[WorkerProcess | None] = [None] * self.num_workers  # accept new episodes
         self._processes: list[WorkerProcess] = []  # also those that are being replaced or ended
-        self._lost_resets: dict[bytes, list[WorkerFailure]] = defaultdict(list)  # by pickled task
+        self._lost_resets: dict[Any, list[WorkerFailure]] = defaultdict(list)  # by group and pickled task
         self._numbers = itertools.count()
         self._close = weakref.finalize(self, end_all, self._processes, os.getpid())
 
@@ -225,7 +225,7 @@ class EnvironmentPool(contextlib.AbstractContextManager):
     def _submit(self, episodes: Iterable[PooledEpisode]) -> None:
         """Send the pending job of each episode, or all its jobs to a new worker; fail those that are not tried."""
         for episode in episodes:
-            lost = self._lost_resets.get(episode.arguments[0], ())
+            lost = self._lost_resets.get((episode.group, episode.arguments[0]), ())
             if len(lost) >= MAX_LOST_RESETS and not episode.digests:
                 message = f"not tried, since resets of this task failed before: {lost[-1].message}"
                 self._deliver(episode, episode.failure(lost[-1].kind, message))
@@ -321,7 +321,7 @@ class EnvironmentPool(contextlib.AbstractContextManager):
         if job and job.episode in waiting:
             waiting.remove(job.episode)
             if job.command == "reset" and not job.expected:
-                self._lost_resets[job.argument].append(failure)
+                self._lost_resets[job.episode.group, job.argument].append(failure)
             self._deliver(job.episode, job.episode.failure(failure.kind, failure.message, job.expected is not None))
         for episode in waiting:
             episode.lost_workers += failure.kind == "timeout" or job is None

@@ -126,6 +126,13 @@ class WorkerProcess:
         self._restart_deadline()
         return delivered
 
+    def flush(self) -> None:
+        """Send more of the jobs. What is still being sent has not begun: its time limit starts again."""
+        before = self.channel.unsent
+        self.channel.flush()
+        if self.channel.unsent < before:
+            self._restart_deadline()
+
     def _restart_deadline(self) -> None:
         """Start the time limit of loading or of the next job."""
         command = self.pending_jobs[0].command if self.pending_jobs else "reset"

@@ -1,8 +1,8 @@
 """Importance sampling between the engine that generated and the model that is trained.
 
-vLLM's kernels differ from the trainer's, so its probabilities do too, and a policy gradient on its samples is biased.
-The correction weighs a token (or a completion) by p_trainer / p_engine, bounded: "truncate" caps the ratio, "mask"
-drops tokens outside the bounds. The modes and defaults are those of TRL's options `vllm_importance_sampling_*`.
+vLLM's kernels differ from the trainer's, so a policy gradient on its samples is biased. The correction weighs a token
+(or a completion) by p_trainer / p_engine, bounded: "truncate" caps the ratio, "mask" drops tokens outside the bounds.
+Modes and defaults are those of TRL's options `vllm_importance_sampling_*`.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ class SamplingStatistics:
     """Differences between the engine's and the trainer's probabilities, over the micro-batches of a rollout."""
 
     def __init__(self):
-        self.parts: dict[str, list[torch.Tensor]] = {_DIFFERENCE: [], _RATIO: [], _OUTSIDE: []}
+        self.parts: dict[str, list[tuple[float, ...]]] = {_DIFFERENCE: [], _RATIO: [], _OUTSIDE: []}
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
         difference = (logps - sampling_logps).abs()[trained]
-        self.parts[_DIFFERENCE].append(difference[~difference.isnan()].float().cpu())
+        found = {_DIFFERENCE: difference[~difference.isnan()]}
         if ratio is not None:
             rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
-            self.parts[_RATIO].append(ratio[rows].float().cpu())
-            self.parts[_OUTSIDE].append(outside[rows].float().cpu())
+            found |= {_RATIO: ratio[rows], _OUTSIDE: outside[rows]}
+        for name, values in found.items():
+            if len(values := values.double().cpu()):
+                self.parts[name].append((values.sum().item(), len(values), values.min().item(), values.max().item()))
 
     @staticmethod
     def metrics(ranks: Sequence[SamplingStatistics]) -> dict[str, float]:
         """Return metrics over all ranks, under TRL's names; `clipped_fraction` is not TRL's."""
         metrics = {}
         for name in (_DIFFERENCE, _RATIO, _OUTSIDE):
-            values = torch.cat([torch.zeros(0), *(part for rank in ranks for part in rank.parts[name])])
-            if len(values):
-                mean, most = values.sum().item() / len(values), values.max().item()
-                metrics |= {name: mean} if name == _OUTSIDE else {f"{name}/mean": mean, f"{name}/max": most}
-                metrics |= {f"{name}/min": values.min().item()} if name == _RATIO else {}
+            if parts := [part for rank in ranks for part in rank.parts[name]]:
+                sums, counts, least, most = zip(*parts)
+                mean = sum(sums) / sum(counts)
+                metrics |= {name: mean} if name == _OUTSIDE else {f"{name}/mean": mean, f"{name}/max": max(most)}
+                metrics |= {f"{name}/min": min(least)} if name == _RATIO else {}
         return metrics

@@ -136,7 +136,7 @@ class StartCheck(TrainerCallback):
     def watching(self, engine: Any) -> AbstractContextManager[None]:
         """Return a context in which an engine that computes with the model records its first log-probabilities."""
         self._engine, self._is_the_model = type(engine).__name__, getattr(engine, "is_the_model", False)
-        self._asked = self._is_the_model and not self._has_seen_engine and not engine.logprobs
+        self._asked = self._is_the_model and not self._has_seen_engine and not getattr(engine, "logprobs", True)
         return replaced(engine, logprobs=True) if self._asked else nullcontext()
 
     def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory]) -> None:
