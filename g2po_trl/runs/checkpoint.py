@@ -323,7 +323,7 @@ class WeightCheck(TrainerCallback):
 
     def check(self, folder: str | Path) -> None:
         """Refuse the model unless it has the digests in a checkpoint. All ranks call it together."""
-        self._compare(read_description(folder, STATE).get("weights", {}), str(folder))
+        self._compare(read_description(folder, STATE).get("digests", {}), str(folder))
 
     def _compare(self, wanted: Mapping[str, str], folder: str) -> None:
         self._frozen = {}

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from ..utils.adapters import adapters_below
 from ..utils.json import write_json
 from ..utils.options import require
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 FILE = "run.json"
 LOCK = ".lock"
@@ -33,6 +34,8 @@ def lock_folder(folder: str | Path, option: str) -> FileLock:
     If the file system has no locks, it warns and returns a lock that is not held. Raises `G2POError` if another
     process holds the lock, or the folder cannot be written.
     """
+    from filelock import FileLock, Timeout  # credit of logs does without
+
     lock = FileLock(Path(folder, LOCK))
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

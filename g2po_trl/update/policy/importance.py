@@ -43,8 +43,7 @@ class SamplingStatistics:
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
-        difference = (logps - sampling_logps).abs()[trained]
-        found = {_DIFFERENCE: difference[~difference.isnan()]}
+        found = {_DIFFERENCE: (logps - sampling_logps).abs()[trained & ~sampling_logps.isnan()]}
         if ratio is not None:
             rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
             found |= {_RATIO: ratio[rows], _OUTSIDE: outside[rows]}
