@@ -162,17 +162,25 @@ class Parser(argparse.ArgumentParser):
         return {name: self._converted(name, value) for name, value in keys.items()}
 
     def _converted(self, name: str, value: Any) -> Any:
-        """Return a value of a YAML file in the field's type; options check it themselves."""
+        """Return a value of a YAML file in the field's type, as the flag has it: "false" is false."""
         action, kinds = self.arguments[name], self.fields[name][1]
         if value is False and "no" in (action.choices or ()):  # which YAML reads as false
             return "no"
-        if not isinstance(value, str) or len(kinds) > 1:
+        if value is None or len(kinds) > 1:
             return value
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return _boolean(name, str(value))
+        is_list = get_origin(kinds[0]) is list
+        if action.type is None and not action.choices:  # texts, which own options check themselves
+            return [value] if is_list and isinstance(value, str) else value
+        parts = value if is_list and isinstance(value, list) else [value]
         try:
-            value = self._get_value(action, value)  # such as 1e-5, a text in YAML
+            parts = [part if isinstance(part, Mapping) else self._get_value(action, str(part)) for part in parts]
+            for part in parts:
+                self._check_value(action, part)
         except argparse.ArgumentError as error:
             raise G2POError(f"{name} is {value!r}: {error.message}", name, value) from error
-        return [value] if get_origin(kinds[0]) is list else value
+        return parts if is_list else parts[0]
 
     def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
         """Yield an object of each dataclass."""

@@ -38,6 +38,7 @@ class Other:
     seed: int = field(default=0, metadata={"help": "seed"})
     scale: str = field(default="group", metadata={"help": "of a library, which takes more than it says"})
     save: Strategy | str = field(default="steps", metadata={"help": "when"})
+    push: bool = False  # of a library, which checks nothing
 
 
 def read(*argv, types=(Options,), **options):
@@ -96,7 +97,12 @@ def test_flags_then_file_then_defaults(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "name", "value"),
-    [("scale: false", "scale", False), ("scale: 2.5", "scale", 2.5), ("save: no", "save", "no")],
+    [
+        ("scale: false", "scale", False),
+        ("scale: 2.5", "scale", 2.5),
+        ("save: no", "save", "no"),
+        ('push: "false"', "push", False),
+    ],
 )
 def test_a_file_may_have_what_a_library_takes(tmp_path, text, name, value):
     (tmp_path / "a.yaml").write_text(text)
@@ -128,7 +134,7 @@ def test_what_a_command_line_cannot_have(capsys, monkeypatch, words, told):
     [
         ("lerning_rate: 1", "did you mean learning_rate?"),
         *((text, text.partition(":")[0]) for text in ("max_turns: many", "max_turns: true", "max_turns: 1.5")),
-        *((text, text.partition(":")[0]) for text in ("max_turns: [1]", "serve: 3", "engine: vlm")),
+        *((text, text.partition(":")[0]) for text in ("max_turns: [1]", "serve: 3", "keys: [1]", "engine: vlm")),
         *((text, "a.yaml") for text in ("", "- 1", "a: [1")),
     ],
 )
