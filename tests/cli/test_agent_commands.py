@@ -295,6 +295,9 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert "(3 of 3 failed episodes)" in said
     for arguments, text in (
         (["--base-url", "http://127.0.0.1:9/v1"], "base_url has"),
+        (["--model", "m", "--response", "yes"], "response is"),
+        (["--max-episode-tokens", "9"], "max_episode_tokens is"),
+        (["--show", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"], "base_url is"),
         (["--model", str(tmp_path / "nothing")], "model is"),
     ):
         code, _, errors = outcome(capsys, "check", *arguments)

@@ -22,6 +22,7 @@ from transformers import TrainerControl, TrainerState
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, HELP, main
 from g2po_trl.cli.commands.init import FILES, write_folder
+from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.commands.train import read, resolve
 from g2po_trl.cli.preflight import check_files_and_packages
 from g2po_trl.cli.recipe import _SaveOnInterrupt
@@ -208,6 +209,12 @@ def test_targets(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import trl\n")
     assert resolve(read([str(script), "--config", "a", "--x"])) == (script, ["--config", "a", "--x"])
+
+
+def test_the_page_of_a_script_of_ones_own_is_served_by_another_command(tmp_path):
+    (script := tmp_path / "script.py").write_text("import trl\n")
+    with refused("view"):
+        train_main([str(script), "--view"])
 
 
 def test_a_script_gets_all_flags_and_one_without_a_trainer_is_told(folder, tmp_path):

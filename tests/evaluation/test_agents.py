@@ -114,6 +114,8 @@ def test_reflections_are_asked_for_and_carried_on():
         ("history", {"agent": "react", "history": "window"}),
         ("engine_options", {"base_url": "http://x", "engine_options": {"a": 1}}),
         ("max_total_tokens", {"max_total_tokens": 1}),
+        ("base_url", {"base_url": "me"}),
+        ("panel", {"environment": "a:B", "panel": "foo"}),
         ("tasks", {"tasks": Path("t")}),
     ],
 )

@@ -36,6 +36,7 @@ from ...environments.several import COLUMN, environments_of
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
+from ...utils.options import require
 from ...utils.show import printable, wrapped
 from ..first_prompt import FirstPrompt
 from ..parser import option, parse
@@ -68,6 +69,13 @@ class CheckOptions(PoolLimits, EpisodeLimits):
 
     def __post_init__(self):
         super().__post_init__()
+        is_played = self.model is not None and not self.show
+        where = "with --model" if is_played else "without a model that plays"
+        useless = {"response" if is_played else "max_episode_tokens": where}
+        useless |= {"base_url": "with --show"} if self.show else {}
+        for name, where in useless.items():
+            value = getattr(self, name)
+            require(not value, name, value, f"it has no effect {where}; leave it out")
         environment, self.agent = environment_or_agent(self.environment, self.agent)
         self.name = self.agent or environment or ENVIRONMENT
 
