@@ -215,7 +215,17 @@ def backward(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
 
 
 def add_log_probs(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
-    with layout_of(trainer, micro_batches):
+    """Add the log-probabilities that training needs, computed as the loss computes its own."""
+
+    def score(model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
+        batch = trainer._prepare_inputs(micro_batch)
+        ids, mask = (
+            torch.cat([batch[f"{of}_{name}"] for of in ("prompt", "completion")], 1) for name in ("ids", "mask")
+        )
+        return trainer._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+
+    of_trl = {} if "row_ids" in micro_batches[0] else {"score": score}
+    with layout_of(trainer, micro_batches), replaced(trainer.update.log_probs, **of_trl):
         trainer._add_log_probs([micro_batches])
 
 
