@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from importlib.metadata import version
 
 from ..utils.errors import G2POError
 from .process import describe_error, print_error, set_up_process
+from .spelling import nearest
 
 # Title -> command -> description. The code of a command is `main(argv)` in g2po_trl.cli.commands.NAME.
 GROUPS = {
@@ -78,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     try:
         if name not in COMMANDS:
-            near = difflib.get_close_matches(name.lower(), COMMANDS, 1)
-            remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+            remedy = nearest(name.lower(), COMMANDS, f"choose one of {', '.join(COMMANDS)}")
             raise G2POError(f"{name!r} is not a command: {remedy}", "COMMAND", name)
         import_module(f"g2po_trl.cli.commands.{name}").main(rest)
     except KeyboardInterrupt:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,22 +25,21 @@ from ..config import G2POConfig
 from ..config_validation import inherited
 from ..environments.tasks import tasks_dataset
 from ..prompts.images import load_processing_class
+from ..runs.callbacks import print_line
 from ..runs.checkpoint import find_checkpoint
 from ..runs.hub import HubError
 from ..runs.ownership import check_free
 from ..runs.summary import REPORT, before_and_after, format_table
 from ..trainer import G2POTrainer
-from ..utils.errors import G2POError
-from ..utils.options import require, switches_of, without_effect
+from ..utils.options import require, switches_of
+from ..view.server import POLL_SECONDS
 from .launch import VIEW
-from .live_view import LiveView
-from .parser import parse, read_config
+from .parser import Keys, check_effect, parse, read_config
 from .preflight import check_files_and_packages
 from .recipe_files import find_config
 
 EXIT_NOT_PUSHED = 3
 CPU = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}  # TRL's defaults of these are for GPUs
-Keys = Mapping[str, Any]
 NamedPanel = tuple[str, Keys]  # an environment's panel: its name, and options of `load_panel`
 
 
@@ -61,13 +62,11 @@ def parse_arguments(
     of_machine = {} if torch.accelerator.is_available() else CPU
     sources = config_options(config, configs)
     *parsed, given = parse(types, argv, **sources, defaults=lambda flags: {**of_machine, **defaults(flags)})
-    values = {name: value for options in parsed for name, value in vars(options).items()}
     # A switch that is given as off is a decision: `--use-vllm false` with the configuration of a GPU.
     switches = given | ({"engine"} if "use_vllm" in given else set())
     needs = {name: needed for name, needed in inherited("needs").items() if switches.isdisjoint(switches_of(needed))}
-    for sentence in without_effect(sorted(given), values, needs):
-        raise G2POError(f"{sentence}: add it, or leave the option out", sentence.split()[0])
-    check_files_and_packages(values)
+    check_effect(given, parsed, needs)
+    check_files_and_packages({name: value for options in parsed for name, value in vars(options).items()})
     if isinstance(parsed[-1], ModelConfig):
         use_model_arguments(parsed[-2], parsed[-1])
     disable_progress_bar()  # transformers shows one for each file that it reads or writes
@@ -75,16 +74,16 @@ def parse_arguments(
 
 
 def config_options(config: str | Callable[[Keys], Keys] | None, configs: str = "") -> dict[str, Any]:
-    """Return the arguments of `parser.read` for a recipe's YAML files.
+    """Return the arguments of `Parser.read` for a recipe's YAML files.
 
     `config` is the name of the file without `--config`, e.g. "alfworld/tiny", or a function from flags to its keys.
     `configs` is the folder of recipes/ whose files `--config` takes by name. Default: that of `config`.
     """
-    if callable(config):
-        return {"find_config": partial(find_config, kind=configs), "default_config": config}
-    kind = configs or (config or "").partition("/")[0]
-    read = {"default_config": lambda flags: read_config(find_config(config))} if config else {}
-    return {"find_config": partial(find_config, kind=kind), **read}
+    default = config
+    if not callable(config):
+        default = (lambda flags: read_config(find_config(config))) if config else (lambda flags: {})
+        configs = configs or (config or "").partition("/")[0]
+    return {"find_config": partial(find_config, kind=configs), "default_config": default}
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
@@ -176,7 +175,6 @@ class Recipe:
 
     @property
     def types(self) -> tuple[type, ...]:
-        """Dataclasses of all arguments."""
         return self.options, self.config_class, ModelConfig
 
     def train(self) -> None:
@@ -253,6 +251,25 @@ class _SaveOnInterrupt(TrainerCallback):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _LiveView(TrainerCallback):
+    """Serves the viewer on loopback, in a process of its own that prints its address, while a run trains."""
+
+    process: subprocess.Popen | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.process is None and state.is_world_process_zero:
+            command = [sys.executable, "-m", "g2po_trl.view.server", args.output_dir]
+            # Its stdin ends with this process, also if that is killed. An interrupt is for the training.
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def close(self, folder: str) -> None:
+        """End the server, after an open page has read the run's last files."""
+        if self.process is not None:
+            time.sleep(POLL_SECONDS + 1)
+            self.process.communicate()
+            print_line(f"The page is no longer served. To open the run again: g2po view {folder}")
+
+
 def run_recipe(
     trainer: G2POTrainer,
     checkpoint: str | None = None,
@@ -268,12 +285,12 @@ def run_recipe(
         G2POError: if there is no panel to report, or the checkpoint would be chosen on it.
         SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C.
     """
-    args, main = trainer.args, trainer.accelerator.is_main_process
+    args, main, folder = trainer.args, trainer.accelerator.is_main_process, trainer.args.output_dir
     missing = report_dataset is None and (args.load_best_model_at_end or not trainer.eval_dataset)
     require(not missing, "report_dataset", None, "pass tasks to report on, others than those that choose a checkpoint")
     # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
-    args.run_name = args.run_name or Path(args.output_dir).name
-    live, interrupt = LiveView(args.output_dir), _SaveOnInterrupt()
+    args.run_name = args.run_name or Path(folder).name
+    live, interrupt = _LiveView(), _SaveOnInterrupt()
     if os.environ.get(VIEW):
         remedy = "--view shows trajectories: leave one of them out"
         require(args.save_trajectories, "save_trajectories", False, remedy)
@@ -289,20 +306,29 @@ def run_recipe(
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         trainer.close()
+        saved = find_checkpoint("auto", folder)
+        how = f"--resume-from-checkpoint auto continues from {saved}" if saved else "--overwrite starts again"
         if main:
-            print(f"\n{_how_to_resume(trainer)}", file=sys.stderr)
+            step = trainer.state.global_step
+            print(f"\nStopped at step {step}. The same command with {how}.", file=sys.stderr)
         raise SystemExit(130) from None
     state = trainer.state
     if report_dataset is not None:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
     elif not any("eval_success_rate" in row for row in state.log_history if row["step"] == state.global_step):
         trainer.evaluate()  # `eval_strategy` did not evaluate after the last step
-    trainer.save_model(args.output_dir)
+    trainer.save_model(folder)
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
     if main:
-        print(_how_it_went(trainer))
-    live.close()
+        before, after = before_and_after(trainer.folder.evaluations)
+        print(f"\nEvaluation tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"after": after} if before is after else {"before": before, "after": after}))
+        if trainer.verdict.text:
+            print(f"\n{trainer.verdict.text}")
+        print(f"\nModel, trajectories and metrics are in {folder}")
+        print(f"Next: g2po evaluate --model {quote(folder)} --seeds 3, or g2po view {quote(folder)}")
+    live.close(folder)
     trainer.close()
     try:
         if args.push_to_hub:
@@ -312,25 +338,3 @@ def run_recipe(
         raise SystemExit(EXIT_NOT_PUSHED) from None
     finally:
         trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
-
-
-def _how_it_went(trainer: G2POTrainer) -> str:
-    """Return the table of success before and after training, the diagnosis, and the next command."""
-    args, evaluations, folder = trainer.args, trainer.folder.evaluations, quote(trainer.args.output_dir)
-    before, after = before_and_after(evaluations)
-    return "\n".join(
-        [
-            f"\nEvaluation tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n",
-            format_table({"after": after} if before is after else {"before": before, "after": after}),
-            *([f"\n{trainer.verdict.text}"] if trainer.verdict.text else []),
-            f"\nModel, trajectories and metrics are in {args.output_dir}",
-            f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}",
-        ]
-    )
-
-
-def _how_to_resume(trainer: G2POTrainer) -> str:
-    """Return the text about a stopped run: its last checkpoint and how to resume."""
-    checkpoint = find_checkpoint("auto", trainer.args.output_dir)
-    how = f"--resume-from-checkpoint auto continues from {checkpoint}" if checkpoint else "--overwrite starts again"
-    return f"Stopped at step {trainer.state.global_step}. The same command with {how}."

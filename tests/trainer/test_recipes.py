@@ -22,9 +22,8 @@ from trl import get_peft_config
 
 from g2po_trl.cli.commands.train import HELP
 from g2po_trl.cli.launch import VIEW
-from g2po_trl.cli.parser import flag
 from g2po_trl.cli.recipe import Task, parse_arguments, run_recipe
-from g2po_trl.cli.spelling import misspelled
+from g2po_trl.cli.spelling import flag, misspelled
 from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.utils.masking import masked
 

@@ -36,10 +36,10 @@ from ...environments.several import COLUMN, environments_of
 from ...prompts.template import PromptTemplate
 from ...runs.run_json import load_prompt, read_run
 from ...utils.errors import G2POError
-from ...utils.options import require
+from ...utils.options import option, require
 from ...utils.show import printable, wrapped
 from ..first_prompt import FirstPrompt
-from ..parser import option, parse
+from ..parser import parse
 from ..played import ENVIRONMENT, environment_and_tasks, environment_or_agent, tasks_of
 from ..preflight import check_model
 from ..recipe_files import keys_beside

@@ -29,9 +29,9 @@ from ...logs.traces import Traces, trajectories_of_file
 from ...trajectory import write_jsonl
 from ...utils.errors import G2POError
 from ...utils.json import write_json, write_json_lines
-from ...utils.options import require
+from ...utils.options import option, require
 from ...utils.show import printable
-from ..parser import option, parse
+from ..parser import parse
 
 TRAJECTORIES = Path("trajectories", "train-000001.jsonl")
 

@@ -18,9 +18,8 @@ from typing import Any
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_plan
 from ...runs.iterations import load_log
-from ...utils.options import require
-from ..parser import Parser, field_defaults, option
-from ..parser import read as read_values
+from ...utils.options import option, require
+from ..parser import Parser
 from ..recipe_files import RECIPES
 from .train import Request, read, resolve
 
@@ -64,6 +63,6 @@ def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
     sys.path.insert(0, str(script.parent))
     recipe = runpy.run_path(str(script))["RECIPE"]
-    _, values, _ = read_values(recipe.types, arguments, command="g2po estimate", **config_options(recipe.config))
-    settings = {**field_defaults(recipe.types), **values}
+    parser = Parser(recipe.types, prog="g2po estimate")
+    settings = parser.defaults | parser.read(arguments, **config_options(recipe.config))[0]
     return {**settings, "model_name_or_path": settings["model_name_or_path"] or recipe.model}

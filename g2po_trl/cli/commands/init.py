@@ -11,8 +11,8 @@ from shlex import quote
 
 import g2po_envs
 
-from ...utils.options import require
-from ..parser import option, parse
+from ...utils.options import option, require
+from ..parser import parse
 
 _ENVIRONMENTS = Path(g2po_envs.__file__).parent
 SOURCES = {kind: _ENVIRONMENTS / "starters" / kind for kind in ("environment", "agent")}

@@ -23,9 +23,9 @@ from ...evaluation.agents import TextActor
 from ...rollout.episode import Episode
 from ...runs.run_json import read_run
 from ...trajectory import Step
-from ...utils.options import Options
+from ...utils.options import Options, option
 from ...utils.show import printable
-from ..parser import option, parse
+from ..parser import parse
 from ..played import ENVIRONMENT, end_of, environment_and_tasks, play, task_at
 
 HOW = "Type an action or its number; an empty line ends the episode."

@@ -21,9 +21,9 @@ from ...runs.iterations import load_evaluations, load_iterations, load_replaced
 from ...runs.run_json import read_run
 from ...runs.verdict import verdict_of
 from ...utils.json import write_json
-from ...utils.options import require
+from ...utils.options import option, require
 from ...utils.show import wrapped
-from ..parser import option, parse
+from ..parser import parse
 
 
 @dataclass

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from g2po_envs.adapters.serving import make_app
 
 from ...environments.loading import load
-from ...utils.options import Options
-from ..parser import option, parse
+from ...utils.options import Options, option
+from ..parser import parse
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...utils.options import require
-from .train import check_flags, read, resolve, run_in_place
+from .train import read, resolve, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
@@ -34,6 +34,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv, "g2po teach", HELP)
     for name in ("num_processes", "accelerate_config", "view"):
         require(not getattr(request, name), name, getattr(request, name), "teaching does without, leave it out")
-    script, arguments = resolve(request, "teach")
-    check_flags(script, arguments)
-    run_in_place(script, arguments)
+    run_in_place(*resolve(request, "teach"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from .. import parser
 from ..launch import VIEW, launch
 from ..played import environment_or_agent
 from ..recipe_files import OWN_RECIPE, RECIPES, find_config, recipes_of
-from ..spelling import misspelled
+from ..spelling import flag, misspelled, nearest
 
 HELP = f"""usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -65,7 +64,7 @@ def read(
 ) -> Any:
     """Return the parsed command line, whose first word is the target; print the help and exit if it asks for that.
 
-    Messages of a recipe that is run then name the command, and suggest its flags too.
+    Messages of a recipe that is run then name the command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
@@ -79,33 +78,30 @@ def read(
         (request,) = own.build(values)
     except ValueError as error:
         own.error(str(error))
-    request.target, request.passed = target, passed
-    parser.COMMAND, parser.COMMAND_FLAGS = command, list(map(parser.flag, own.fields))
+    request.target, request.passed, parser.COMMAND = target, passed, command
     return request
 
 
 def resolve(request: Request, command: str = "train") -> tuple[Path, list[str]]:
-    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments."""
+    """Return the script to run, of `g2po train` or `g2po teach`, and its arguments.
+
+    A flag that no recipe has ends the process: a recipe would say so after importing torch and TRL.
+    """
     target, scripts = request.target, recipes_of(command)
     own = scripts.pop(OWN_RECIPE)
     environment, agent = environment_or_agent(target, request.agent)
+    if command == "train" and target and target.endswith(".py") and Path(target).is_file():
+        return Path(target), request.passed
+    if message := misspelled(request.passed, [flag(field.name) for field in fields(request)]):
+        parser.Parser((), prog=parser.COMMAND).error(message)
     if agent is not None:
         return own, ["--agent", resolve_agent_name(agent), *request.passed]
     if target in scripts:
         return scripts[target], request.passed
-    if command == "train" and target and target.endswith(".py") and Path(target).is_file():
-        return Path(target), request.passed
     is_named = environment is not None and (":" in environment or environment.endswith(".py"))
-    near = difflib.get_close_matches(target or "", scripts, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py"
+    remedy = nearest(target or "", scripts, f"pass {', '.join(scripts)}, FILE.py:Class or --agent FILE.py")
     require(is_named, "target", target, remedy)
     return own, ["--environment", resolve_environment_name(environment), *request.passed]
-
-
-def check_flags(script: Path, arguments: Sequence[str]) -> None:
-    """End the process if an argument of a recipe is no flag; the recipe would say so after importing torch and TRL."""
-    if script.parent == RECIPES and (message := misspelled(arguments, parser.COMMAND_FLAGS)):
-        parser.Parser((), prog=parser.COMMAND).error(message)
 
 
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
@@ -118,9 +114,9 @@ def run_in_place(script: Path, arguments: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     request = read(argv)
     script, arguments = resolve(request)
-    check_flags(script, arguments)
+    is_recipe = script.parent == RECIPES
     remedy = f"it has no effect on the script {script}, run `g2po view OUTPUT_DIR --serve` in another terminal"
-    require(not request.view or script.parent == RECIPES, "view", True, remedy)
+    require(not request.view or is_recipe, "view", True, remedy)
     os.environ |= {VIEW: "1"} if request.view else {}
     config, processes = request.accelerate_config, request.num_processes
     if config is not None or processes not in (None, 1):
@@ -129,5 +125,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         launch(["train", *words, *request.passed], processes, config)
         return
     run_in_place(script, arguments)
-    trained = script.parent == RECIPES or "trl" in sys.modules
-    require(trained, "target", str(script), f"it made no trainer, write {script}:Class for an environment in it")
+    remedy = f"it made no trainer, write {script}:Class for an environment in it"
+    require(is_recipe or "trl" in sys.modules, "target", str(script), remedy)

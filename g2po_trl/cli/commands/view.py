@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...utils.errors import G2POError
-from ...utils.options import Options, require
+from ...utils.options import Options, option, require
 from ...view.page import data_folder, write_page
 from ...view.server import Server
 from ...view.sources import Sources, open_folder
 from ...view.space import push_space
 from ...view.terminal import TerminalView
-from ..parser import option, parse
+from ..parser import parse
 
 
 @dataclass
