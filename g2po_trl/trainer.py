@@ -250,6 +250,11 @@ class G2POTrainer(GRPOTrainer):
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether FSDP or DeepSpeed divides weights, gradients or the optimizer's state among ranks."""
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
+
     def make_engine(self, name: str | None = None, **options: Any) -> Engine:
         """Return the configured engine, or another one of `ENGINES` with its options."""
         parts = EngineParts(
@@ -260,7 +265,7 @@ class G2POTrainer(GRPOTrainer):
             model=lambda: self.accelerator.unwrap_model(self.model),
             generation_model=partial(trained_model_for_generation, self),
             gather=gather_params_of(self),
-            is_sharded=self.is_fsdp_enabled or self.is_deepspeed_enabled,
+            is_sharded=self.is_partitioned,
             vllm=getattr(self, "vllm_generation", None),
             image_inputs=self.update.layout.image_inputs,
         )
@@ -390,7 +395,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Return a context in which the engine has the current weights, sent once for several `play` calls."""
-        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not is_any_model_prepared(self.accelerator):
+        if self.is_partitioned and not is_any_model_prepared(self.accelerator):
             raise RuntimeError(
                 "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
                 "calling `evaluate` first"
@@ -628,8 +633,7 @@ class G2POTrainer(GRPOTrainer):
             self._write_run()
         if finished is not None:
             remedy = f"{checkpoint!r} is the end of its run (step {step}). Use its model, or raise it"
-            sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-            require(not sharded, "max_steps", args.max_steps, remedy)
+            require(not self.is_partitioned, "max_steps", args.max_steps, remedy)
             self._load_from_checkpoint(checkpoint)
             self.weight_check.check(checkpoint)
             self.state = finished
@@ -669,8 +673,8 @@ class G2POTrainer(GRPOTrainer):
         Unlike transformers' method, it never pushes to the Hub, so a Hub failure cannot abort saving.
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        wait = self.accelerator.wait_for_everyone if sharded else None  # of others, one rank alone may save
+        # Of others, one rank alone may save.
+        wait = self.accelerator.wait_for_everyone if self.is_partitioned else None
         folder = output_dir or self.args.output_dir
         with (
             self._staging.model_files(folder, self.args.should_save, wait) as written,
@@ -686,28 +690,20 @@ class G2POTrainer(GRPOTrainer):
         """Load weights by the model's own conversion: transformers compares the names in files with the model's."""
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        elif is_peft_model(self.model):
-            self._load_adapter(find_adapter(resume_from_checkpoint))
+        elif is_peft_model(self.model):  # in its dtype: transformers makes QLoRA's bfloat16 float32
+            options = {"is_trainable": True, "autocast_adapter_dtype": False}
+            self.model.load_adapter(str(find_adapter(resume_from_checkpoint)), self.model.active_adapter, **options)
         else:
             load_weights(self.model, resume_from_checkpoint)
-
-    def _load_adapter(self, folder: Path) -> None:
-        """Load the adapter that trains, in its dtype: transformers makes QLoRA's bfloat16 float32."""
-        options = {"is_trainable": True, "autocast_adapter_dtype": False}
-        self.model.load_adapter(str(folder), self.model.active_adapter, **options)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
         set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
-        sharded, best = self.is_deepspeed_enabled or self.is_fsdp_enabled, self.state.best_model_checkpoint
-        is_adapter = is_peft_model(self.model)
-        folder = None if sharded or not Path(best).is_dir() else find_adapter(best) if is_adapter else best
-        if folder is None:  # also if the checkpoint is gone, of which transformers warns
+        best = self.state.best_model_checkpoint
+        if self.is_partitioned or not Path(best).is_dir():  # a checkpoint that is gone: transformers warns
             super()._load_best_model()
-        elif is_adapter:
-            self._load_adapter(folder)
         else:
-            load_weights(self.model, folder)
+            self._load_from_checkpoint(best)
         self.weight_check.check(best)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:

@@ -83,7 +83,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     check_adapter(model)
     groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
     shards, has_template = trainer.is_fsdp_enabled, get_chat_template(trainer.processing_class) is not None
-    kept = not is_sharded(trainer) or args.save_strategy == "no"
+    saves = is_sharded(trainer) and args.save_strategy != "no"
     remedy = (
         "the tokenizer has none: use an instruction-tuned model, or pass a tokenizer with one (--chat-template FILE)"
     )
@@ -103,12 +103,23 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     require(not (shards and saves_head), "modules_to_save", "the LM head", remedy)
     require(not shards or accelerator.is_fsdp2, "fsdp_version", 1, "generation needs FSDP2; set it to 2")
     remedy = "no checkpoint of a sharded model has the reference; set save_strategy='no', or train with DDP"
-    require(not args.sync_ref_model or kept, "sync_ref_model", True, remedy)
+    require(not (args.sync_ref_model and saves), "sync_ref_model", True, remedy)
     remedy = (
         f"a rollout plays {groups} groups (generation_batch_size / num_generations) of different tasks; add tasks, or "
         "set a smaller per_device_train_batch_size"
     )
     require(tasks >= groups, "train_dataset", f"{tasks} row(s)", remedy)
+    remedy = "checkpointed layers would read it in the loss: set it to 0 in the model's configuration"
+    layerdrop = getattr(model.config.get_text_config(), "layerdrop", 0)
+    require(not (args.gradient_checkpointing and layerdrop), "layerdrop", layerdrop, remedy)
+    weights = [weight.detach() for weight in model.parameters() if weight.requires_grad and weight.dtype.itemsize == 2]
+    lost = sum(int((weight + args.learning_rate == weight).sum()) for weight in weights)
+    kept = trainer.is_partitioned and accelerator.mixed_precision != "no"  # FSDP and DeepSpeed then train float32
+    if 2 * lost > (total := sum(weight.numel() for weight in weights)) and not kept:
+        logger.warning(
+            f"{lost / total:.0%} of the {weights[0].dtype} weights are unchanged by a step of learning_rate "
+            f"{args.learning_rate:g}, which rounds away: load it with dtype='float32' (bf16=True is fast)"
+        )
     longest, most = context_length(model.config), (args.max_prompt_length or 0) + args.max_completion_length
     if longest is not None and most > longest:
         logger.warning(

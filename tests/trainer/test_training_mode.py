@@ -19,12 +19,14 @@ ADAPTER = LoraConfig(r=4, lora_dropout=0.3, target_modules=["q_proj", "v_proj"],
 
 @pytest.fixture
 def make(make_trainer, tiny_model_dir):
-    def make(kind, **options):
+    def make(kind, dtype="float32", layerdrop=None, **options):
         torch.manual_seed(0)
         tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
         config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), **ends, **NOISY[kind])
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if layerdrop is not None:
+            config.layerdrop = layerdrop
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         return make_trainer(model=model, router_aux_loss_coef=0, **options)
 
     return make
@@ -58,10 +60,22 @@ def test_nor_with_gradient_checkpointing(make, kind):
 
 
 def test_noise_that_checkpointed_layers_read_themselves_is_refused_before_the_first_rollout(make):
-    trainer = make("opt", gradient_checkpointing=True, **OPTIONS)
-    with refused("model"):
+    with refused("layerdrop"):
+        make("opt", gradient_checkpointing=True, **OPTIONS)
+    trainer = make("opt", gradient_checkpointing=True, layerdrop=0.0, **OPTIONS)
+    with refused("model"):  # dropout of its layers, found by numbers
         trainer.train()
     assert trainer.iteration.step == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "told"), [("bfloat16", 1e-6, 1), ("bfloat16", 1e-2, 0), ("float32", 1e-6, 0)]
+)
+def test_a_step_that_rounds_away_is_told(make, monkeypatch, dtype, rate, told):
+    messages = []
+    monkeypatch.setattr("g2po_trl.trainer_validation.logger.warning", messages.append)
+    make("granite", dtype=dtype, **{**OPTIONS, "learning_rate": rate})
+    assert sum("rounds away" in message for message in messages) == told
 
 
 def test_adapters_have_no_dropout_either(make_trainer):
