@@ -7,7 +7,7 @@ from toy_environments import Countdown, Dying, Uneven
 
 
 def test_rewards_are_compared():
-    task = {"turns": 3, "random_rewards": True}
+    task = {"turns": 3}
     (episode,) = played(Uneven, task, ["go"] * 4, max_turns=6)
     assert "reward" in difference(Uneven, task, episode).facts["difference"]
 

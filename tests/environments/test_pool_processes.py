@@ -94,7 +94,7 @@ def test_ways_to_die(fault, how):
 def test_an_episode_that_ended_before_its_worker_died_is_complete():
     with faulty_pool() as pool:
         pool.reset([{"number": i} for i in range(3)])
-        results = pool.step({0: "truncate", 1: f"signal {signal.SIGKILL:d}"})
+        results = pool.step({0: "result truncated", 1: f"signal {signal.SIGKILL:d}"})
         assert results[0].truncated and results[1].kind == "crash"
         with refused("slot 0"):
             pool.step({0: "go"})

@@ -1,4 +1,4 @@
-"""A server on loopback with OpenAI's protocol, whose answers a test writes."""
+"""Servers on loopback whose answers a test writes."""
 
 import json
 import threading
@@ -6,20 +6,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class ChatServer(ThreadingHTTPServer):
-    """Answers each request with `answer(body, headers) -> (status, data)`; `asked`: the bodies of all of them."""
-
-    def __init__(self, answer):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer, self.asked, self.answer_headers = answer, [], {}
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-
-
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        status, data = self.server.answer(body, self.headers)
+        text = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        status, data = self.server.respond(self.path, text, self.headers)
         content = (data if isinstance(data, str) else json.dumps(data)).encode()
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", **self.server.answer_headers}.items():
@@ -28,16 +18,34 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    do_GET = do_POST
+
     def log_message(self, *_):
         pass
 
 
 @contextmanager
-def chat_server(answer):
-    with ChatServer(answer) as server:
+def scripted_server(respond):
+    """`respond(path, text, headers) -> (status, data)`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.respond, server.answer_headers = respond, {}
+        server.endpoint = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+@contextmanager
+def chat_server(answer):
+    """OpenAI's protocol by `answer(body, headers) -> (status, data)`; `asked`: the bodies of all requests."""
+
+    def respond(path, text, headers):
+        server.asked.append(json.loads(text))
+        return server.answer(server.asked[-1], headers)
+
+    with scripted_server(respond) as server:
+        server.answer, server.asked, server.url = answer, [], f"{server.endpoint}/v1"
+        yield server
 
 
 def chat_completion(message, finish_reason="stop", **more):

@@ -178,14 +178,10 @@ def active_fraction(parts: list[list[dict]]) -> float:
 # -- the update -------------------------------------------------------------------------------------------------------
 
 
-def update_metrics(rollout: Rollout, beta: float, mask_truncated: bool, passes: list[dict]) -> dict[str, float]:
+def update_metrics(rollout: Rollout, beta: float, passes: list[dict]) -> dict[str, float]:
     """`passes`: the forward passes of one pass through the rollout, their `positions`, and how many of those hold a
     token, `tokens`."""
-    kept = [
-        step
-        for step in rollout.steps
-        if not (mask_truncated and step["completion_truncated"]) and (beta or step["advantage"])
-    ]
+    kept = [step for step in rollout.steps if beta or step["advantage"]]
     needed = sum(len(step["prompt_ids"]) + len(step["completion_ids"]) for step in kept)
     tokens, positions = sum(one["tokens"] for one in passes), sum(one["positions"] for one in passes)
     return {
@@ -210,7 +206,7 @@ def score(model, row: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_metrics(rows: list[dict], beta: float, clip: float, num_tokens: int) -> dict[str, float]:
-    """DAPO's, over all tokens of `rows`, which have `logps`, `entropy`, `old`, `reference`, `advantage` and `weight`.
+    """DAPO's, over all tokens of `rows`, which have `logps`, `entropy`, `old`, `reference` and `advantage`.
 
     Args:
         num_tokens: of all step samples, those that were left out included.
@@ -219,7 +215,7 @@ def loss_metrics(rows: list[dict], beta: float, clip: float, num_tokens: int) ->
     low = [(ratio < 1 - clip) & (row["advantage"] < 0) for ratio, row in zip(ratios, rows)]
     high = [(ratio > 1 + clip) & (row["advantage"] > 0) for ratio, row in zip(ratios, rows)]
     gains = [
-        row["weight"] * torch.minimum(ratio * row["advantage"], ratio.clamp(1 - clip, 1 + clip) * row["advantage"])
+        torch.minimum(ratio * row["advantage"], ratio.clamp(1 - clip, 1 + clip) * row["advantage"])
         for ratio, row in zip(ratios, rows)
     ]
     of_tokens = lambda values: torch.cat([value.double() for value in values]).mean().item()  # noqa: E731
@@ -238,24 +234,3 @@ def loss_metrics(rows: list[dict], beta: float, clip: float, num_tokens: int) ->
         found["kl"] = of_tokens(terms)
         found["loss"] += beta * torch.cat(terms).sum().item() / num_tokens
     return found
-
-
-def importance_weights(row: dict, mode: str, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) or (1,) ratios of the policy that is trained to the one that acted, as they are and bounded."""
-    differences = row["old"] - row["sampled"]
-    ratio = (differences if mode.startswith("token") else differences.sum()[None]).exp()
-    return ratio, ratio.clamp(max=bound) if mode.endswith("truncate") else ratio * (ratio <= bound)
-
-
-def sampling_metrics(rows: list[dict], mode: str, bound: float) -> dict[str, float]:
-    """Of rows with the acting policy's log-probabilities `sampled`, under the policy of the update, `old`."""
-    differences = torch.cat([row["old"] - row["sampled"] for row in rows]).abs()
-    ratios, bounded = map(torch.cat, zip(*(importance_weights(row, mode, bound) for row in rows)))
-    return {
-        "sampling/sampling_logp_difference/mean": differences.mean().item(),
-        "sampling/sampling_logp_difference/max": differences.max().item(),
-        "sampling/importance_sampling_ratio/mean": bounded.mean().item(),
-        "sampling/importance_sampling_ratio/min": bounded.min().item(),
-        "sampling/importance_sampling_ratio/max": bounded.max().item(),
-        "sampling/importance_sampling_ratio/clipped_fraction": (ratios > bound * 1.0001).double().mean().item(),
-    }

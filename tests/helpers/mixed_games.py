@@ -1,33 +1,16 @@
 """Three games for one run: of text, of tools, and an agent's. Each has its own columns, prompt and length."""
 
-from g2po_trl import Observation, StepResult, TextEnvironment
-from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate
+from letter_environment import LetterEnvironment, parse_letter
 
-
-def first_letter(completion, prompt_end=""):
-    return ParsedCompletion(completion[:1], completion[:1].isalpha())
-
+from g2po_trl import PromptTemplate
 
 LAMP_PROMPT = PromptTemplate(
-    "lamp {task} {observation}", "lamp {history} {observation}", parse_completion=first_letter
+    "lamp {task} {observation}", "lamp {history} {observation}", parse_completion=parse_letter
 )
 
 
-class Lamp(TextEnvironment):
-    """Two letters; early ones win."""
-
+class Lamp(LetterEnvironment):
     prompt_template = LAMP_PROMPT
-
-    def reset(self, seed):
-        self.seen, self.good = [f"hall {seed}"], 0
-        return Observation(self.seen[0], task="go")
-
-    def step(self, action):
-        right = "a" <= action.lower()[:1] <= "m"
-        self.good += right
-        self.seen.append("kitchen" if right else "cellar")
-        done = len(self.seen) > 2
-        return StepResult(self.seen[-1], 10.0 * (done and self.good == 2), done)
 
 
 class Shop:

@@ -30,74 +30,34 @@ SEVERAL = [
     for name, row in zip(("trials", "ladder"), pair)
 ]
 
-MORE = {"disable_tqdm": True, "max_grad_norm": 1e6, "learning_rate": 5e-3, "max_prompt_length": 90}
+SHARED = {"disable_tqdm": True, "max_grad_norm": 1e6, "learning_rate": 5e-3, "max_prompt_length": 90, "max_steps": 2}
+SHARED |= {"per_device_train_batch_size": 16, "max_error_rate": 1.0}
 RUNS = {
     # several slices, each trained twice, an evaluation and a checkpoint after each step
     "slices": {
-        "learning_rate": 3e-2,
-        "beta": 0.05,
-        "num_iterations": 2,
-        "steps_per_generation": 2,
-        "per_device_train_batch_size": 16,
-        "max_steps": 8,
-        "task_error_patience": 1,
-        "max_error_rate": 1.0,
-        "max_tokens_per_micro_batch": 1000,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "save_total_limit": 9,
-        "num_generations_eval": 2,
+        **{"learning_rate": 3e-2, "beta": 0.05, "num_iterations": 2, "steps_per_generation": 2, "max_steps": 8},
+        **{"task_error_patience": 1, "max_tokens_per_micro_batch": 1000, "eval_strategy": "steps", "eval_steps": 3},
+        **{"save_strategy": "steps", "save_steps": 3, "save_total_limit": 9, "num_generations_eval": 2},
     },
     "dynamic": {
-        "rollout_strategy": "dynamic_sampling",
-        "rollout_strategy_kwargs": {"max_generation_batches": 3},
-        "per_device_train_batch_size": 16,
-        "environment": Ladder,
-        "tasks": LADDERS,
-        "beta": 0.0,
+        **{"rollout_strategy": "dynamic_sampling", "rollout_strategy_kwargs": {"max_generation_batches": 3}},
+        **{"environment": Ladder, "tasks": LADDERS, "beta": 0.0, "max_steps": 3},
     },
     "ppo": {
-        "config_class": PPOConfig,
-        "critic_epochs": 3,
-        "critic_mini_batches": 1,
-        "value_clip_range": 0.1,
-        "critic_learning_rate": 1e-2,
-        "per_device_train_batch_size": 16,
-        "max_steps": 2,
-        "max_error_rate": 1.0,
+        **{"config_class": PPOConfig, "critic_epochs": 3, "critic_mini_batches": 1, "value_clip_range": 0.1},
+        **{"critic_learning_rate": 1e-2},
     },
     "streamed": {
-        "advantage_estimator": "gigpo",
-        "mask_truncated_completions": True,
-        "token_layout": "padded",
-        "max_completion_length": 4,
-        "max_tokens_per_micro_batch": 300,
-        "per_device_train_batch_size": 16,
-        "max_steps": 2,
-        "max_error_rate": 1.0,
+        **{"advantage_estimator": "gigpo", "mask_truncated_completions": True, "token_layout": "padded"},
+        **{"max_completion_length": 4, "max_tokens_per_micro_batch": 300},
     },
     "several": {
         "environment": {"trials": Goals, "ladder": Ladder},
         "tasks": [{**row, "task_id": f"{row['environment']} {row['task_id']}"} for row in SEVERAL],
-        "per_device_train_batch_size": 32,
-        "max_steps": 2,
-        "max_turns": 9,
-        "max_episode_tokens": 8,
-        "environment_limits": {"ladder": {"max_turns": 4}},
-        "max_error_rate": 1.0,
-        "beta": 0.0,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
+        **{"per_device_train_batch_size": 32, "max_turns": 9, "max_episode_tokens": 8, "beta": 0.0},
+        **{"environment_limits": {"ladder": {"max_turns": 4}}, "eval_strategy": "steps", "eval_steps": 1},
     },
-    "conversation": {
-        "history": "conversation",
-        "per_device_train_batch_size": 16,
-        "max_steps": 2,
-        "max_error_rate": 1.0,
-        "beta": 0.0,
-    },
+    "conversation": {"history": "conversation", "beta": 0.0},
 }
 
 
@@ -178,9 +138,8 @@ class Recorded:
         if self._batch is None or not torch.is_grad_enabled():
             return
         texts = [torch.cat([row["prompt"], row["completion"]]).tolist() for row in rows_of(self._batch)]
-        tokens = sum(map(len, texts))
-        if self.trainer.update.layout.kind == "shared":  # those that texts begin with in common are laid out once
-            tokens = len({tuple(text[:stop]) for text in texts for stop in range(1, len(text) + 1)})
+        # those that texts begin with in common are laid out once
+        tokens = len({tuple(text[:stop]) for text in texts for stop in range(1, len(text) + 1)})
         step = len(self.weights) - 1
         self.passes[self.number].append({"step": step, "positions": named["input_ids"].numel(), "tokens": tokens})
 
@@ -197,14 +156,9 @@ def rows_of(batch):
     rows = []
     for number, mask in enumerate(batch["completion_mask"].bool()):
         if mask.any():
-            row = {
-                "prompt": batch["prompt_ids"][number][batch["prompt_mask"][number].bool()],
-                "completion": batch["completion_ids"][number][mask],
-                "advantage": batch["advantages"][number].item(),
-            }
-            if "sampling_per_token_logps" in batch:
-                row["sampled"] = batch["sampling_per_token_logps"][number][mask].double()
-            rows.append(row)
+            prompt = batch["prompt_ids"][number][batch["prompt_mask"][number].bool()]
+            completion, advantage = batch["completion_ids"][number][mask], batch["advantages"][number].item()
+            rows.append({"prompt": prompt, "completion": completion, "advantage": advantage})
     return rows
 
 
@@ -212,7 +166,7 @@ def make_recorded(name: str, model: Path, output: Path, monkeypatch) -> Recorded
     """The run, recorded, before it is trained."""
     options = dict(RUNS[name])
     environment, tasks = options.pop("environment", Goals), options.pop("tasks", TRIALS)
-    config = make_config(output, options.pop("config_class", G2POConfig), **{**MORE, **options})
+    config = make_config(output, options.pop("config_class", G2POConfig), **SHARED | options)
     if name == "streamed":
         monkeypatch.setitem(ENGINES, "transformers", SimpleNamespace(load=lambda: CachedLetters))
     trainer_class = PPOTrainer if isinstance(config, PPOConfig) else G2POTrainer

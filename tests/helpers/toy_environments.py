@@ -92,46 +92,54 @@ def numpy_values():
     return StepResult(seen, np.array([0.5]), np.bool_(True), info=info)
 
 
+def child(path):
+    """Hang in a program of its own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(path).write_text(str(process.pid))
+    process.wait()
+
+
+def fork(_):
+    """Die, and leave a process that holds the pipe open."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    kill()
+
+
+def kill(number=""):
+    os.kill(os.getpid(), int(number or signal.SIGKILL))
+
+
+def fail(_):
+    raise RuntimeError("no" * 100_000)
+
+
+FAULTS = {"child": child, "fork": fork, "kill": kill, "signal": kill, "raise": fail, "input": lambda _: input()}
+FAULTS |= {"sleep": lambda seconds: time.sleep(float(seconds)), "exit": lambda code: sys.exit(int(code))}
+
+
 class FaultyEnvironment(TextEnvironment):
     """Does what the action says."""
 
     def reset(self, number=0, fault=""):
         self.number = number
-        if fault == "input":
-            input()
-        if fault == "hang":
-            time.sleep(60)
-        return Observation(f"number {number}", state_key=str(os.getpid()))
+        if fault in FAULTS:
+            FAULTS[fault]("")
+        return fault or Observation(f"number {number}", state_key=str(os.getpid()))
 
     def step(self, action):
         command, _, argument = action.partition(" ")
-        if command == "sleep":
-            time.sleep(float(argument))
-        elif command == "signal":
-            os.kill(os.getpid(), int(argument))
-        elif command == "exit":
-            sys.exit(int(argument))
-        elif command == "fork":  # dies, and leaves a process that holds its pipe open
-            if os.fork() == 0:
-                time.sleep(60)
-                os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif command == "child":  # hangs in a program of its own
-            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-            with open(argument, "w") as file:
-                file.write(str(process.pid))
-            process.wait()
-        elif command == "shout":
-            raise RuntimeError("no" * 100_000)
-        elif command == "result":
+        if command == "result":
             return RESULTS[argument]()
-        elif command == "truncate":
-            return StepResult("out of time", truncated=True)
+        FAULTS.get(command, str)(argument)
         return StepResult(f"{self.number} {action}", reward=1)
 
 
 RESULTS = {
-    "boolean": lambda: StepResult("x", reward=True),
+    "truncated": lambda: StepResult("out of time", truncated=True),
+    "nan": lambda: StepResult("x", reward=float("nan")),
+    "none": lambda: None,
     "numpy": lambda: numpy_values(),
     "enum": lambda: StepResult("x", info={"mood": Mood.GOOD, "place": [Place.FIRST], Mood.GOOD: 0.5}),
     "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
@@ -145,18 +153,16 @@ class Countdown(TextEnvironment):
         self.left, self.reward, self.truncates = turns, reward, truncates
         facts = {"success": success, "failure_reason": failure_reason}
         self.info = {name: fact for name, fact in facts.items() if fact is not None}
-        return Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"], task="TASK")
+        return self.look(task="TASK")
+
+    def look(self, **fields):
+        return Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"], **fields)
 
     def step(self, action):
         self.left -= 1
         done = self.left == 0
-        return StepResult(
-            Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"]),
-            reward=self.reward if done else 0.0,
-            terminated=done and not self.truncates,
-            truncated=done and self.truncates,
-            info=self.info,
-        )
+        reward = self.reward if done else 0.0
+        return StepResult(self.look(), reward, done and not self.truncates, done and self.truncates, self.info)
 
 
 class Slow(Countdown):
@@ -171,16 +177,10 @@ class Slow(Countdown):
 
 
 class Uneven(Countdown):
-    """Games of more than ten turns have faster ones. Each step pays something else where that is asked for."""
-
-    def reset(self, random_rewards=False, **task):
-        self.random_rewards, self.seconds = random_rewards, 0.005 if task["turns"] > 10 else 0.03
-        return super().reset(**task)
+    """Pays something else each time."""
 
     def step(self, action):
-        time.sleep(self.seconds)
-        result = super().step(action)
-        return replace(result, reward=random.random()) if self.random_rewards else result
+        return replace(super().step(action), reward=random.random())
 
 
 class Overwhelming(TextEnvironment):
@@ -209,13 +209,11 @@ class Waiting(TextEnvironment):
 
     def step(self, action):
         self.steps += 1
-        sign = self.folder / f"asked-1-{self.steps}"
-        deadline = time.monotonic() + 10
-        while self.number == 0 and not sign.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError("nobody asked about the other half")
+        for _ in range(1000):
+            if self.number == 1 or (self.folder / f"asked-1-{self.steps}").exists():
+                return StepResult(f"{self.number} {self.steps}", terminated=self.steps == 3)
             time.sleep(0.01)
-        return StepResult(Observation(f"{self.number} {self.steps}"), terminated=self.steps == 3)
+        raise TimeoutError("nobody asked about the other half")
 
 
 class Dying(Countdown):
@@ -230,7 +228,5 @@ class Forgetful(Countdown):
 
     def step(self, action):
         result = super().step(action)
-        if self.left == 1:
-            seen = Observation(f"left 1 at {time.monotonic_ns()}", admissible_actions=["go"])
-            return StepResult(seen, result.reward, result.terminated)
-        return result
+        text = f"left 1 at {time.monotonic_ns()}"
+        return replace(result, observation=Observation(text)) if self.left == 1 else result

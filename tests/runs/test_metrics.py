@@ -63,10 +63,9 @@ def expected(run, number):
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
     found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
-    masked = args.mask_truncated_completions
     first_steps = run.passes[number][0]["step"] + args.steps_per_generation
     once = [one for one in run.passes[number] if one["step"] < first_steps]
-    found |= by_hand.update_metrics(rollout, args.beta, masked, once)
+    found |= by_hand.update_metrics(rollout, args.beta, once)
     found |= of_losses(run, rollout, number)
     found["update/optimizer_steps"] = len(run.norms.all) / len(rollouts)
     step = logged["step"]
@@ -88,7 +87,7 @@ def set_aside(rollouts, number, patience):
 
 
 def of_losses(run, rollout, number):
-    """`loss`, `kl`, `entropy` and `clip_ratio/*` of all passes over a rollout, `sampling/*` of the first."""
+    """`loss`, `kl`, `entropy` and `clip_ratio/*` of all passes over a rollout."""
     args, losses = run.args, run.losses[number]
     start = losses[0]["step"]
     rows = [(loss["step"], row) for loss in losses for row in loss["rows"]]
@@ -98,16 +97,10 @@ def of_losses(run, rollout, number):
             for step, row in rows:
                 if kind != "logps" or step == at:
                     row[kind], row[f"entropy of {kind}"] = by_hand.score(model, row)
-    mode, bound = args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max
     for _, row in rows:
         row["entropy"] = row["entropy of logps"]
-        row["weight"] = by_hand.importance_weights(row, mode, bound)[1] if "sampled" in row else 1.0
-    masked = args.mask_truncated_completions
-    trained = [step for step in rollout.steps if not (masked and step["completion_truncated"])]
-    num_tokens = args.num_iterations * sum(len(step["completion_ids"]) for step in trained)
-    found = by_hand.loss_metrics([row for _, row in rows], args.beta, args.epsilon, num_tokens)
-    first = [row for step, row in rows if step - start < args.steps_per_generation]
-    return found | (by_hand.sampling_metrics(first, mode, bound) if "sampled" in first[0] else {})
+    num_tokens = args.num_iterations * sum(len(step["completion_ids"]) for step in rollout.steps)
+    return by_hand.loss_metrics([row for _, row in rows], args.beta, args.epsilon, num_tokens)
 
 
 def check(logged, recomputed, where):
