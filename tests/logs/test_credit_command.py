@@ -14,7 +14,6 @@ from g2po_trl import read_jsonl
 
 
 def data_in(page):
-    """Return the data in the viewer's page by name."""
     blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
     return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
 
@@ -29,18 +28,15 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert "  fields that are not read: model (1)\n" in text
     assert "g2po without A_EC, gamma 0.5\n" in text
     # A_EP and A_NC of two values: ±1/sqrt(2) each.
-    assert (
-        '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit' in text
-    )
+    largest = '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit'
+    assert largest in text
     assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
     assert "by new messages 50.0%; by new messages without times, ids, paths 50.0%" in text
     assert "--state-key FILE.py:FUNCTION" in text
     folder = tmp_path / "runs-credit"
     lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]
-    root = 2**-0.5
-    np.testing.assert_allclose(
-        [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
-    )
+    found = [line.pop("advantage") for line in lines[:4]]
+    np.testing.assert_allclose(found, 2**-0.5 * np.array([2, 1, -2, -1]), rtol=1e-5)
     key = lines[1]["state_key"]
     assert key.startswith('[{"content": "", "role": "assistant", "tool_calls": ')
     assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
@@ -66,21 +62,16 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert described["estimator"]["estimator_name"] == "grpo"
 
 
-def test_the_command_reads_an_array(tmp_path, capsys):
+def test_a_log_that_is_an_array_and_its_report_that_takes_its_gamma(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     file = tmp_path / "log.json"
     file.write_text(json.dumps(conversations(), indent=2), encoding="utf-8-sig")
-    code, text, errors = outcome(capsys, "credit", str(file))
+    code, text, errors = outcome(capsys, "credit", str(file), "--gamma", "0.5")
     assert code == 0 and "2 episodes of 1 tasks (2 to 2 per task), 4 calls" in text, errors
-
-
-def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    file = write(tmp_path / "runs.jsonl", conversations())
-    assert outcome(capsys, "credit", file, "--gamma", "0.5")[0] == 0
-    code, text, _ = outcome(capsys, "report", str(tmp_path / "runs-credit"), "--details")
+    code, text, _ = outcome(capsys, "report", str(tmp_path / "log-credit"), "--details")
     assert code == 0 and "Verdict       These runs were not trained on." in text
     assert not any(word in text for word in ("iteration ", "Nothing to", "value_lambda"))
-    assert json.loads((tmp_path / "runs-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
+    assert json.loads((tmp_path / "log-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
 
 
 def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
