@@ -71,9 +71,8 @@ from .runs.checkpoint import AtomicCheckpoint, RunState, WeightCheck, load_weigh
 from .runs.metrics import Summary, advantage_metrics, flat
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder
-from .runs.ownership import read_description
 from .runs.panel import PanelEvaluation, check_evaluations, panels_by_prefix
-from .runs.run_json import describe_run, identity_of
+from .runs.run_json import describe_run, identity_of, read_run
 from .runs.sample_table import SampleTable
 from .runs.summary import at_temperature
 from .runs.verdict import Tally
@@ -206,7 +205,8 @@ class G2POTrainer(GRPOTrainer):
         of_template = args.chat_template_kwargs, args.stop_sequences
         self.eos_token_ids = end_completions(self.processing_class, self.model, self.eos_token_ids, *of_template)
         if DATE in str(get_chat_template(self.processing_class)):  # the run's, also on the next day
-            earlier = read_description(args.output_dir).get("play", {}).get("chat_template_kwargs") or {}
+            run = read_run(str(args.resume_from_checkpoint)) or read_run(args.output_dir)
+            earlier = run.get("play", {}).get("chat_template_kwargs") or {}
             today = {DATE: earlier.get(DATE, date.today().isoformat())}
             args.chat_template_kwargs = today | (args.chat_template_kwargs or {})
         self._made_with = {name: copy.deepcopy(getattr(args, name)) for name in args.fields_with("read_again", False)}
@@ -621,7 +621,7 @@ class G2POTrainer(GRPOTrainer):
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             step = state.global_step
             finished = state if 0 < args.max_steps <= step else None  # transformers would make one more step
-            restored = self.resumption.restore(checkpoint, self.run_identity(), trains=finished is None)
+            restored = self.resumption.restore(Path(checkpoint), self.run_identity(), trains=finished is None)
             self.iteration.mini_batches = restored
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
@@ -674,8 +674,8 @@ class G2POTrainer(GRPOTrainer):
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
         # Of others, one rank alone may save.
-        wait = self.accelerator.wait_for_everyone if self.is_partitioned else None
-        folder = output_dir or self.args.output_dir
+        wait = self.accelerator.wait_for_everyone if self.is_partitioned else lambda: None
+        folder = Path(output_dir or self.args.output_dir)
         with (
             self._staging.model_files(folder, self.args.should_save, wait) as written,
             self.player.actor.saved_template(),

@@ -43,7 +43,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 def faults(played: Played) -> list[Finding]:
     """Return the environment's faults of the diagnosis that the end of training and reports read."""
     tally = Tally.of(played.groups)
-    return [Kind[cause.name].found(**vars(tally), counted=tally.counted) for cause in FAULTS if cause.holds(tally)]
+    return [Kind[cause.name].found(**tally) for cause in FAULTS if cause.holds(tally)]
 
 
 def environment_findings(played: Played) -> Iterator[Finding]:

@@ -42,18 +42,17 @@ class IterationProgressCallback(TrainerCallback):
             return
         step, last = state.global_step, state.max_steps
         iteration, total = (-(-number // self.steps_per_iteration) for number in (step, last))
-        seconds = {"rollout": logs.get("time/rollout"), "update": logs.get("time/update")}
-        if seconds["update"] is not None:
-            seconds["update"] += logs.get("time/logps", 0.0)
-        elapsed = f"elapsed {duration(self.clock() - self.started)}"
-        if self._first is not None and self._first[1] < step < last:
-            began, first = self._first
-            mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
-            elapsed += f", {duration((last - step) * mean)} left"
         parts = [f"iteration {iteration:>3}/{total}", *_episodes(logs, "episode/")]
         parts += [f"kl {logs['kl']:.4f}"] if logs.get("kl") is not None else []
-        parts += [", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None), elapsed]
-        print_line(joined(parts))
+        seconds = [f"rollout {logs['time/rollout']:.1f} s"] if "time/rollout" in logs else []
+        if "time/update" in logs:
+            seconds.append(f"update {logs['time/update'] + logs.get('time/logps', 0.0):.1f} s")
+        elapsed = f"elapsed {duration(self.clock() - self.started)}"
+        began, first = self._first or (0.0, step)
+        if first < step < last:
+            mean = (self.clock() - began) / (step - first)  # of a step, evaluations included
+            elapsed += f", {duration((last - step) * mean)} left"
+        print_line(joined([*parts, ", ".join(seconds), elapsed]))
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -99,8 +98,7 @@ class OwnSchedule(TrainerCallback):
 class CollapseStoppingCallback(TrainerCallback):
     """Ends a run whose completions lose the format, see `G2POConfig.min_valid_action_ratio`.
 
-    The mean over `PATIENCE` log lines is read from the log that a checkpoint keeps, so a resumed run is stopped where
-    an uninterrupted one is.
+    The mean is read from the log that a checkpoint keeps: a resumed run is stopped where an uninterrupted one is.
     """
 
     def __init__(self, min_valid_action_ratio: float):
@@ -110,15 +108,13 @@ class CollapseStoppingCallback(TrainerCallback):
         if "episode/success_rate" not in (logs or ()) or control.should_training_stop:
             return
         logged = (entry.get("episode/valid_action_ratio") for entry in state.log_history)
-        valid = [value for value in logged if value is not None and not math.isnan(value)][-PATIENCE:]
+        valid = list(filter(_is_measured, logged))[-PATIENCE:]
         if len(valid) < PATIENCE or (mean := sum(valid) / PATIENCE) >= self.min_valid_action_ratio:
             return
         control.should_training_stop, control.should_save = True, args.save_strategy != "no"
         if state.is_world_process_zero:
-            print_line(
-                f"Stopping at step {state.global_step}: {_percent(mean)} of the completions had the required format, "
-                f"less than min_valid_action_ratio={self.min_valid_action_ratio} (over {PATIENCE} log lines)."
-            )
+            least = f"less than min_valid_action_ratio={self.min_valid_action_ratio} (over {PATIENCE} log lines)"
+            print_line(f"Stopping at step {state.global_step}: {mean:.1%} of completions had the format, {least}.")
 
 
 class ClosingVerdict(TrainerCallback):
@@ -150,10 +146,8 @@ class ClosingVerdict(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if names := self.task_errors.excluded:
-            print_line(
-                f"{len(names)} task(s) were excluded after {self.task_errors.patience} rollouts with only environment "
-                f"errors: {', '.join(names)}. Their trajectories have the reasons (`error`)."
-            )
+            why = f"after {self.task_errors.patience} rollouts with only environment errors"
+            print_line(f"{len(names)} task(s) were excluded {why} (`error` in trajectories): {', '.join(names)}.")
         if not self.waits and (text := self.text):
             print_line(text)
 
@@ -201,11 +195,11 @@ def _episodes(metrics: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """Yield the means of episodes, as far as they were measured, for a line."""
     for metric in (metric for metric in METRICS if metric.short):
         value = metrics.get(f"{prefix}{metric.name}")
-        if value is not None and not math.isnan(value):
-            yield f"{metric.short} {_percent(value) if metric.scale == 100 else f'{value:.2f}'}"
+        if _is_measured(value):
+            yield f"{metric.short} {f'{value:5.1%}' if metric.scale == 100 else f'{value:.2f}'}"
         elif not metric.optional:
             yield f"{metric.short} n/a"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:4.1f}%"
+def _is_measured(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)

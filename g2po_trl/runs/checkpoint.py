@@ -7,11 +7,12 @@ into `STAGING` and gets its name when it is complete, so every `checkpoint-…` 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +24,47 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from ..engines.adapter_weights import plain_name, whole
+from ..engines.adapter_weights import Gather, plain_name, whole
 from ..utils.errors import G2POError
-from ..utils.images import Picture, read_png
+from ..utils.images import read_png
 from ..utils.json import write_json
 from ..utils.options import require
-from .ownership import STAGING, checkpoints_in, clear_staging, note_written, read_description, remove
+from .ownership import STAGING, checkpoints_in, note_written, read_description, remove
 
-STATE = "g2po_state.json"
-_SIZES = "file_sizes.json"
+STATE, _DIGESTS = "g2po_state.json", "file_digests.json"
 _WEIGHTS = (".safetensors", ".bin")
-_TENSOR, _PNG = "<tensor>", "<png>"  # in step samples: a tensor of the file by its number, or an image
+_TENSOR = "<tensor>"  # in step samples: a tensor of the file by its number
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
-    """Return the folder to resume from; `None` to start from scratch. Refuses one with files that are missing or cut.
+    """Return the folder to resume from; `None` to start from scratch.
 
     `resume_from_checkpoint`: a folder; `True` or "latest": the newest in `output_dir`; "auto": the newest if there is
     one; `None` or `False`: none.
     """
-    wanted, folder = str(resume_from_checkpoint).lower(), Path(str(resume_from_checkpoint))
-    if wanted in ("none", "false", ""):
+    wanted, existing = str(resume_from_checkpoint).lower(), checkpoints_in(output_dir)
+    if wanted in ("none", "false", "") or (wanted == "auto" and not existing):
         return None
-    if wanted in ("true", "latest", "auto"):
-        existing = checkpoints_in(output_dir)
-        if not existing and wanted == "auto":
-            return None
-        folder = existing[-1] if existing else Path(output_dir)
+    newest = existing[-1] if existing else Path(output_dir)
+    folder = newest if wanted in ("true", "latest", "auto") else Path(resume_from_checkpoint)
     remedy = f"{folder} is no checkpoint with a trainer_state.json; pass one, or 'auto' to resume if there is one"
     require((folder / "trainer_state.json").is_file(), "resume_from_checkpoint", resume_from_checkpoint, remedy)
-    _check_whole(folder)
     return str(folder)
 
 
-def _check_whole(folder: Path) -> None:
-    """Refuse a checkpoint with a file that is missing or cut, before anything is loaded."""
-    try:
-        sizes = json.loads((folder / _SIZES).read_text("utf-8")) if (folder / _SIZES).is_file() else {}
-    except ValueError:
-        sizes = {_SIZES: None}
-    found = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*")}
-    cut = [name for name, size in sizes.items() if found.get(name) != size]
-    others = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name]
-    remedy = f"{', '.join(cut[:3])} in it is missing or cut; restore it, or pass {others[-1] if others else 'another'}"
-    require(not cut, "resume_from_checkpoint", str(folder), remedy)
+def check_files(folder: Path) -> None:
+    """Refuse a checkpoint with a file that is missing, cut or changed, before anything is loaded."""
+    damaged = [name for name, digest in read_description(folder, _DIGESTS).items() if _digest(folder / name) != digest]
+    others = [one.name for one in checkpoints_in(folder.parent) if one.name != folder.name] or ["another"]
+    remedy = f"{', '.join(damaged[:3])} in it is missing or damaged; restore it, or pass {others[-1]}"
+    require(not damaged, "resume_from_checkpoint", str(folder), remedy)
+
+
+def _digest(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
 def run_id_of(checkpoint: str | Path) -> str | None:
@@ -83,38 +81,30 @@ class RunState:
     """
 
     def __init__(self, parts: Mapping[str, Any], rank: int = 0, num_ranks: int = 1):
-        self.parts, self.rank, self.num_ranks = parts, rank, num_ranks
+        self.parts, self.num_ranks = parts, num_ranks
+        self.step_samples = f"step_samples_{rank}.safetensors"
         self.kept_in_files: list[Any] = []
 
     def save(
-        self,
-        folder: str | Path,
-        identity: Mapping[str, Any],
-        mini_batches: Sequence[Sequence[Mapping[str, Any]]] = (),
-        is_main: bool = True,
-        run_id: str | None = None,
+        self, folder: Path, identity: Mapping, mini_batches: Sequence = (), is_main: bool = True, run_id: str = ""
     ) -> None:
         """Write the states of all parts, and `mini_batches` still to be trained, into a checkpoint's folder."""
-        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if mini_batches:
-            _save_step_samples(self._step_samples(folder), mini_batches)
+            _save_step_samples(folder / self.step_samples, mini_batches)
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         if is_main:
             write_json(folder / STATE, state, indent=1)
             for part in self.kept_in_files:
-                part.save(str(folder))
+                part.save(folder)
 
-    def restore(
-        self, folder: str | Path, identity: Mapping[str, Any], trains: bool = False
-    ) -> list[list[dict[str, Any]]]:
+    def restore(self, folder: Path, identity: Mapping[str, Any], trains: bool = False) -> list[list[dict[str, Any]]]:
         """Restore a checkpoint of this run, and return the micro-batches that are still to be trained.
 
         `trains`: it needs the optimizer's state, without which transformers would begin with a new one. Raises
         `G2POError` if the checkpoint is another trainer's or version's, or was saved with other settings.
         """
-        folder = Path(folder)
 
         def check(condition: bool, reason: str) -> None:
             remedy = f"it cannot be continued, since it {reason}, or start a new run from its weights (--model)"
@@ -127,10 +117,9 @@ class RunState:
         before = {name: value for name, value in state["run"].items() if value != identity.get(name, value)}
         changed = [f"{name} was {value!r} and is {identity[name]!r}" for name, value in before.items()]
         check(not changed, f"has other settings: {'; '.join(changed)}. Use these")
-        then = state["num_processes"]
-        is_possible = not state["buffered"] or then == self.num_ranks
-        check(is_possible, f"was saved in the middle of an iteration with {then} processes. Use as many")
-        path = self._step_samples(folder)
+        then, path = state["num_processes"], folder / self.step_samples
+        fits = not state["buffered"] or then == self.num_ranks
+        check(fits, f"was saved in the middle of an iteration with {then} processes. Use as many")
         try:
             mini_batches = _load_step_samples(path) if path.is_file() else []
             for name in (name for name in self.parts if name in state):  # a sharded reference has none
@@ -138,34 +127,20 @@ class RunState:
         except (KeyError, TypeError) as error:  # other names
             check(False, f"was saved by another version of g2po-trl ({error!r}). Use that version")
         for part in self.kept_in_files:
-            part.load(str(folder))
+            part.load(folder)
         return mini_batches
 
-    def _step_samples(self, folder: Path) -> Path:
-        return folder / f"step_samples_{self.rank}.safetensors"
 
-
-def _save_step_samples(path: Path, mini_batches: Any) -> None:
+def _save_step_samples(path: Path, mini_batches: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Write micro-batches as safetensors: a checkpoint may come from another machine, and nothing is unpickled."""
-    tensors: dict[str, torch.Tensor] = {}
-    known: dict[Picture, dict[str, str]] = {}  # an image is in many rows
+    shown = [row for part in mini_batches for micro_batch in part for row in micro_batch.get("images", ())]
+    tensors = {image: torch.frombuffer(bytearray(image.png), dtype=torch.uint8) for row in shown for image in row}
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return list(map(plain, value))
-        if isinstance(value, Mapping):
-            return {name: plain(part) for name, part in value.items()}
-        if isinstance(value, Picture):
-            if value not in known:
-                png = torch.frombuffer(bytearray(value.png), dtype=torch.uint8)
-                known[value] = {_PNG: plain(png)[_TENSOR]}
-            return known[value]
-        if isinstance(value, torch.Tensor):
-            tensors[number := str(len(tensors))] = value.detach().cpu().contiguous().clone()
-            return {_TENSOR: number}
-        return value
+    def numbered(tensor: torch.Tensor) -> dict[str, str]:
+        tensors[number := str(len(tensors))] = tensor.detach().cpu().contiguous().clone()
+        return {_TENSOR: number}
 
-    described = json.dumps(plain(mini_batches))
+    described = json.dumps(mini_batches, default=numbered)  # an image is the text of its hash
     save_file(tensors, path, metadata={"micro_batches": described})
 
 
@@ -173,9 +148,11 @@ def _load_step_samples(path: Path) -> list[list[dict[str, Any]]]:
     with safe_open(path, framework="pt") as file:
 
         def read(data: dict[str, Any]) -> Any:
-            if _PNG in data:
-                return read_png(file.get_tensor(data[_PNG]).numpy().tobytes())
-            return file.get_tensor(data[_TENSOR]) if _TENSOR in data else data
+            if _TENSOR in data:
+                return file.get_tensor(data[_TENSOR])
+            for row in data.get("images", ()):
+                row[:] = [read_png(file.get_tensor(image).numpy().tobytes()) for image in row]
+            return data
 
         return json.loads(file.metadata()["micro_batches"], object_hook=read)
 
@@ -183,21 +160,19 @@ def _load_step_samples(path: Path) -> list[list[dict[str, Any]]]:
 class AtomicCheckpoint:
     """The place where a checkpoint is written before it gets its name: a kill leaves no partial checkpoint."""
 
-    def __init__(self):
-        self.is_open = False
+    is_open = False
 
     def folder(self, run_dir: str) -> str:
         """Return the folder to write into instead."""
         return os.path.join(run_dir, STAGING) if self.is_open else run_dir
 
     @contextmanager
-    def model_files(self, folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
+    def model_files(self, folder: Path, is_main: bool, wait: Callable[[], None]) -> Iterator[Path]:
         """Yield a folder to write a model into: that of the open checkpoint, or one whose files are then moved.
 
         Files in `folder` are never half written. Weights are moved last, and after them their index. `wait` waits for
         the other ranks if they write, too.
         """
-        folder = Path(folder)
         if self.is_open:
             yield folder
             return
@@ -205,23 +180,20 @@ class AtomicCheckpoint:
         if is_main:
             shutil.rmtree(apart, ignore_errors=True)
             apart.mkdir(parents=True)
-        if wait:
-            wait()
+        wait()
         with _removed_on_failure(apart):
             yield apart
-        if wait:
-            wait()
+        wait()
         if not is_main:
             return
         (apart / "README.md").unlink(missing_ok=True)  # PEFT's, without a word about the run
         moved = sorted(apart.iterdir(), key=lambda path: (path.name.endswith(".index.json"), path.suffix in _WEIGHTS))
         note_written(folder, *(path.name for path in moved))
         for path in moved:
-            target = folder / path.name
-            if target.is_dir():
-                remove(target)
-            os.replace(path, target)
-        clear_staging(folder)
+            if (folder / path.name).is_dir():
+                remove(folder / path.name)
+            os.replace(path, folder / path.name)
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
 
     @contextmanager
     def checkpoint(
@@ -242,12 +214,11 @@ class AtomicCheckpoint:
         if args.should_save:
             state.save_to_json(str(staged / "trainer_state.json"))
             files = [path for path in staged.rglob("*") if path.is_file()]
-            write_json(staged / _SIZES, {str(path.relative_to(staged)): path.stat().st_size for path in files})
+            write_json(staged / _DIGESTS, {str(path.relative_to(staged)): _digest(path) for path in files})
             note_written(run_dir, name)
-            if final.exists():
-                remove(final)
+            remove(final)
             os.rename(staged, final)
-            clear_staging(run_dir)
+            shutil.rmtree(run_dir / STAGING, ignore_errors=True)
             _rotate(run_dir, args.save_total_limit, state.best_model_checkpoint)
         accelerator.wait_for_everyone()
 
@@ -263,8 +234,8 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         if isinstance(error, RuntimeError) and not of_torch:
             raise
         run_dir = str(folder.parent.parent)
-        remedy = f"{folder.name} cannot be written there ({error}): free space, or pass another --output-dir"
-        raise G2POError(f"output_dir is {run_dir!r}: {remedy}", "output_dir", run_dir) from error
+        message = f"output_dir is {run_dir!r}: {folder.name} cannot be written there ({error}): free space"
+        raise G2POError(message, "output_dir", run_dir) from error
 
 
 def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
@@ -289,29 +260,23 @@ class WeightCheck(TrainerCallback):
     FSDP2's weights that are offloaded to the host.
     """
 
-    def __init__(
-        self,
-        model: Callable[[], torch.nn.Module],
-        gather: Callable[[Sequence], AbstractContextManager] = nullcontext,
-        device: torch.device | None = None,
-    ):
+    def __init__(self, model: Callable[[], torch.nn.Module], gather: Gather = nullcontext, device: Any = None):
         self.model, self.gather, self.device = model, gather, device
         self._frozen: dict[str, str] = {}  # weights that do not train are read once
         self._wanted: Mapping[str, str] = {}
 
     def state_dict(self) -> dict[str, str]:
         """Return a digest of each parameter's numbers, the same however it is sharded. All ranks call it together."""
-        found = {}
+        trained = {}
         for name, parameter in self.model().named_parameters():
-            name = plain_name(name)
-            if parameter.requires_grad or name not in self._frozen:
+            digests, name = trained if parameter.requires_grad else self._frozen, plain_name(name)
+            if name not in digests:
                 with self.gather([parameter]):
                     numbers = whole(parameter.data, self.device).cpu().contiguous().view(-1)
                     # In one dtype: a quantized layer casts its bias to the dtype that it computes in.
                     numbers = numbers.float() if numbers.is_floating_point() else numbers
-                    found[name] = xxhash.xxh3_64_hexdigest(numbers.view(torch.uint8).numpy())
-                self._frozen |= {} if parameter.requires_grad else {name: found[name]}
-        return self._frozen | found
+                    digests[name] = xxhash.xxh3_64_hexdigest(numbers.view(torch.uint8).numpy())
+        return self._frozen | trained
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """Compare the model with these digests when training begins."""
@@ -329,8 +294,6 @@ class WeightCheck(TrainerCallback):
         self._frozen = {}
         found = self.state_dict() if wanted else {}
         differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
-        remedy = (
-            f"{len(differing)} of {len(wanted)} parameters of the model are not those that were saved there "
-            f"({', '.join(differing[:3])}). Use the files, base model and version of transformers of then"
-        )
+        which = f"{len(differing)} of {len(wanted)} parameters ({', '.join(differing[:3])})"
+        remedy = f"{which} are not those of then: use its files, base model and version of transformers"
         require(not differing, "resume_from_checkpoint", folder, remedy)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isnan
+from math import isnan, nan
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from ..credit.estimators.g2po import g2po, g2po_terms
 from ..credit.graph import StateGraph
 from ..environments.validation import is_score
-from ..trajectory import Trajectory
+from ..trajectory import Step, Trajectory
 
 FEWEST = 5  # groups from which a standard error is estimated
 _LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
@@ -35,14 +36,15 @@ class Metric:
     lower_is_better: bool = False
 
 
-_CALLS = ("known", "unknown", "readable", "unreadable", "none")  # of a completion whose prompt offers tools
+def _of_steps(value: Callable[[Step], bool | None]) -> Callable[[Trajectory], list[bool]]:
+    """Return a function for the values of an episode's steps that have one."""
+    return lambda t: [found for step in t.steps if (found := value(step)) is not None]
 
 
-def _calls(number: int) -> Callable[[Trajectory], list[bool]]:
-    """Return a function for the completions with one of the first kinds of `_CALLS`: is it of the kinds before?"""
-    return lambda t: [step.call in _CALLS[: number - 1] for step in t.steps if step.call in _CALLS[:number]]
-
-
+# By kinds of `Step.call`, of completions whose prompt offers tools.
+_IS_KNOWN = {"known": True, "unknown": False}
+_IS_READABLE = {"known": True, "unknown": True, "readable": True, "unreadable": False}
+_IS_CALL = {**dict.fromkeys(_IS_READABLE, True), "none": False}
 METRICS = (
     Metric("success_rate", lambda t: [t.success], "success: all", "success", of_environments=True),
     Metric("score", lambda t: (), "score", "score", optional=True),  # `Summary` adds up entries of `info`
@@ -50,12 +52,12 @@ METRICS = (
     Metric("turns", lambda t: [len(t.steps)], "mean turns", "turns", 1, of_environments=True, lower_is_better=True),
     Metric("turns_to_success", lambda t: [len(t.steps)] * t.success, lower_is_better=True),
     Metric("valid_action_ratio", lambda t: [step.valid for step in t.steps], "valid completions", "valid"),
-    Metric("tool_call_ratio", _calls(5), "tool calls", "calls", optional=True),
-    Metric("readable_call_ratio", _calls(4), optional=True),
-    Metric("known_call_ratio", _calls(2), optional=True),
+    Metric("tool_call_ratio", _of_steps(lambda step: _IS_CALL.get(step.call)), "tool calls", "calls", optional=True),
+    Metric("readable_call_ratio", _of_steps(lambda step: _IS_READABLE.get(step.call)), optional=True),
+    Metric("known_call_ratio", _of_steps(lambda step: _IS_KNOWN.get(step.call)), optional=True),
     Metric(
         "admissible_action_ratio",
-        lambda t: [step.admissible for step in t.steps if step.admissible is not None],
+        _of_steps(attrgetter("admissible")),
         "admissible actions",
         "admissible",
         optional=True,
@@ -131,9 +133,8 @@ class Summary:
         """Number of all episodes."""
         return self.numbers["error_rate"]
 
-    def mean(self, what: Any) -> float:
-        """Return the mean of the summands; nan of none."""
-        return float(self.totals[what] / self.numbers[what]) if self.numbers[what] else float("nan")
+    def _mean(self, what: Any) -> float:
+        return float(self.totals[what] / self.numbers[what]) if self.numbers[what] else nan
 
     def means(self) -> dict[str, Any]:
         """Return the statistics, most of episodes with a result alone; means of no episodes are `nan`.
@@ -143,24 +144,19 @@ class Summary:
         `by_environment` if there are several, and `failure_reasons`: numbers of episodes.
         """
         shown = [metric for metric in METRICS if self.numbers[metric.name] or not metric.optional]
-        means: dict[str, Any] = {metric.name: self.mean(metric.name) for metric in shown}
-        error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in self._parts("task"))
+        means: dict[str, Any] = {metric.name: self._mean(metric.name) for metric in shown}
+        tasks, types, environments = map(self._parts, ("task", "type", "success_rate"))
+        error = careful_error((self.totals["task", name], self.numbers["task", name]) for name in tasks)
         means |= {} if isnan(error) else {"success_rate_error": error}
         finished = self.numbers["success_rate"]  # an episode without a score counts as 0
         means |= {name: self.totals["score", name] / finished for name in self._parts("score")}
-        types = self._parts("type")
-        by_environment = {
-            name: {metric.name: self.mean((metric.name, name)) for metric in METRICS if metric.of_environments}
-            for name in self._parts("success_rate")
-        }
-        return {
-            **means,
-            "episodes": self.episodes,
-            "success_rate_by_type": {name: self.mean(("type", name)) for name in types},
-            "episodes_by_type": {name: self.numbers["type", name] for name in types},
-            "failure_reasons": {name: self.numbers["reason", name] for name in self._parts("reason")},
-            **({"by_environment": by_environment} if by_environment else {}),
-        }
+        means["episodes"] = self.episodes
+        means["success_rate_by_type"] = {name: self._mean(("type", name)) for name in types}
+        means["episodes_by_type"] = {name: self.numbers["type", name] for name in types}
+        means["failure_reasons"] = {name: self.numbers["reason", name] for name in self._parts("reason")}
+        of_each = [metric.name for metric in METRICS if metric.of_environments]
+        by_environment = {name: {metric: self._mean((metric, name)) for metric in of_each} for name in environments}
+        return means | ({"by_environment": by_environment} if by_environment else {})
 
 
 def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> dict[str, Any]:
@@ -182,8 +178,8 @@ def success_error(groups: Iterable[tuple[int, int]]) -> float | None:
     counted = [(won, number) for won, number in groups if number]
     if len(counted) < 2:
         return None
-    total = sum(number for _, number in counted)
-    rate = sum(won for won, _ in counted) / total
+    won_in_all, total = map(sum, zip(*counted))
+    rate = won_in_all / total
     squares = sum((won - rate * number) ** 2 for won, number in counted)
     return float((len(counted) / (len(counted) - 1) * squares) ** 0.5 / total)
 
@@ -195,7 +191,7 @@ def careful_error(groups: Iterable[tuple[int, int]]) -> float:
     """
     counted = [(won, number) for won, number in groups if number]
     if len(counted) < FEWEST:
-        return float("nan")
+        return nan
     return max(success_error(counted), error_of_share(*map(sum, zip(*counted))))
 
 
@@ -211,11 +207,9 @@ def flat(means: Mapping[str, Any]) -> dict[str, float]:
     numbers |= {f"success_rate/{kind}": value for kind, value in means["success_rate_by_type"].items()}
     for environment, of_environment in means.get("by_environment", {}).items():
         numbers |= {f"{name}/{environment}": value for name, value in of_environment.items()}
-    reasons = means["failure_reasons"]
-    for kind, number in reasons.items():
-        share = number / sum(reasons.values())
-        numbers[f"failures/{kind.replace(' ', '_')}"] = share * means["failure_reason_rate"]
-    return numbers
+    rate, total = means["failure_reason_rate"], sum(means["failure_reasons"].values())
+    shares = {kind: number / total for kind, number in means["failure_reasons"].items()}
+    return numbers | {f"failures/{kind.replace(' ', '_')}": share * rate for kind, share in shares.items()}
 
 
 def is_metric(name: str) -> bool:
@@ -232,8 +226,5 @@ def advantage_metrics(
     if isinstance(estimator, partial) and estimator.func is g2po:
         options = {name: value for name, value in estimator.keywords.items() if name != "step_weight"}
         parts |= {f"{name}_": term for name, term in g2po_terms(graph, **options).items()}
-    used = graph.counted
-    return {
-        f"advantage/{name}abs_mean": float(np.abs(values[used]).mean()) if used.any() else 0.0
-        for name, values in parts.items()
-    }
+    sizes = {name: np.abs(values[graph.counted]) for name, values in parts.items()}
+    return {f"advantage/{name}abs_mean": float(one.mean()) if one.size else 0.0 for name, one in sizes.items()}

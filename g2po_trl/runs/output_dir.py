@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import uuid
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +20,9 @@ from ..utils.json import write_json, write_json_lines
 from ..utils.masking import masked
 from ..utils.options import require
 from . import ownership
-from .checkpoint import find_checkpoint, run_id_of
+from .checkpoint import check_files, find_checkpoint, run_id_of
 from .iterations import load_evaluations
-from .ownership import FILE, SUPERSEDED, checkpoints_in, named, step_of
+from .ownership import FILE, SUPERSEDED, checkpoints_in, named, read_description, step_of
 from .run_json import identity_of, read_run, with_relative_files
 
 _RESERVED = ("train", "replaced")  # the trajectories of training
@@ -50,33 +51,26 @@ class RunFolder:
         self.run_id = uuid.uuid4().hex
         self._lock: FileLock | None = None
 
-    # -- whose it is -----------------------------------------------------------------------------------------------
-
     @property
     def is_ours(self) -> bool:
         """Whether run.json describes this run."""
-        return ownership.read_description(self.path).get("run_id") == self.run_id
+        return read_description(self.path).get("run_id") == self.run_id
 
     def begin(
-        self,
-        resume_from_checkpoint: str | bool | None,
-        overwrite: bool,
-        description: Mapping[str, Any],
-        resumable: Collection[str] = (),
+        self, resumes: str | bool | None, overwrite: bool, description: Mapping, resumable: Collection[str] = ()
     ) -> str | None:
         """Lock the folder for this run, on the main process, until `release`; return the checkpoint to resume from.
 
-        `description` is this run's, see `describe_run`; `resumable` fields of it may change when a run is resumed.
-
-        Raises:
-            G2POError: if another process writes here, the folder holds something else, or the checkpoint belongs to
-                another run or does not exist.
+        `resumes` is `train`'s `resume_from_checkpoint`, and `description` this run's, see `describe_run`, of which
+        `resumable` fields may change. Raises `G2POError` if another process writes here, the folder holds something
+        else, or the checkpoint is damaged, another run's, or not there.
         """
         self._lock = ownership.lock_folder(self.path, "output_dir")
         if not self.is_ours:
-            ownership.check_free(self.path, resume_from_checkpoint, overwrite)
-        checkpoint = find_checkpoint(resume_from_checkpoint, self.path)
+            ownership.check_free(self.path, resumes, overwrite)
+        checkpoint = find_checkpoint(resumes, self.path)
         if checkpoint is not None:
+            check_files(Path(checkpoint))
             self._check_run_of(Path(checkpoint))
         elif not self.is_ours:
             self._make_room(overwrite, description, resumable)
@@ -88,7 +82,7 @@ class RunFolder:
             self._lock.release()
 
     def _check_run_of(self, checkpoint: Path) -> None:
-        run_id = ownership.read_description(self.path).get("run_id")
+        run_id = read_description(self.path).get("run_id")
         if run_id in (None, run_id_of(checkpoint)):
             return
         is_foreign = checkpoint.resolve().parent == self.path.resolve()
@@ -114,7 +108,7 @@ class RunFolder:
 
     def take(self, checkpoint: str | None, step: int) -> None:
         """Continue the run of a checkpoint, after `load_state_dict`, from its step; `None`: begin this one."""
-        ownership.clear_staging(self.path)
+        shutil.rmtree(self.path / ownership.STAGING, ignore_errors=True)
         if checkpoint is not None:
             self.run_id = run_id_of(checkpoint)
             self.evaluations = [entry for entry in self.evaluations if entry["step"] <= step]
@@ -128,8 +122,7 @@ class RunFolder:
         for checkpoint in later:
             aside = checkpoint.with_name(f"{SUPERSEDED}{checkpoint.name}")
             ownership.note_written(self.path, aside.name)
-            if aside.exists():
-                ownership.remove(aside)
+            ownership.remove(aside)
             checkpoint.rename(aside)
         if later:
             names = ", ".join(checkpoint.name for checkpoint in later)
@@ -142,42 +135,32 @@ class RunFolder:
                 path.unlink()
         (self.path / "trainer_state.json").unlink(missing_ok=True)
 
-    # -- what is written -------------------------------------------------------------------------------------------
-
     def write_run(
         self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     ) -> None:
         """Write run.json, with secrets masked, the tasks of evaluation sets, and the evaluations so far."""
-        written = set(ownership.read_description(self.path).get("written", [])) if self.is_ours else set()
-        written |= {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
+        written = {FILE, "log.jsonl", "trainer_state.json", "evaluations.jsonl"}
         written |= {"trajectories"} if self.save_trajectories else set()
         written |= {"panels"} if panels else set()
+        written |= set(read_description(self.path)["written"]) if self.is_ours else set()
         description = with_relative_files(masked({**description, **self.settings}), self.path)
         run = {"run_id": self.run_id, **description, "written": sorted(written)}
         write_json(self.path / FILE, run, indent=2)
         for name, rows in (panels or {}).items():
-            # As written, also NaN and half a character: `g2po evaluate` plays these rows again.
-            lossless = {"ensure_ascii": True, "allow_nan": True}
-            write_json_lines(self.path / "panels" / f"{name}.jsonl", rows, **lossless)
+            # Lossless, also NaN and half a character: `g2po evaluate` plays these rows again.
+            write_json_lines(self.path / "panels" / f"{name}.jsonl", rows, ensure_ascii=True, allow_nan=True)
         self._write_evaluations()
 
     def take_for_evaluation(self) -> bool:
         """Return whether an evaluation before `train` may write run.json: no other run uses the folder."""
-        if self.is_ours or ownership.kept_in(self.path):
-            return False
-        with suppress(G2POError):
-            ownership.lock_folder(self.path, "output_dir").release()
-            return True
+        if not self.is_ours and not ownership.kept_in(self.path):
+            with suppress(G2POError):
+                ownership.lock_folder(self.path, "output_dir").release()
+                return True
         return False
 
     def add_evaluation(
-        self,
-        name: str,
-        step: int,
-        temperature: float,
-        summary: Mapping[str, Any],
-        trajectories: Sequence[Trajectory],
-        rows: Sequence[Mapping[str, Any]],
+        self, name: str, step: int, temperature: float, summary: Mapping, played: Sequence[Trajectory], rows: Sequence
     ) -> None:
         """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: the tasks, each once.
 
@@ -187,11 +170,11 @@ class RunFolder:
         earlier = [entry for entry in self.evaluations if any(entry.get(part) != about[part] for part in about)]
         self.evaluations = [*earlier, {**about, **summary}]
         if not self.is_ours:
-            what = f"{str(self.path)!r}, which holds another run: this evaluation is not written there"
-            warnings.warn(f"output_dir is {what}", stacklevel=4)
+            where = f"output_dir is {str(self.path)!r}, which holds another run"
+            warnings.warn(f"{where}: this evaluation is not written there", stacklevel=4)
             return
         if self.save_trajectories:
-            write_jsonl(self.path / "trajectories" / f"{name}-{step:06d}.jsonl", trajectories)
+            write_jsonl(self.path / "trajectories" / f"{name}-{step:06d}.jsonl", played)
         self._write_evaluations()
 
     def _write_evaluations(self) -> None:

@@ -19,20 +19,16 @@ from ..utils.options import require
 if TYPE_CHECKING:
     from filelock import FileLock
 
-FILE = "run.json"
-LOCK = ".lock"
-STAGING = "unfinished-checkpoint"
-SUPERSEDED = "superseded-"
-# Of file systems without locks, such as NFS without its lock service.
-_UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
-_OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
+FILE, LOCK, STAGING, SUPERSEDED = "run.json", ".lock", "unfinished-checkpoint", "superseded-"
+_UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of NFS without its lock service, and alike
+_OTHERS = ("evaluations.jsonl", "settings.json", "teaching.json")  # of runs, `g2po evaluate` and `g2po teach`
 
 
 def lock_folder(folder: str | Path, option: str) -> FileLock:
     """Return the acquired lock of a folder, which the system releases if the process is killed.
 
-    If the file system has no locks, it warns and returns a lock that is not held. Raises `G2POError` if another
-    process holds the lock, or the folder cannot be written.
+    Without locks of the file system, it warns and returns one that is not held. Raises `G2POError` if another process
+    holds the lock, or the folder cannot be written.
     """
     from filelock import FileLock, Timeout  # credit of logs does without
 
@@ -62,8 +58,8 @@ def held(folder: str | Path, option: str) -> Iterator[None]:
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints in a folder, ordered by step."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted((path for path in found if path.is_dir()), key=step_of)
+    found = (path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name))
+    return sorted(filter(Path.is_dir, found), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -73,8 +69,8 @@ def step_of(checkpoint: Path) -> int:
 
 def weights_in(folder: str | Path) -> list[Path]:
     """Return the model in a folder: files with weights, and subfolders with an adapter."""
-    names = re.compile(r"(adapter_)?model.*\.safetensors")
-    return [*(path for path in Path(folder).glob("*") if names.fullmatch(path.name)), *adapters_below(folder)]
+    files = (path for kind in ("model*", "adapter_model*") for path in Path(folder).glob(f"{kind}.safetensors"))
+    return [*files, *adapters_below(folder)]
 
 
 def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
@@ -82,11 +78,9 @@ def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
 
     Raises `G2POError` for a file without a description of a run.
     """
-    path = Path(folder, name)
-    try:
+    path, run = Path(folder, name), None
+    with suppress(ValueError):
         run = json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError:
-        run = None
     require(isinstance(run, dict), name, str(path), "it is no description of a run; restore it, or delete it")
     return run
 
@@ -94,8 +88,8 @@ def read_description(folder: str | Path, name: str = FILE) -> dict[str, Any]:
 def kept_in(folder: str | Path) -> list[Path]:
     """Return the results in a folder that must not be lost: those of a run, an evaluation or `g2po teach`."""
     folder = Path(folder)
-    found = [path for name in ("evaluations.jsonl", *_OTHERS) if (path := folder / name).is_file()]
-    found += [folder / FILE] if (folder / FILE).is_file() and "run_id" not in read_description(folder) else []
+    found = [path for name in _OTHERS if (path := folder / name).is_file()]
+    found += [folder / FILE] * ("run_id" not in read_description(folder) and (folder / FILE).is_file())
     found += [*reversed(checkpoints_in(folder)), *weights_in(folder)]
     return found + [folder / "trajectories"] * any(folder.glob("trajectories/*.jsonl"))
 
@@ -112,20 +106,16 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
     remedy = "it deletes the run that resume_from_checkpoint continues; choose one of them"
     require(not (resumes and overwrite), "overwrite", overwrite, remedy)
     kept = kept_in(folder)
-    others = " and ".join(what for name, what in _OTHERS.items() if Path(folder, name) in kept)
-    require(resumes or not others, "output_dir", str(folder), f"it holds {others}; pass another --output-dir")
-    remedy = (
-        f"it holds another run ({named(kept)}): pass --resume-from-checkpoint auto to continue it, --overwrite to "
-        "delete it, or another --output-dir (in a script: train(resume_from_checkpoint='auto'), overwrite=True)"
-    )
+    ways = "--resume-from-checkpoint auto to continue it, --overwrite to delete it, or another --output-dir"
+    remedy = f"it holds another run ({named(kept)}): pass {ways}"
     require(not kept or resumes or overwrite, "output_dir", str(folder), remedy)
 
 
 def note_written(folder: str | Path, *names: str) -> None:
     """Add names to `written` in a folder's run.json before the files are written; `overwrite` deletes them."""
     run = read_description(folder)
-    if run and (new := {*names} - {*run.get("written", [])}):
-        run["written"] = [*run.get("written", []), *sorted(new)]
+    if not {*names} <= {*run.get("written", names)}:
+        run["written"] = sorted({*run["written"], *names})
         write_json(Path(folder, FILE), run, indent=2)
 
 
@@ -135,20 +125,19 @@ def delete_run(folder: str | Path) -> None:
     Raises `G2POError`, and deletes nothing, if the folder has other results that must not be lost.
     """
     folder = Path(folder)
-    written = read_description(folder).get("written", [])
-    written = [name for name in written if name not in ("", "..") and Path(name).name == name]
+    listed = read_description(folder).get("written", [])
+    written = [name for name in listed if name not in ("", "..") and Path(name).name == name]
     foreign = [path for path in kept_in(folder) if path.name not in written]
     remedy = f"{named(foreign)} is not in {FILE} and is not deleted: pass another --output-dir"
     require(not foreign, "output_dir", str(folder), remedy)
-    for name in [*sorted(written), FILE]:
-        if (folder / name).exists():
-            remove(folder / name)
+    for name in [*sorted({*written} - {FILE}), FILE]:
+        remove(folder / name)
 
 
 def remove(path: Path) -> None:
     """Delete a file or a folder. A folder is renamed first, so that a kill leaves no part of it under its name."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
         return
     doomed = path.parent / STAGING / f"deleted-{path.name}"
     shutil.rmtree(doomed, ignore_errors=True)
@@ -157,8 +146,3 @@ def remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(OSError):  # a checkpoint is being written there
         doomed.parent.rmdir()
-
-
-def clear_staging(output_dir: str | Path) -> None:
-    """Remove the files of a run that was killed while it was saving."""
-    shutil.rmtree(Path(output_dir) / STAGING, ignore_errors=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..credit.estimators.registry import estimator_name, row_of
 from ..credit.graph import TrajectoryRecord, record
@@ -21,56 +20,40 @@ _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric":
 OVERFLOW = "context overflow"  # failure reason of a prompt that exceeds the model's context
 
 
-@dataclass
-class Tally:
-    """Counts over the rollouts of a run, of all processes."""
-
-    episodes: int = 0
-    errors: int = 0  # ended in an error, or were lost
-    successes: int = 0
-    overflows: int = 0  # ended because the prompt exceeded the model's context
-    ended: int = 0  # by the environment itself
-    rewarded: int = 0  # succeeded, or had a positive reward
-    groups: int = 0  # trained ones with a result
-    unequal_groups: int = 0  # of these, with unequal rewards
-    different_starts: int = 0  # groups whose episodes began in different states
-    single_states: int = 0  # groups with one state, although an episode has several steps
-    completions: int = 0
-    valid: int = 0
-    cut: int = 0  # reached `max_completion_length`, if it is not that of short actions
-    listed: int = 0  # steps for which actions were listed
-    admissible: int = 0  # of these, with a listed action
-    offered: int = 0  # completions whose prompt offered tools
-    called: int = 0  # of these, with a call
-    later_steps: int = 0  # after the first of an episode
-    shared_steps: int = 0  # of these, in a state that was visited more than once in its group
+class Tally(Counter):
+    """Counts over the rollouts of a run, of all processes, by the names in `add`."""
 
     def add(self, groups: Iterable[Sequence[TrajectoryRecord]], summary: Summary) -> None:
         """Count a rollout: the groups that are trained on, and the sums of all episodes that were played."""
         totals, numbers = summary.totals, summary.numbers
-        self.episodes += summary.episodes
-        self.errors += totals["error_rate"] + totals["lost_rate"]
-        self.successes += totals["success_rate"]
-        self.overflows += numbers["reason", OVERFLOW]
-        self.ended += totals["ended"]
-        self.rewarded += totals["rewarded"]
-        self.completions += numbers["valid_action_ratio"]
-        self.valid += totals["valid_action_ratio"]
-        self.cut += totals["cut"]
-        self.listed += numbers["admissible_action_ratio"]
-        self.admissible += totals["admissible_action_ratio"]
-        self.offered += numbers["tool_call_ratio"]
-        self.called += totals["tool_call_ratio"]
+        self.update(
+            episodes=summary.episodes,
+            errors=totals["error_rate"] + totals["lost_rate"],
+            counted=numbers["success_rate"],  # with a result
+            successes=totals["success_rate"],
+            rewarded=totals["rewarded"],  # succeeded, or had a positive reward
+            ended=totals["ended"],  # by the environment itself
+            overflows=numbers["reason", OVERFLOW],
+            completions=numbers["valid_action_ratio"],
+            valid=totals["valid_action_ratio"],
+            cut=totals["cut"],  # reached `max_completion_length`, if it is not that of short actions
+            listed=numbers["admissible_action_ratio"],  # steps for which actions were listed
+            admissible=totals["admissible_action_ratio"],  # of these, with a listed action
+            offered=numbers["tool_call_ratio"],  # completions whose prompt offered tools
+            called=totals["tool_call_ratio"],
+        )
         for group in groups:
             counted = [episode for episode in group if episode.counted]
-            self.groups += bool(counted)
-            self.unequal_groups += len({episode.reward for episode in counted}) > 1
-            self.different_starts += len({episode.keys[0] for episode in counted if episode.keys}) > 1
             visits = Counter(key for episode in counted for key in episode.keys)
             later = [key for episode in counted for key in episode.keys[1:]]
-            self.single_states += bool(later) and len(visits) == 1
-            self.later_steps += len(later)
-            self.shared_steps += sum(visits[key] > 1 for key in later)
+            self.update(
+                groups=bool(counted),
+                unequal_groups=len({episode.reward for episode in counted}) > 1,
+                different_starts=len({episode.keys[0] for episode in counted if episode.keys}) > 1,
+                single_states=bool(later) and len(visits) == 1,  # although an episode has several steps
+                later_steps=len(later),
+                shared_steps=sum(visits[key] > 1 for key in later),  # in a state that was visited more than once
+            )
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Trajectory]], replaced: Sequence[Trajectory] = ()) -> Tally:
@@ -81,26 +64,22 @@ class Tally:
         return tally
 
     @property
-    def counted(self) -> int:
-        """Number of episodes with a result."""
-        return self.episodes - self.errors
-
-    @property
     def acts(self) -> bool:
         """Whether actions may have had an effect: else nothing is known of the environment's states."""
-        return self.valid >= ALMOST_NONE * self.completions and self.admissible >= ALMOST_NONE * self.listed
+        few_valid = self["valid"] < ALMOST_NONE * self["completions"]
+        return not few_valid and self["admissible"] >= ALMOST_NONE * self["listed"]
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
-        return asdict(self)
+        return dict(self)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore the counts that `state_dict` returned; without any, begin again."""
-        self.__init__(**state)
+        self.clear()
+        self.update(state)
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What was seen, without a full stop, and what to do; as text, a paragraph."""
 
     seen: str
@@ -114,57 +93,57 @@ class Cause(Enum):
     """Why a run learns nothing: a condition on its tally, a sentence with the counts, and what to do."""
 
     DIFFERENT_STARTS = (
-        lambda t: t.different_starts > MOST * t.groups,
+        lambda t: t["different_starts"] > MOST * t["groups"],
         "{different_starts:,} of {groups:,} groups began in different states, so their episodes cannot be compared",
         "Make reset deterministic in the task's columns, and leave times and random names out of the first state_key.",
     )
     CONTEXT_OVERFLOW = (
-        lambda t: t.overflows > MOST * t.counted,
+        lambda t: t["overflows"] > MOST * t["counted"],
         "{overflows:,} of {counted:,} episodes ended because the prompt exceeded the model's context",
         "Lower max_prompt_length so that prompt and completion fit, or shorten observations.",
     )
     SINGLE_STATE = (
-        lambda t: t.single_states > MOST * t.groups and t.acts,
+        lambda t: t["single_states"] > MOST * t["groups"] and t.acts,
         "{single_states:,} of {groups:,} groups have one state only, so actions do not differ in where they lead",
         "Show in the observation or the state_key what an action changes.",
     )
     NO_REWARD = (
-        lambda t: not t.rewarded and t.ended > MOST * t.counted,
+        lambda t: not t["rewarded"] and t["ended"] > MOST * t["counted"],
         "{ended:,} of {counted:,} episodes were ended by the environment, and no episode was rewarded",
         "Check that it pays for success: let an expert play (`g2po check`), or play yourself (`g2po play`).",
     )
     ERRORS = (
-        lambda t: t.errors == t.episodes,
+        lambda t: t["errors"] == t["episodes"],
         "Nothing was learned: all {episodes:,} episodes ended in an environment error",
         "The field `error` in trajectories/ has the reasons; `g2po check` plays the environment without a model.",
     )
     CUT_OFF = (
-        lambda t: t.cut > NEARLY_ALL * t.completions,
+        lambda t: t["cut"] > NEARLY_ALL * t["completions"],
         "Completions do not end: {cut:,} of {completions:,} reached max_completion_length, and all of it is trained",
         "Raise max_completion_length, or let completions end earlier (stop_sequences, the tokenizer's eos_token).",
     )
     NEVER_COMPARED = (
-        lambda t: t.later_steps and not t.shared_steps,
+        lambda t: t["later_steps"] and not t["shared_steps"],
         "No action was compared with another: all {later_steps:,} later steps were in a state that was visited once",
         "Use coarser state keys (state_key, state_key_ignores); `g2po view` shows how states differ.",
     )
     NO_FORMAT = (
-        lambda t: t.valid < ALMOST_NONE * t.completions,
+        lambda t: t["valid"] < ALMOST_NONE * t["completions"],
         "{valid:,} of {completions:,} completions had the required format",
         "Read some in trajectories/, change the prompt template, or teach the model (`g2po teach`).",
     )
     NO_CALL = (
-        lambda t: t.called < ALMOST_NONE * t.offered,
+        lambda t: t["called"] < ALMOST_NONE * t["offered"],
         "{called:,} of {offered:,} completions called a tool",
         "Use a model that was trained to call tools, or fine-tune it on demonstrations (`g2po teach`).",
     )
     NOT_LISTED = (
-        lambda t: t.admissible < ALMOST_NONE * t.listed,
+        lambda t: t["admissible"] < ALMOST_NONE * t["listed"],
         "{admissible:,} of {listed:,} actions were among those that the environment listed",
         "Use a stronger model, or fine-tune it on demonstrations (`g2po teach`).",
     )
     EQUAL_REWARDS = (
-        lambda t: not t.unequal_groups,
+        lambda t: not t["unequal_groups"],
         "Nothing to compare: {successes:,} of {episodes:,} episodes succeeded, with equal rewards in each group",
         "Use tasks that the model solves sometimes, a larger or fine-tuned model (`g2po teach`), or larger groups.",
     )
@@ -179,14 +158,14 @@ FAULTS = (Cause.DIFFERENT_STARTS, Cause.CONTEXT_OVERFLOW, Cause.SINGLE_STATE, Ca
 
 def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
     """Return why a run had nothing to learn from, or `None`."""
-    if not tally.episodes:
+    if not tally["episodes"]:
         return None
     row = row_of(estimator)
     compares = row.compares if row else None  # `None`: an own estimator, or a critic, may learn from equal rewards
     causes = [Cause.ERRORS, Cause.CUT_OFF, *FAULTS[:3]]
-    if not tally.unequal_groups:
-        causes += [] if tally.successes else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Cause.NO_REWARD]
-        causes += [Cause.EQUAL_REWARDS] if compares or tally.successes in (0, tally.counted) else []
+    if not tally["unequal_groups"]:
+        causes += [] if tally["successes"] else [Cause.NO_FORMAT, Cause.NO_CALL, Cause.NOT_LISTED, Cause.NO_REWARD]
+        causes += [Cause.EQUAL_REWARDS] if compares or tally["successes"] in (0, tally["counted"]) else []
     elif compares == "steps" and not estimator.startswith(_EPISODES_ALONE):
         causes.append(Cause.NEVER_COMPARED)
     return next((cause for cause in causes if cause.holds(tally)), None)
@@ -194,10 +173,8 @@ def reason_of(tally: Tally, estimator: str = "g2po") -> Cause | None:
 
 def verdict(tally: Tally, estimator: str = "g2po") -> Finding | None:
     """Return why a run had nothing to learn from and what to do next, or `None`."""
-    if (cause := reason_of(tally, estimator)) is None:
-        return None
-    text, remedy = cause.wording
-    return Finding(text.format(**vars(tally), counted=tally.counted), remedy)
+    cause = reason_of(tally, estimator)
+    return cause and Finding(cause.wording[0].format(**tally), cause.wording[1])
 
 
 def verdict_of(

@@ -263,7 +263,7 @@ def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     evaluate([*own, "--output", str(tmp_path / "evaluation")])
     assert files_of(run) == before
     with refused("output_dir"):
-        check_free(tmp_path / "evaluation", None, overwrite=True)
+        check_free(tmp_path / "evaluation", None, overwrite=False)
 
 
 def test_a_run_that_another_has_overwritten_writes_no_evaluations_there(tmp_path):

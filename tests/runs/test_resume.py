@@ -22,6 +22,7 @@ from transformers.trainer_callback import TrainerState
 
 from g2po_trl.runs.checkpoint import STAGING, AtomicCheckpoint, RunState, find_checkpoint
 from g2po_trl.runs.verdict import Tally
+from g2po_trl.update.iteration import Iteration
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
 
@@ -148,12 +149,9 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
-    RunState({"tally": Tally()}).save(tmp_path, {})
-    state = json.loads((tmp_path / "g2po_state.json").read_text())
-    state["tally"] = {**state["tally"], "without_result": 1}
-    (tmp_path / "g2po_state.json").write_text(json.dumps(state))
+    RunState({"iteration": Tally(step=1)}).save(tmp_path, {})
     with refused("resume_from_checkpoint"):
-        RunState({"tally": Tally()}).restore(tmp_path, {})
+        RunState({"iteration": Iteration(1, 1, {})}).restore(tmp_path, {})
 
 
 def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
@@ -186,17 +184,23 @@ def test_which_checkpoint(tmp_path):
         RunState({}).restore(tmp_path / "checkpoint-9", {})
 
 
-def test_a_file_that_is_cut_is_named_with_the_checkpoint_before(make_trainer, tmp_path):
+def test_a_file_that_is_cut_or_changed_is_named_with_the_checkpoint_before(make_trainer, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
     make_trainer(max_steps=2, **options).train()
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    for file in sorted(checkpoint.iterdir()):
+    trainer = make_trainer(max_steps=3, **options)
+    for file in sorted({*checkpoint.iterdir()} - {checkpoint / "file_digests.json"}):
         whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2])
-        with refused("resume_from_checkpoint") as error:
-            make_trainer(max_steps=3, **options).train(resume_from_checkpoint="auto")
-        assert file.name in str(error.value) and "checkpoint-1" in str(error.value)
+        middle = len(whole) // 2
+        for damaged in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
+            file.write_bytes(damaged)
+            with refused("resume_from_checkpoint") as error:
+                trainer.train(resume_from_checkpoint="auto")
+            assert file.name in str(error.value) and "checkpoint-1" in str(error.value)
         file.write_bytes(whole)
+    (checkpoint / "file_digests.json").write_text("{")
+    with refused("file_digests.json"):
+        trainer.train(resume_from_checkpoint="auto")
 
 
 def test_the_oldest_checkpoints_go_by_their_steps(tmp_path):
@@ -248,3 +252,7 @@ def test_a_run_that_is_resumed_keeps_its_date(make_trainer, tiny_model_dir, tmp_
     played = (tmp_path / "out" / "trajectories" / "train-000002.jsonl").read_text().splitlines()
     ids = json.loads(played[0])["steps"][0]["prompt_ids"]
     assert tokenizer.decode(ids).startswith("2001 ")
+    checkpoint = str(tmp_path / "out" / "checkpoint-2")
+    elsewhere = make_trainer(max_steps=3, output="new", resume_from_checkpoint=checkpoint, **options)
+    elsewhere.train(resume_from_checkpoint=checkpoint)
+    assert elsewhere.args.chat_template_kwargs == {"strftime_now": "2001-02-03"}

@@ -110,7 +110,7 @@ def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, cap
     trainer = make_trainer(Hopeless, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
     assert capsys.readouterr().out.count("0 of 32 actions") == 1
-    assert trainer.tally.completions == 2 * 16 and trainer.tally.admissible == 0
+    assert trainer.tally["completions"] == 2 * 16 and trainer.tally["admissible"] == 0
     trainer.create_model_card()
     assert "0 of 32 actions" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
@@ -146,5 +146,5 @@ def test_of_a_model_whose_actions_have_no_effect_the_states_say_nothing():
     """It stays in the first state of any environment."""
     tally = Tally(episodes=8, groups=1, single_states=1, completions=40, valid=40, listed=40)
     assert reason_of(tally) is Cause.NOT_LISTED
-    tally.admissible = 20
+    tally["admissible"] = 20
     assert reason_of(tally) is Cause.SINGLE_STATE
