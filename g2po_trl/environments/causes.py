@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from .validation import EnvironmentContractError
 
-_OF_CONNECTIONS = {  # module -> classes of connections not made, cut or too slow; a game may have such names
+_OF_CONNECTIONS = {  # package -> classes of connections not made, cut or too slow; a game may have such names
     "aiohttp": ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),
     "anthropic": ("APIConnectionError",),
     "httpx": ("NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"),
     "openai": ("APIConnectionError",),
-    "requests.exceptions": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
+    "requests": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
     "websocket": ("WebSocketConnectionClosedException", "WebSocketTimeoutException"),
     "websockets": ("ConnectionClosed",),
 }
@@ -37,28 +36,25 @@ def is_of_environment(error: BaseException, wrapped: bool = True) -> bool:
 
     `wrapped`: also if other code has raised another exception in its place.
     """
-    of_environment = (*_OF_ENVIRONMENT, *_loaded(_OF_CONNECTIONS))
     for part in inner(error):
         chain = _chain(part)
         places = (part, getattr(part, "reason", None), getattr(part, "response", None))
         status = {getattr(place, name, None) for place in places for name in ("code", "status_code")}
-        is_cut = any(isinstance(one, of_environment) for one in (*places, *(chain if wrapped else ())))
+        if any(isinstance(code, int) and (code == 429 or 500 <= code < 600) for code in status):  # overloaded or down
+            return True
+        could_be = (*places, *(chain if wrapped else ()))
+        is_cut = any(isinstance(one, _OF_ENVIRONMENT) or _is_among(_OF_CONNECTIONS, one) for one in could_be)
         is_unknown_host = any(isinstance(one, socket.gaierror) and one.errno != socket.EAI_AGAIN for one in chain)
-        if (is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError)) or any(map(_is_busy, status)):
+        if is_cut and not is_unknown_host and not isinstance(part, BrokenPipeError):
             return True
     return False
-
-
-def _is_busy(status: object) -> bool:
-    """Return whether an HTTP status says that a service is overloaded or down."""
-    return isinstance(status, int) and (status == 429 or 500 <= status < 600)
 
 
 def has_gone(error: BaseException) -> bool:
     """Return whether an exception says that a process or a file has gone which the model could end."""
     is_closed = isinstance(error, ValueError) and "closed file" in str(error)
     is_closed |= getattr(error, "errno", None) in (errno.EBADF, errno.EIO, errno.ESRCH)
-    return is_closed or isinstance(error, (BrokenPipeError, EOFError, *_loaded({"pexpect": ("EOF",)})))
+    return is_closed or isinstance(error, (BrokenPipeError, EOFError)) or _is_among({"pexpect": ("EOF",)}, error)
 
 
 def inner(error: BaseException) -> list[BaseException]:
@@ -73,17 +69,11 @@ def in_words(error: BaseException) -> str:
     return "; ".join(": ".join([type(one).__name__, *str(one).strip().splitlines()[:1]]) for one in inner(error))
 
 
-def _loaded(classes: Mapping[str, tuple[str, ...]]) -> Iterator[type]:
-    """Yield the classes whose modules have been imported."""
-    for module, names in classes.items():
-        if module in sys.modules:
-            yield from (getattr(sys.modules[module], name) for name in names)
+def _is_among(classes: Mapping[str, tuple[str, ...]], value: object) -> bool:
+    kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__)
+    return any(name in classes.get(package, ()) for package, name in kinds)
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return an exception and those in whose place it was raised, which may be a circle."""
-    chain: list[BaseException] = []
-    while error is not None and not any(error is one for one in chain):
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain
+    """Return an exception and those in whose place it was raised."""
+    return [] if error is None else [error, *_chain(error.__cause__ or error.__context__)]

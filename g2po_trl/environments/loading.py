@@ -35,8 +35,8 @@ def load(name: str) -> Any:
     try:
         return getattr(import_named(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # also of "" and relative names
-        remedy = "write module:Class or file.py:Class"
-        raise G2POError(f"{name!r} cannot be loaded ({error}): {remedy}", "environment", name) from error
+        why = f"{name!r} cannot be loaded ({error}): write module:Class or file.py:Class"
+        raise G2POError(why, "environment", name) from error
 
 
 def bundled_environments() -> dict[str, Path]:
@@ -83,32 +83,22 @@ def import_file(path: str | Path) -> ModuleType:
     FOLDERS.append(path.parent)
     importlib.invalidate_caches()
     for file in path.parent.glob("*.py"):  # another folder's would be imported in place of a neighbour
-        if (source := _source(file.stem)) and source.parent in FOLDERS:
-            _require_source(file)
+        source = Path(getattr(sys.modules.get(file.stem), "__file__", None) or file).resolve()
+        fits = source == file or (file != path and source.parent not in FOLDERS)
+        require(fits, "environment", str(file), f"a process imports one {file.name}, here {source}: rename one")
     try:
         module = importlib.import_module(path.stem)
     except Exception as error:
         message = f"{path} cannot be imported: {in_words(error)}{where_raised(error)}"
         raise G2POError(message, "environment", str(path)) from error
-    _require_source(path)
+    source = getattr(module, "__file__", None) or "a built-in module"
+    remedy = f"a process imports one {path.name}, here {source}: rename it"
+    require(Path(source).resolve() == path, "environment", str(path), remedy)
     return module
 
 
-def _source(module: str) -> Path | None:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return Path(file).resolve() if file else None
-
-
-def _require_source(file: Path) -> None:
-    remedy = f"a process imports one {file.name}, here {_source(file.stem)}: rename one"
-    require(_source(file.stem) == file, "environment", str(file), remedy)
-
-
 def resolve_environment_name(name: str) -> str:
-    """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one, which is imported.
-
-    Other names are returned unchanged. Raises `G2POError` for a file that lacks the class, or has no or several.
-    """
+    """Return the full name of an environment, `/folder/file.py:Class`, of a file with one; other names unchanged."""
     return _resolve(name, _is_environment, "environment", "TextEnvironment")
 
 
@@ -132,7 +122,6 @@ def _resolve(name: str, fits: Callable[[Any, str], bool], field: str, wanted: st
 
 
 def _is_environment(value: Any, module: str) -> bool:
-    """Return whether an object is a class of this module: a `TextEnvironment`, or one in TRL's style."""
     is_own = inspect.isclass(value) and value.__module__ == module
     return is_own and (issubclass(value, TextEnvironment) or {"reset", "get_reward"} <= {*dir(value)})
 

@@ -24,8 +24,7 @@ from .validation import EnvironmentContractError, unwrap_factory
 class Setup:
     """The half of a training run that needs no model. Raises `G2POError` if arguments do not fit each other.
 
-    `factory` constructs the environments of workers, `first_tasks` has the first task of each environment, and
-    `history` is `None` with several environments, which have their own.
+    `factory` makes the environments of workers; `first_tasks` are the first of each; several have each its `history`.
     """
 
     def __init__(
@@ -46,16 +45,14 @@ def played_as(
 ) -> tuple[Callable[[], TextEnvironment], PromptTemplate, str | None]:
     """Return the factory, the wording of prompts and the history of an environment, from the trainer's arguments.
 
-    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`); several environments without
-    a history have each its own. Raises `G2POError` for a tool without types.
+    Tools are described in prose (`"window"`) or by the chat template (`"conversation"`).
     """
     template = prompt_template_of(environment_factory, prompt_template)
     history = history or default_history(environment_factory, template)
     if environments := environments_of(environment_factory):
-        played = {
-            name: played_as(one, limits.by(name), template.of(name), history) for name, one in environments.items()
-        }
-        return mixed({name: factory for name, (factory, _, _) in played.items()}), template, history
+        given = {name: (limits.by(name), template.of(name), history) for name in environments}
+        played = {name: played_as(one, *given[name])[0] for name, one in environments.items()}
+        return mixed(played), template, history
     if taken := getattr(unwrap_factory(environment_factory), "takes_limits", ()):
         environment_factory = partial(environment_factory, **{name: getattr(limits, name) for name in taken})
     elif is_tool_environment(environment_factory):
@@ -87,13 +84,12 @@ def prompt_template_of(environment_factory: Callable, given: Any = None) -> Prom
         require(named.keys() <= environments.keys(), "prompt_template", given, remedy)
         templates = {name: prompt_template_of(one, named.get(name)) for name, one in environments.items()}
         return PromptTemplates.of_environments(templates)
-    if given is None:
-        made, _ = bound_environment(environment_factory)
-        given = getattr(made, "prompt_template", None) if isinstance(made, type) else None
-    if given is None:
-        given = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
-    require(isinstance(given, PromptTemplate), "prompt_template", given, "set it to a PromptTemplate")
-    return given
+    made, _ = bound_environment(environment_factory)
+    own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
+    default = TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
+    template = next(one for one in (given, own, default) if one is not None)
+    require(isinstance(template, PromptTemplate), "prompt_template", template, "set it to a PromptTemplate")
+    return template
 
 
 def check_start(pool: EnvironmentPool, tasks: Sequence[Mapping[str, Any]]) -> list[Observation]:
@@ -112,8 +108,8 @@ def first_steps(
     The step is an admissible action for `tasks`, and an inadmissible one for the tasks in `invalid`.
     """
     starts = pool.reset([*tasks, *invalid])
-    running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
-    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
+    running = {slot: start for slot, start in enumerate(starts) if not isinstance(start, EnvironmentFailure)}
+    actions = {slot: (start.admissible_actions or ["look"])[0] for slot, start in running.items()}
     actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
     results = [*starts, *pool.step(actions).values()]
     pool.end()
@@ -130,15 +126,13 @@ def agent_factory(
     if isinstance(agent, str):  # the name of one stays a name: workers may run in another folder
         agent = resolve_agent_name(agent)
         agent = named if isinstance(named := load(agent), Mapping) else agent
-    if isinstance(agent, Mapping):
-        environments = environment_factory or {}
-        remedy = "agent has names, so pass a dictionary of environments, too"
-        require(isinstance(environments, Mapping), "environment_factory", environment_factory, remedy)
+    environments = environment_factory or {}
+    if isinstance(agent, Mapping) and isinstance(environments, Mapping):
         both = sorted(agent.keys() & environments.keys())
         require(not both, "agent", both, "environment_factory has the same names: give each its own")
         agents = {name: agent_factory(one, max_turns, state_key) for name, one in agent.items()}
         return mixed(agents | dict(environments))
-    remedy = "an agent brings its own environment: pass one of them"
+    remedy = "an agent brings its own environment: pass one of them, or a dictionary of each"
     require(environment_factory is None, "environment_factory", environment_factory, remedy)
     remedy = "pass a function agent(task, client), an AgentCommand, or file.py:NAME"
     require(callable(agent) or isinstance(agent, str), "agent", agent, remedy)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from ..prompts.template import PromptTemplate
@@ -100,8 +100,7 @@ def player_of(environment_factory: Callable, task: Mapping[str, Any]) -> tuple[C
 
 def row_of(environment: Any, task: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's columns for an environment or its class, without value only those that its `reset` names."""
-    reset = getattr(environment, "reset", None)
-    named = () if reset is None else inspect.signature(reset).parameters
+    named = inspect.signature(environment.reset).parameters if hasattr(environment, "reset") else ()
     return {name: value for name, value in task.items() if name != COLUMN and (value is not None or name in named)}
 
 
@@ -114,20 +113,18 @@ def name_in(environments: Iterable[str], task: Mapping[str, Any]) -> str:
 
 def one_task_each(environment_factory: Callable, tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first task of each environment; of a single environment, the first task."""
-    if not environments_of(environment_factory):
-        return [next(iter(tasks))]
     first: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        first.setdefault(task[COLUMN], task)
+    for task in tasks if environments_of(environment_factory) else islice(tasks, 1):
+        first.setdefault(task.get(COLUMN), task)
     return list(first.values())
 
 
 def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
     """Refuse (`G2POError`) limits of unknown environments, and limits of requests in a run without agents."""
     environments = environments_of(environment_factory)
-    for name in limits.environment_limits or ():
+    for name, given in (limits.environment_limits or {}).items():
         remedy = f"the environments of this run are {', '.join(environments) or 'a single one, without a name'}"
-        require(name in environments, f"environment_limits[{name!r}]", limits.environment_limits[name], remedy)
+        require(name in environments, f"environment_limits[{name!r}]", given, remedy)
     made = map(unwrap_factory, environments.values() or [environment_factory])
     has_agent = any("max_requests" in getattr(one, "takes_limits", ()) for one in made)
     remedy = "only agents send requests; leave it out, or set max_turns"
@@ -136,14 +133,11 @@ def check_limits(limits: EpisodeLimits, environment_factory: Any) -> None:
 
 def check_mixture(environment_factory: Callable, datasets: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
     """Refuse (`G2POError`) tasks without a known environment, an unused environment, and a `task_id` of two."""
-    environments = environments_of(environment_factory)
-    owners: dict[str, str] = {}
-    unused = dict(environments)
+    environments, owners, used = environments_of(environment_factory), {}, set()
     for task in chain.from_iterable(datasets.values()) if environments else ():
-        name = name_in(environments, task)
-        unused.pop(name, None)
-        if (task_id := task.get("task_id")) is not None:
-            remedy = f"two environments have it; give each another one, such as '{name}/{task_id}'"
-            require(owners.setdefault(str(task_id), name) == name, "task_id", task_id, remedy)
-    remedy = f"no task has it in its column {COLUMN}; add tasks, or leave it out"
-    require(not unused, "environment_factory", next(iter(unused), None), remedy)
+        name, task_id = name_in(environments, task), task.get("task_id")
+        used.add(name)
+        is_own = task_id is None or owners.setdefault(str(task_id), name) == name
+        require(is_own, "task_id", task_id, f"two environments have it; write '{name}/{task_id}'")
+    unused = sorted(environments.keys() - used)
+    require(not unused, "environment_factory", unused, f"no task has these in its column {COLUMN}")

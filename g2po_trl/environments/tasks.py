@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import io
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,7 @@ from .validation import unwrap_factory
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# The one column of a `tasks_dataset`, and the format that decodes it.
-COLUMN, FORMAT = "g2po_task", "g2po_tasks"
+COLUMN = "g2po_task"  # the one of a `tasks_dataset`
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
@@ -58,7 +56,7 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
 
     `Dataset.from_list` stores rows as a table: it drops columns that the first row lacks, fills missing values with
     `None`, merges the keys of nested dictionaries, and converts integers to floats in mixed columns. This dataset
-    stores each row as JSON text and decodes it on access. Select, shuffle and save as usual; `map` the rows before.
+    stores each row as JSON text and decodes it on access. Select and shuffle as usual; `map` the rows before.
 
     Args:
         rows: keyword arguments of the environment's `reset`, as plain JSON data.
@@ -68,13 +66,12 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     """
     from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
-    _register_format()
     rows = [dict(row) for row in rows]
     texts = [json.dumps(row, default=repr, skipkeys=True) for row in rows]
     for number, (row, text) in enumerate(zip(rows, texts), 1):
         remedy = "JSON does not give it back; use strings, numbers, lists, and dicts with strings as keys"
         require(repr(json.loads(text)) == repr(row), f"task {number}", row, remedy)  # 1, 1.0 and True differ
-    return Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")})).with_format(FORMAT)
+    return Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")})).with_transform(_decoded)
 
 
 def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
@@ -90,32 +87,16 @@ def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(row[COLUMN]) if COLUMN in row else dict(row)
 
 
-def _register_format() -> None:
-    """Make `FORMAT` known to `datasets`, which saves and loads a format by its name, but no function."""
-    from datasets import formatting
-
-    class TasksFormatter(formatting.CustomFormatter):
-        def __init__(self, **kwargs: Any):
-            super().__init__(_decoded, **kwargs)
-
-    if FORMAT not in formatting._FORMAT_TYPES:
-        formatting._register_formatter(TasksFormatter, FORMAT)
-
-
-if "datasets" in sys.modules:  # slow to import; `load_from_disk` may come next
-    _register_format()
-
-
 def plain(dataset: Any) -> Any:
     """Return a dataset, or each of a dictionary, with rows of Python's values, as files and `reset` get them."""
     from datasets import Dataset
 
     if isinstance(dataset, Mapping):
         return {name: plain(panel) for name, panel in dataset.items()}
-    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # which is refused
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # of tasks, or refused
         return dataset
     if COLUMN in dataset.column_names:
-        return dataset.with_format(FORMAT)
+        return dataset.with_transform(_decoded)
     every_column = dataset.format["output_all_columns"]
     return dataset.with_format(None, columns=None if every_column else dataset.format["columns"])
 
@@ -152,10 +133,12 @@ def check_rows(environment_factory, name: str, dataset) -> None:
     """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     from datasets import Dataset  # slow to import, and not needed to read a tasks file
 
-    is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0 and dataset.format["type"] != "custom"
+    is_dataset = isinstance(dataset, Dataset) and len(dataset) > 0
+    is_written = is_dataset and COLUMN in dataset.column_names  # by `tasks_dataset`
     remedy = "pass a Dataset with one row per task and without a transform, e.g. tasks_dataset([{'seed': 1}])"
-    require(is_dataset, f"{name}_dataset", dataset, remedy)
-    are_alike = COLUMN not in dataset.column_names and not environments_of(environment_factory)
+    fits = is_written or is_dataset and dataset.format["type"] != "custom"
+    require(fits, f"{name}_dataset", dataset, remedy)
+    are_alike = not is_written and not environments_of(environment_factory)
     for number, row in enumerate(dataset.select([0]) if are_alike else dataset, 1):
         check_task_columns(environment_factory, row, f"{name} dataset, row {number}: ")
     remedy = "its text differs each time it is read, so rows cannot be told apart; store a number or a path"

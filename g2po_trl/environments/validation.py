@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..prompts.conversation import ChatRequest, pictures_of, since_last_completion
 from ..utils.errors import G2POError
 from ..utils.images import Picture, as_picture
 from ..utils.json import to_plain
+from ..utils.options import is_of_kind
 from ..utils.show import show
 from .contract import Observation, StepResult
 
@@ -62,8 +63,7 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     `where` names the call. Raises `EnvironmentContractError` for another type, also of a field, and for a longer text,
     more or larger images than the limits allow.
     """
-    if isinstance(value, str):
-        value = Observation(value)
+    value = Observation(value) if isinstance(value, str) else value
     _require(isinstance(value, Observation), where, None, value, "an Observation, or its text as a string")
     texts = {"text": _plain_text(value.text, where, "text")}
     for name in ("state_key", "task"):
@@ -72,8 +72,7 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     actions = value.admissible_actions
     if actions is not None:
         actions = actions.tolist() if hasattr(actions, "tolist") else actions
-        is_list = isinstance(actions, Sequence) and not isinstance(actions, str)
-        are_texts = is_list and all(isinstance(action, str) for action in actions)
+        are_texts = isinstance(actions, (list, tuple)) and all(isinstance(action, str) for action in actions)
         _require(are_texts, where, "Observation.admissible_actions", actions, "a list of strings, or None")
         _plain_text("".join(actions), where, "admissible_actions")  # one check instead of one for each
         actions = [str.__str__(action) for action in actions]
@@ -81,12 +80,11 @@ def validate_observation(value: Any, where: str, limits: PoolLimits | None = Non
     _require(is_request, where, "Observation.request", value.request, "a ChatRequest, or None")
     images = _pictures(value, where)
     sizes = {"max_observation_characters": len(texts["text"]), "max_observation_images": len(images)}
-    sizes["max_image_pixels"] = max((width * height for width, height in (one.size for one in images)), default=0)
+    sizes["max_image_pixels"] = max((math.prod(one.size) for one in images), default=0)
     for name, size in sizes.items():
         if (limit := getattr(limits, name, None)) is not None and size > limit:
             what = f"{where}: the observation has {size} {name.rpartition('_')[2]}, more than {name}={limit}"
-            remedy = "make it smaller in the environment, or raise the limit"
-            raise EnvironmentContractError(f"{what}: {remedy}", name, size)
+            raise EnvironmentContractError(f"{what}: make it smaller, or raise the limit", name, size)
     if images and texts["state_key"] is None:
         texts["state_key"] = "\n".join([texts["text"], *images])
     # A new object: a subclass may not unpickle in the trainer.
@@ -110,18 +108,16 @@ def _pictures(seen: Observation, where: str) -> tuple[Picture, ...]:
 def validate_step(value: Any, where: str, limits: PoolLimits | None = None) -> StepResult:
     """Return the value as a `StepResult` with an `Observation` and a float reward. See `validate_observation`."""
     _require(isinstance(value, StepResult), where, None, value, "StepResult(observation, reward, terminated)")
-    try:
-        given = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy or torch scalar
-        reward = math.nan if isinstance(given, (str, bytes, bool)) else float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        reward = math.nan
-    _require(math.isfinite(reward), where, "reward", value.reward, "a finite number")
+    reward = to_plain(value.reward)
+    if hasattr(value.reward, "item") and isinstance(reward, list) and len(reward) == 1:  # of numpy or torch
+        reward = reward[0]
+    _require(is_of_kind(reward, float), where, "reward", value.reward, "a finite number")
     for name in ("terminated", "truncated"):
         is_bool = type(getattr(value, name)).__name__ in ("bool", "bool_")  # also numpy's, by version
         _require(is_bool, where, name, getattr(value, name), "True or False")
     observation = validate_observation(value.observation, where, limits)
     info = _validate_info(value.info, where)
-    return StepResult(observation, reward, bool(value.terminated), bool(value.truncated), info)
+    return StepResult(observation, float(reward), bool(value.terminated), bool(value.truncated), info)
 
 
 def _validate_info(info: Any, where: str) -> dict[str, Any]:
@@ -132,16 +128,16 @@ def _validate_info(info: Any, where: str) -> dict[str, Any]:
         data = None
     _require(data is not None, where, "info", info, "a dict of plain data, which is written as JSON")
     for name, score in data.items():
-        is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
+        fits = is_of_kind(score, float) or not is_score(name)
         wanted = "a finite number, or rename it: evaluations report the mean"
-        _require(is_number or not is_score(name), where, f"info[{name!r}]", info.get(name, score), wanted)
+        _require(fits, where, f"info[{name!r}]", info.get(name, score), wanted)
     success = data.pop("success", None)  # `None` is unknown: the reward decides
     _require(success in (True, False, None), where, "info['success']", success, "True or False")
     return data if success is None else {"success": success, **data}
 
 
 def _require(valid: bool, where: str, field: str | None, value: Any, wanted: str) -> None:
-    """Raise `EnvironmentContractError` unless valid. `where`: the call; `field`: `None` for all that it returned."""
+    """Raise `EnvironmentContractError` unless valid; `field`: `None` for all that the call at `where` returned."""
     if not valid:
         what = f"{where} returned" if field is None else f"{where}: {field} is"
         raise EnvironmentContractError(f"{what} {show(value)}; give {wanted}", field or where, value)

@@ -41,9 +41,8 @@ class TRLEnvironment:
         self.reward_funcs = named_functions(reward_funcs)
         self.reward_weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
         self.has_get_reward = callable(getattr(self.environment, "get_reward", None))
-        methods = () if self.environment is None else class_tools(type(self.environment))
         self.tools = {tool.__name__: tool for tool in tools}
-        self.tools |= {method: getattr(self.environment, method) for method in methods}
+        self.tools |= {name: getattr(self.environment, name) for name in class_tools(type(self.environment))}
         name = "tools" if self.environment is None else type(self.environment).__name__
         remedy = "add a method that returns the reward of an episode, or pass reward_funcs to the trainer"
         require(self.has_get_reward or bool(reward_funcs), f"get_reward of {name}", None, remedy)
@@ -96,10 +95,10 @@ def with_rewards(
 ) -> Callable | None:
     """Return the environment factory, or each of several, with the trainer's `reward_funcs` and `tools` if given."""
     functions, tools = _as_list(reward_funcs), _as_list(tools)
-    fits = isinstance(reward_weights, (list, tuple)) and len(reward_weights) == len(functions) > 0
-    fits = fits and all(is_of_kind(weight, float) for weight in reward_weights)
-    remedy = f"give a list of numbers, one for each of the {len(functions)} reward_funcs, or leave it out"
-    require(reward_weights is None or fits, "reward_weights", reward_weights, remedy)
+    if reward_weights is not None:
+        weights = reward_weights if isinstance(reward_weights, (list, tuple)) else ()
+        fits = len(weights) == len(functions) > 0 and all(is_of_kind(weight, float) for weight in weights)
+        require(fits, "reward_weights", reward_weights, "give a list with a number for each of reward_funcs, or none")
     if environments := environments_of(environment_factory):
         arguments = (reward_funcs, reward_weights, tools)
         return mixed({name: with_rewards(factory, *arguments) for name, factory in environments.items()})
@@ -107,7 +106,7 @@ def with_rewards(
         return environment_factory
     made = environment_factory and unwrap_factory(environment_factory)
     pays = isinstance(made, type) and issubclass(made, TextEnvironment)
-    remedy = f"leave it out with {getattr(made, '__name__', made)}, whose own steps return rewards"
+    remedy = "leave it out with a TextEnvironment, whose own steps return rewards"
     require(not pays, "reward_funcs" if functions else "tools", functions or tools, remedy)
     fits = all(callable(function) and not hasattr(function, "forward") for function in functions)
     remedy = "they are called in environment workers; in place of a reward model, pass a function that asks a server"
@@ -140,8 +139,8 @@ def check_reward_columns(environment_factory: Callable, task: Mapping[str, Any])
         try:
             inspect.signature(function).bind(**dict.fromkeys(known))
         except TypeError as error:
-            remedy = f"{error}: add the column, give the argument a default, or add **kwargs"
-            message = f"reward_funcs: {name} is called with {', '.join(sorted(known))} in workers, but {remedy}"
+            remedy = "add the column, give the argument a default, or add **kwargs"
+            message = f"reward_funcs: {name} is called with {', '.join(sorted(known))} ({error}): {remedy}"
             raise G2POError(message, "reward_funcs", name) from error
 
 

@@ -6,14 +6,10 @@
             '''Turn the dial. …'''
         def get_reward(self) -> float: ...
 
-Classes for `GRPOTrainer(environment_factory=Safe)` train unchanged: a completion with tool calls is a step, the
-results of the tools are the next observation, and the first completion without a call, or the last turn, ends the
-episode, whose reward is `get_reward()`. Episodes are conversations (`ChatToolEnvironment`) or, with a wording of their
-own, prompts with the last steps (`ToolEnvironment`). `trl_rewards` adds TRL's `reward_funcs` and `tools`.
-
-`reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
-exception of a tool as its result, except those of the environment (`causes`), as `BrokenEnvironmentError`, which end
-the episode as an error. If `get_reward` finds that a process or a file has gone, the model broke it: a failure.
+A completion with calls is a step, their results are the next observation, and a completion without a call, or the last
+turn, ends the episode. Methods may be `async`; they share one event loop per environment. The model sees an exception
+of a tool as its result, except those of the environment (`causes`), which end the episode as an error. If `get_reward`
+finds that a process or a file has gone, the model broke it: a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import copy
 import functools
 import inspect
 import json
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,10 +59,8 @@ def tool_environment_factory(environment_factory: Callable, max_turns: int, in_w
     if made is not None and not inspect.isclass(made):  # what a function makes is known in the worker
         return playable
     described = {tool.__name__: tool for tool in tools}
-    for name in class_tools(made) if made else ():
-        is_method = inspect.isfunction(inspect.getattr_static(made, name))
-        tool = getattr(made, name)
-        described[name] = types.MethodType(tool, object()) if is_method else tool  # bound: enough for its schema
+    for name in class_tools(made) if made else ():  # bound to any object: enough for a schema
+        described[name] = inspect.getattr_static(made, name).__get__(object(), made)
     return functools.partial(playable, describe_tools(described))
 
 
@@ -99,9 +92,8 @@ class ToolEnvironment(TextEnvironment):
     def reset(self, **row) -> Observation:
         """Start a task. The tool schemas and the row's `prompt` (text or chat messages) are repeated at every step."""
         first = self._start(row)
-        prompt = [message["content"] for message in self._prompt]
-        task = [HOW_TO_CALL.format(tools=self.tool_schemas), "\n\n".join(prompt)]
-        return _observation([first], task="\n\n".join(filter(None, task)))
+        texts = [HOW_TO_CALL.format(tools=self.tool_schemas), *(message["content"] for message in self._prompt)]
+        return _observation([first], task="\n\n".join(filter(None, texts)))
 
     def reset_row(self, row: Mapping[str, Any]) -> Observation:
         """Start a task of a run with several environments: reward functions get the columns of all, as in TRL."""
@@ -113,12 +105,11 @@ class ToolEnvironment(TextEnvironment):
         """Run the calls of a completion, or end the episode."""
         message, has_calls = {"role": "assistant", "content": action}, OPEN_CALL in action
         calls, unread = [], []
-        if has_calls:
-            try:
-                calls = [{"name": name, "arguments": arguments} for name, arguments in read_calls(action)]
-                message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
-            except ValueError as error:
-                unread = [_result("", {"error": f"the call cannot be read: {error}"})]
+        try:
+            calls = [{"name": name, "arguments": arguments} for name, arguments in read_calls(action)]
+            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        except ValueError as error:
+            unread = [_result("", {"error": f"the call cannot be read: {error}"})] if has_calls else []
         seen = _observation(self._run(message, calls) + unread)
         is_over = not has_calls or self._turns >= self.max_turns
         return self._end(seen, has_calls) if is_over else StepResult(seen)
@@ -149,14 +140,13 @@ class ToolEnvironment(TextEnvironment):
         """Return the end of an episode, with its reward."""
         try:
             reward, parts = self.rewarded.reward(self._prompt, self._completion, self._await)
+            info = {f"score_{name}": part for name, part in parts.items()}
         except Exception as error:
             if not has_gone(error):
                 raise
-            info = {"success": False, "failure_reason": f"environment broken: get_reward raised {in_words(error)}"}
-            return StepResult(seen, terminated=True, info={**info, "out_of_turns": has_calls})
-        info = {f"score_{name}": part for name, part in parts.items()}
-        success = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
-        success = reward > 0 if success is None or callable(success) else bool(success)
+            reward, info = 0.0, {"failure_reason": f"environment broken: get_reward raised {in_words(error)}"}
+        said = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
+        success = reward > 0 if said is None or callable(said) or "failure_reason" in info else bool(said)
         return StepResult(seen, reward, True, info={"success": success, "out_of_turns": has_calls, **info})
 
     def _await(self, value: Any) -> Any:
@@ -179,7 +169,7 @@ class ChatToolEnvironment(ToolEnvironment):
     """Wraps an environment with tool methods as a conversation, message by message as in TRL's own rollout.
 
     An observation is a chat request: the row's `prompt` and what `reset` returned, then completions and results of
-    tools. The model gets the tools through its chat template. The arguments are those of `ToolEnvironment`.
+    tools. The arguments are those of `ToolEnvironment`.
     """
 
     def reset(self, **row) -> Observation:
@@ -188,11 +178,7 @@ class ChatToolEnvironment(ToolEnvironment):
         return self._request(self._prompt)
 
     def step(self, action: str) -> StepResult:
-        """Call the tools of a response, or end the episode if there are none or it is out of turns.
-
-        Args:
-            action: a `ChatResponse` (`to_action`). Any other text becomes the content of a response.
-        """
+        """Call the tools of a response (`ChatResponse.read`), or end the episode without calls or out of turns."""
         response = ChatResponse.read(action)
         if not response.tool_calls or self._turns + 1 >= self.max_turns:
             self._run(response.message(), [])
@@ -214,18 +200,16 @@ def _result(name: str, returned: Any) -> Message:
 
 def _content(returned: Any, name: str) -> dict[str, Any]:
     """Return what a method returned as a message's content: the texts and images of blocks, as in TRL, or its text."""
-    if not (isinstance(returned, list) and returned and all(map(_is_block, returned))):
+    kinds = [
+        isinstance(part, Mapping) and part.get("type") for part in (returned if isinstance(returned, list) else ())
+    ]
+    if not kinds or not all(kind in ("text", "image", "image_url", "audio", "video") for kind in kinds):
         return {"content": str(returned)}
     try:
         text, images = read_parts(returned, name, opens_files=True)
     except G2POError as error:
         raise EnvironmentContractError(str(error), name, returned) from error
     return {"content": text, **({"images": images} if images else {})}
-
-
-def _is_block(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return "text" in part if kind == "text" else kind in ("image", "image_url", "audio", "video")
 
 
 def _observation(messages: Sequence[Message], **fields: Any) -> Observation:
@@ -245,8 +229,7 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
             lines.append(json.dumps(get_json_schema(tool)["function"]))
         except Exception as error:
             remedy = "give each argument a type, and a line under Args in a docstring that describes the tool"
-            message = f"the tool {name} cannot be described to the model ({error}): {remedy}"
-            raise G2POError(message, name, tool) from error
+            raise G2POError(f"the tool {name} cannot be described ({error}): {remedy}", name, tool) from error
     return "\n".join(lines)
 
 
