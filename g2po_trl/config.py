@@ -276,8 +276,7 @@ class G2POConfig(Sampling, PoolLimits, EpisodeLimits, GRPOConfig):
         """Return every field as plain data for files and loggers; values that look like secrets are masked."""
         return masked(super().to_dict())
 
-    def _check_estimator(self) -> None:
-        check_estimator(self)
+    _check_estimator = check_estimator
 
     @classmethod
     def fields_with(cls, key: str, value: Any = True) -> list[str]:

@@ -23,7 +23,7 @@ from .runs.sample_table import BACKENDS
 from .update.batch import LOSS_TYPES
 from .update.policy.importance import MODES
 from .utils.choices import check_choice
-from .utils.options import as_mapping, check_value, hints_of, is_of_kind, option_text, require, without_effect
+from .utils.options import as_mapping, check_value, hints_of, option_text, require, without_effect
 
 _BONUS = "the bonus would depend on the split into micro-batches"
 _PLAYED = "evaluations play episodes and have no predictions"
@@ -78,6 +78,7 @@ _METADATA: dict[str, dict[str, Any]] = {
         "per_device_train_batch_size per_device_eval_batch_size steps_per_generation": "[1, inf)",
         "num_iterations gradient_accumulation_steps num_generations_eval ref_model_sync_steps": "[1, inf)",
         "learning_rate": "[0, inf)",
+        "num_train_epochs": "(0, inf)",
         "seed": "[0, 4294967296)",
         "vllm_importance_sampling_clip_max": "(0, inf)",
     },
@@ -217,10 +218,6 @@ def _are_panels(args: GRPOConfig) -> bool:
     return min(args.other_eval_temperatures, default=0) >= 0 and len(names) == len(args.other_eval_temperatures) + 1
 
 
-def _is_above_0(value: Any) -> bool:
-    return is_of_kind(value, float) and value > 0
-
-
 def _is_one(name: str) -> Callable[[GRPOConfig], bool]:
     return lambda args: args.mini_batch_size is None or getattr(args, name) == 1
 
@@ -247,7 +244,6 @@ _RULES: tuple[tuple[str, Callable[[GRPOConfig], bool], str], ...] = (
     ("output_dir", lambda a: bool(a.output_dir), "name a folder"),
     ("temperature", lambda a: a.temperature > 0, "set it above 0: greedy episodes of a group are all equal"),
     ("max_steps", lambda a: a.max_steps != 0, "set it to 1 or more, or to -1 for num_train_epochs"),
-    ("num_train_epochs", lambda a: a.max_steps > 0 or _is_above_0(a.num_train_epochs), "set it to a number above 0"),
     ("max_grad_norm", lambda a: isinstance(a.max_grad_norm, (int, float)), "set it to a number; 0 does not clip"),
     ("stop_sequences", lambda a: "" not in (a.stop_sequences or ()), "remove the empty text"),
     ("other_eval_temperatures", _are_panels, "set each to 0 or more, and none twice or to eval_temperature"),

@@ -180,8 +180,7 @@ class G2POTrainer(GRPOTrainer):
         self.setup = setup = Setup(
             environment_factory, EpisodeLimits.of(args), prompt_template, args.history, train_dataset, eval_dataset
         )
-        own_metrics = type(self).evaluate is not G2POTrainer.evaluate
-        check_evaluations(args, setup.eval_dataset, not own_metrics)
+        check_evaluations(args, setup.eval_dataset, type(self).evaluate is G2POTrainer.evaluate)
         self._staging = AtomicCheckpoint()
         name = model
         model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)

@@ -84,9 +84,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     groups, tasks = args.generation_batch_size // args.num_generations, len(trainer.train_dataset)
     shards, has_template = trainer.is_fsdp_enabled, get_chat_template(trainer.processing_class) is not None
     saves = is_sharded(trainer) and args.save_strategy != "no"
-    remedy = (
-        "the tokenizer has none: use an instruction-tuned model, or pass a tokenizer with one (--chat-template FILE)"
-    )
+    remedy = "the tokenizer has none: use an instruction-tuned model, or give it one (--chat-template FILE)"
     require(has_template, "chat_template", None, remedy)
     remedy = "no parameter trains: load adapters with is_trainable=True, or call model.requires_grad_(True)"
     trained = {id(one) for one in model.parameters() if one.requires_grad}
