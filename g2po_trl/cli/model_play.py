@@ -8,7 +8,6 @@ from typing import Any
 
 from ..engines.sampling import Sampling, derived_seed
 from ..environments.episode_limits import EpisodeLimits
-from ..environments.setup import text_environment_factory
 from ..evaluation.agents import ChatActor
 from ..evaluation.evaluate import load_panel, make_agent, make_chat_model
 from ..trajectory import Trajectory
@@ -28,11 +27,12 @@ def play_with_model(options: Any) -> str:
     panel = load_panel(settings)
     row = task_at(tasks_of("", options.task) if options.task else panel.rows, options.line)
     limits = EpisodeLimits.of(settings, max_turns=panel.max_turns)
-    factory = text_environment_factory(panel.environment_factory, limits, panel.history, panel.prompt_template)
     with closing(make_chat_model(settings)) as chat:
         actor = ChatActor.of(chat, make_agent(settings, panel))
         sampling = Sampling.of(settings)
-        played = play(factory, row, actor, limits, settings, sampling=sampling, seeds=[derived_seed(0, 0)])
+        played = play(
+            panel.environment_factory, row, actor, limits, settings, sampling=sampling, seeds=[derived_seed(0, 0)]
+        )
         tokenizer = chat.encode.tokenizer if chat.engine else None
     return "\n".join([*_steps(played, tokenizer), end_of(played)])
 

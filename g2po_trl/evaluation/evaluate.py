@@ -23,7 +23,7 @@ from ..environments.episode_limits import EpisodeLimits
 from ..environments.loading import load_template
 from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
-from ..environments.setup import default_history, prompt_template_of, text_environment_factory
+from ..environments.setup import played_as
 from ..environments.several import check_limits, environments_of, mixed
 from ..environments.tasks import check_task_columns, read_tasks
 from ..environments.validation import is_score
@@ -44,8 +44,7 @@ from .panel import Panel
 
 
 def load_panel(options: EvaluateOptions) -> Panel:
-    """Return the evaluation set that the options name: a bundled environment's, or `module:Class` with its tasks."""
-    direct = options.agent == "direct"
+    """Return the evaluation set that the options name, as it is played: a bundled environment's, or one with tasks."""
     if ":" in options.environment:
         remedy = f"pass --tasks, a file with one row of {options.played} per line"
         require(options.tasks is not None, "tasks", None, remedy)
@@ -58,27 +57,28 @@ def load_panel(options: EvaluateOptions) -> Panel:
     defaults = {one.name: one.default for one in [*parameters][len(arguments) :]}
     check_options("panel_options", options.panel_options, defaults, "the panel")
     panel = make(*arguments, **options.panel_options)
-    factory, template, prompt = panel.environment_factory, panel.prompt_template, options.prompt
+    rows, template, prompt = panel.rows[: options.limit], panel.prompt_template, options.prompt
+    require(bool(rows), "tasks", [], f"there is nothing to evaluate in {panel.name}")
     if prompt is not None:  # a name, or what a run.json has
         template = load_template(prompt) if isinstance(prompt, str) else load_prompt(prompt)
-    of_environments = {name: f"success_rate_by_type/{name}" for name in environments_of(factory)}
-    return replace(
-        panel,
-        rows=panel.rows[: options.limit],
-        prompt_template=prompt_template_of(factory, template),
-        history=options.history or default_history(factory, template) if direct else panel.history,
-        max_turns=options.max_turns or panel.max_turns,
-        columns={**panel.columns, **of_environments},
-    )
+    history = options.history if options.agent == "direct" else panel.history
+    limits = EpisodeLimits.of(options, max_turns=options.max_turns or panel.max_turns)
+    check_limits(limits, panel.environment_factory)
+    factory, template, history = played_as(panel.environment_factory, limits, template, history)
+    for number, row in enumerate(rows, 1):
+        check_task_columns(factory, row, f"task {number} of {panel.name}: ")
+    columns = {**panel.columns, **{name: f"success_rate_by_type/{name}" for name in environments_of(factory)}}
+    played = {"environment_factory": factory, "prompt_template": template, "history": history}
+    return replace(panel, rows=rows, max_turns=limits.max_turns, columns=columns, **played)
 
 
 def make_agent(options: EvaluateOptions, panel: Panel) -> Agent:
     """Return the agent that the options name."""
-    more = {} if options.history_length is None else {"history_length": options.history_length}
+    given = {} if options.history_length is None else {"history_length": options.history_length}
     if options.agent == "direct":
-        more = {"history_length": panel.history_length, "history": panel.history} | more
-        return DirectAgent(panel.prompt_template, max_prompt_length=options.max_prompt_length, **more)
-    return ReActAgent(panel, **more, trials=options.trials if options.agent == "reflexion" else 1)
+        given = {"history_length": panel.history_length, "history": panel.history} | given
+        return DirectAgent(panel.prompt_template, max_prompt_length=options.max_prompt_length, **given)
+    return ReActAgent(panel, **given, trials=options.trials if options.agent == "reflexion" else 1)
 
 
 def make_chat_model(options: EvaluateOptions) -> ChatModel:
@@ -135,17 +135,17 @@ class PanelPlayer:
 
         for trial in range(self.agent.trials):
             # In the first trial a seed equals that of a training run with `eval_seed`.
-            seeds = {index: derived_seed(seed, index, *([trial] if trial else [])) for index in indices}
+            seeds = [derived_seed(seed, index, *([trial] if trial else [])) for index in indices]
             rows = [self.panel.rows[index] for index in indices]
             with closing(RolloutBar(f"seed {seed}", player.max_turns, enabled=True)) as bar:
-                trajectories, _ = player.play(rows, self.sampling, None, [*seeds.values()], bar, record)
-            failed = {index: t for index, t in zip(indices, trajectories) if index not in finished}
+                trajectories, _ = player.play(rows, self.sampling, None, seeds, bar, record)
+            failed = [part for part in zip(indices, trajectories, seeds) if part[0] not in finished]
             if not failed:
                 return
-            indices = list(failed)
-            requests = [self.agent.reflect(trajectory, notes[index]) for index, trajectory in failed.items()]
-            again = [derived_seed(seeds[index], -1) for index in indices]
-            for index, completion in zip(indices, self.chat.generate(requests, self.sampling, again)):
+            indices = [index for index, _, _ in failed]
+            requests = [self.agent.reflect(trajectory, notes[index]) for index, trajectory, _ in failed]
+            completions = self.chat.generate(requests, self.sampling, [derived_seed(part[2], -1) for part in failed])
+            for index, completion in zip(indices, completions):
                 notes[index] += [] if completion.error else [" ".join(completion.text.split())]
             told = replace(self.agent, notes=[notes[index] for index in indices])
             player = replace(player, actor=ChatActor(self.chat, told))
@@ -157,8 +157,8 @@ def _resume(path: Path, batches: Sequence[Sequence[int]]) -> dict[int, Trajector
         return {}
     played = [*filter(None, read_unfinished(path))]
     finished = {t.info["panel_index"]: t for t in played if t.info["last_trial"] and t.counted}
-    broken = {index for batch in batches if not finished.keys() >= set(batch) for index in batch}
-    finished = {index: trajectory for index, trajectory in finished.items() if index not in broken}
+    for index in {index for batch in batches if not finished.keys() >= set(batch) for index in batch}:
+        finished.pop(index, None)
     write_jsonl(path, [trajectory for trajectory in played if trajectory.info["panel_index"] in finished])
     return finished
 
@@ -167,17 +167,15 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
     """Return the row of a seed: the set's columns in percent, then turns, tokens per episode, and errors."""
     summary = summarize(trajectories, [row.get("task_type") for row in panel.rows])
     row = {}
+    has_results = any(t.counted for t in trajectories)
     for heading, name in panel.columns.items():
         part, _, kind = name.partition("/")
-        value = summary[part].get(kind) if kind else summary.get(part)
-        if value is None and is_score(part) and any(t.counted for t in trajectories):
-            value = 0.0  # no episode has a score, e.g. none bought anything
-        row[heading] = nan if value is None else 100 * value
+        none = 0.0 if is_score(part) and has_results else nan  # no episode has a score, e.g. none bought anything
+        row[heading] = 100 * (summary[part].get(kind, nan) if kind else summary.get(part, none))
     tokens = mean(t.info["prompt_tokens"] + t.info["completion_tokens"] for t in trajectories)
     row |= {"turns": summary["turns"], "tokens": tokens or nan}  # not every server reports them
-    row["valid"] = 100 * summary["valid_action_ratio"]
-    if "admissible_action_ratio" in summary:
-        row["admissible"] = 100 * summary["admissible_action_ratio"]
+    ratios = {"valid": "valid_action_ratio", "admissible": "admissible_action_ratio"}
+    row |= {heading: 100 * summary[name] for heading, name in ratios.items() if name in summary}
     return row | {"errors": 100 * (summary["error_rate"] + summary["lost_rate"])}
 
 
@@ -236,39 +234,32 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             spent, or if a server rejects requests or cannot be reached.
     """
     panel, output = load_panel(options), options.output
-    require(bool(panel.rows), "tasks", [], f"there is nothing to evaluate in {panel.name}")
-    limits, environments = EpisodeLimits.of(options, max_turns=panel.max_turns), panel.environment_factory
-    check_limits(limits, environments)
-    environment_factory = text_environment_factory(environments, limits, panel.history, panel.prompt_template)
-    for number, row in enumerate(panel.rows, 1):
-        check_task_columns(environment_factory, row, f"task {number} of {panel.name}: ")
     agent = make_agent(options, panel)
     settings = identity(options, panel, agent)
     _check_output(output, settings, options.overwrite)
-    pool = EnvironmentPool(environment_factory, PoolLimits.of(options))
+    pool = EnvironmentPool(panel.environment_factory, PoolLimits.of(options))
     with pool, closing(make_chat_model(options)) as chat:  # one that cannot be loaded deletes nothing
-        folder = output / "trajectories"
         if options.overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
-            (output / "tokens.json").unlink(missing_ok=True)
-        (output / "results.json").unlink(missing_ok=True)
+            shutil.rmtree(output / "trajectories", ignore_errors=True)
+            for name in ("results.json", "tokens.json"):
+                (output / name).unlink(missing_ok=True)
         write_json(output / "settings.json", settings, indent=1)
         write_json_lines(output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
         if options.base_url:
             chat.count_tokens(output / "tokens.json", options.max_total_tokens)
         size = f"{len(panel.rows)} tasks, at most {panel.max_turns} turns"
         print(f"{panel.name}, {size}: {options.agent} agent, {options.model}", flush=True)
-        player = Player(pool, ChatActor.of(chat, agent), limits)
+        player = Player(pool, ChatActor.of(chat, agent), EpisodeLimits.of(options, max_turns=panel.max_turns))
         on_panel = PanelPlayer(panel, player, chat, agent, Sampling.of(options), options.batch_size)
-        played = [on_panel.play(seed, folder / f"{options.agent}-{seed}.jsonl") for seed in range(options.seeds)]
+        files = [output / "trajectories" / f"{options.agent}-{seed}.jsonl" for seed in range(options.seeds)]
+        played = [on_panel.play(seed, file) for seed, file in enumerate(files)]
     results = {
         "model": options.model,
         "settings": settings,
         "seeds": [seed_row(panel, trajectories) for trajectories in played],
         "failure_reasons": [summarize(trajectories)["failure_reasons"] for trajectories in played],
+        **({"tokens": chat.tokens} if options.base_url else {}),
     }
-    if options.base_url:
-        results["tokens"] = chat.tokens
     write_json(output / "results.json", results, indent=1)
     errors = (t.error for trajectories in played for t in trajectories if not t.counted)
     return {**results, "first_error": next(errors, None)}

@@ -40,7 +40,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     model: str = _model("Folder, Hub id, or name of a served model.", metavar="NAME")
     run: Path | None = _model("Run whose settings are the defaults; default: the model's.", None, resumable=True)
     engine: str = _model("Engine of a model in this process.", "transformers", choices=OFFLINE)
-    engine_options: dict[str, Any] = _model("Passed to the model's constructor.", {})
+    engine_options: dict[str, Any] = _model("Passed to the model's constructor.", {}, needs="base_url=None")
     precision: dict[str, Any] = _model("dtype and autocast of a model in this process.", {})
     base_url: str | None = _model("URL of a server with OpenAI's protocol, up to /v1.", None)
     key_variable: str = _model("Environment variable with the server's key.", "OPENAI_API_KEY", resumable=True)
@@ -53,9 +53,9 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     limit: int | None = _tasks("Evaluate only the first N tasks.", None, within="[1, inf)", resumable=True)
     agent: str = _agent(f"{', '.join(AGENTS)}, or an agent of your own, FILE.py:NAME.", "direct")
     trials: int = _agent("Trials per task (reflexion only).", 3, within="[1, inf)")
-    prompt: Any = _agent("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME")
+    prompt: Any = _agent("FILE.py:TEMPLATE, a PromptTemplate.", None, metavar="NAME", needs="agent=direct")
     chat_template_kwargs: dict[str, Any] | None = _agent("Passed to the chat template.", None)
-    history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True)
+    history: str | None = _agent("What prompts show.", None, choices=HISTORIES, plays=True, needs="agent=direct")
     max_turns: int | None = _agent("Turns of an episode.", None, within="[1, inf)", plays=True)
     history_length: int | None = _agent("Past steps in a prompt.", None, within="[0, inf)", plays=True)
     max_prompt_length: int | None = _agent(
@@ -68,7 +68,7 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
     overwrite: bool = _evaluation("Delete the earlier evaluation in the output folder.", False)
     batch_size: int = _evaluation("Concurrent episodes.", 32, within="[1, inf)", resumable=False)
     max_total_tokens: int | None = _evaluation(
-        "Stop before the next turn once a server has used this many.", None, within="[1, inf)"
+        "Stop before the next turn once a server has used this many.", None, within="[1, inf)", needs="base_url"
     )
     max_error_rate: float = _evaluation("Exit code 1 above this fraction of environment errors.", 0.1, within="[0, 1]")
 
@@ -79,23 +79,16 @@ class EvaluateOptions(Sampling, PoolLimits, EpisodeLimits):
         reserved = reserved_option(self.generation_kwargs or ())
         remedy = "another option or the model sets it; remove it"
         require(reserved is None, "generation_kwargs", reserved and reserved[0], remedy)
-        is_url = (self.base_url or "http://").startswith(("http://", "https://"))
-        require(is_url, "base_url", self.base_url, "write an address, as http://127.0.0.1:8000/v1")
-        for field in fields(self):
-            value = masked(getattr(self, field.name))
-            remedy = f"{FILE} leaves secrets out: give {field.name} with them, or environment_variables"
-            require(HIDDEN not in to_json(getattr(self, field.name)), field.name, value, remedy)
+        hidden = next((name for name, value in vars(self).items() if HIDDEN in to_json(value)), "")
+        remedy = f"{FILE} leaves secrets out: give {hidden} with them, or environment_variables"
+        require(not hidden, hidden, hidden and masked(getattr(self, hidden)), remedy)
         if "dtype" in self.engine_options or self.base_url or self.engine != "transformers":
             self.precision = {}
         self._choose_environment()
         is_bundled = self.environment in ENVIRONMENTS
-        instead = f"{self.environment} takes panel and panel_options instead"
-        useless = {"engine_options": self.base_url and "a server (base_url) does not take them"}
-        useless |= {"max_total_tokens": not self.base_url and "only a server (base_url) is paid for by tokens"}
-        useless |= dict.fromkeys(("history", "prompt"), self.agent != "direct" and f"{self.agent} has its own prompts")
-        useless |= dict.fromkeys(("tasks", "environment_options"), is_bundled and instead)
-        for name, why in useless.items():
-            require(not (why and getattr(self, name)), name, getattr(self, name), f"{why}; remove it")
+        for name in ("tasks", "environment_options") if is_bundled else ():
+            remedy = f"{self.environment} takes panel and panel_options instead; remove it"
+            require(not getattr(self, name), name, getattr(self, name), remedy)
         self.tasks = self.tasks or loading.beside(self.played, "tasks.jsonl")  # as for `g2po check` and `train`
         has_panel = is_bundled or self.panel is None or (self.tasks is not None and self.tasks.stem == self.panel)
         remedy = f"{self.played} has no evaluation sets, which bundled environments and runs have; pass --tasks FILE"

@@ -110,11 +110,6 @@ def test_reflections_are_asked_for_and_carried_on():
         ("stop_sequences", {"stop_sequences": [""]}),
         ("generation_kwargs", {"generation_kwargs": {"max_new_tokens": 2}}),
         ("agent", {"agent": "reac"}),
-        ("prompt", {"agent": "react", "prompt": "a:B"}),
-        ("history", {"agent": "react", "history": "window"}),
-        ("engine_options", {"base_url": "http://x", "engine_options": {"a": 1}}),
-        ("max_total_tokens", {"max_total_tokens": 1}),
-        ("base_url", {"base_url": "me"}),
         ("panel", {"environment": "a:B", "panel": "foo"}),
         ("tasks", {"tasks": Path("t")}),
     ],
@@ -122,6 +117,21 @@ def test_reflections_are_asked_for_and_carried_on():
 def test_options_that_do_not_fit_are_refused(field, wrong):
     with refused(field):
         EvaluateOptions(**{"model": "m", "environment": "alfworld", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("prompt", ["--agent", "react", "--prompt", "a:B"]),
+        ("history", ["--agent", "react", "--history", "window"]),
+        ("engine_options", ["--base-url", "http://x", "--engine-options", '{"a": 1}']),
+        ("max_total_tokens", ["--max-total-tokens", "1"]),
+    ],
+)
+def test_options_without_effect_are_refused(name, given, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model", "m", "--environment", "alfworld", *given])
+    assert f"{name} has no effect" in capsys.readouterr().err
 
 
 KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-completion-length", "8"]
