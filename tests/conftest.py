@@ -74,6 +74,14 @@ def build_tokenizer():
 
 
 @pytest.fixture(scope="session")
+def encode():
+    """The chat encoder of the tests' tokenizer."""
+    from g2po_trl.prompts.tokenization import ChatEncoder
+
+    return ChatEncoder(build_tokenizer())
+
+
+@pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory):
     """Folder with a random Qwen2 model of 0.1 M parameters and its tokenizer."""
     import torch

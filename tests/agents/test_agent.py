@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -21,11 +20,6 @@ from g2po_trl.agents import endpoint, session
 from g2po_trl.environments.causes import BrokenEnvironmentError
 from g2po_trl.environments.validation import EnvironmentContractError, validate_step
 from g2po_trl.prompts.conversation import ChatResponse
-
-
-def suppress_all(function, *given):
-    with contextlib.suppress(Exception):
-        function(*given)
 
 
 def test_a_loop_on_the_openai_client():
@@ -60,23 +54,15 @@ async def async_loop(task, client):
     return len(await asking(client, " and ".join(answers)))
 
 
-def in_threads(task, client):
-    with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda text: ask(client, text).content, task["parts"]))
-    return sum(map(float, answers))
-
-
 def test_parallel_requests_are_steps_one_after_the_other():
-    answers = {"user: x": "1", "user: y": "20", "user: z": "300"}
-    for agent, steps, reward in ((in_threads, 3, 321.0), (async_loop, 4, 4.0)):
-        environment = AgentEnvironment(agent, 10)
-        seen, said = environment.reset(parts=["x", "y", "z"]), []
-        for _ in range(steps):
-            said.append(seen.text)
-            result = environment.step(says(answers.get(seen.text, "done")))
-            seen = result.observation
-        assert result.terminated and result.reward == reward
-        assert sorted(said[:3]) == list(answers) and said[3:] == ["user: 1 and 20 and 300"] * (steps - 3)
+    answers = {"user: x": "1", "user: y": "20", "user: z": "300", "user: 1 and 20 and 300": "done"}
+    environment, said = AgentEnvironment(async_loop, 10), []
+    seen = environment.reset(parts=["x", "y", "z"])
+    for _ in answers:
+        said.append(seen.text)
+        result = environment.step(says(answers[seen.text]))
+        seen = result.observation
+    assert result.terminated and result.reward == 4.0 and sorted(said[:3]) + said[3:] == list(answers)
 
 
 def streaming(task, client):
@@ -90,7 +76,7 @@ def streaming(task, client):
             for call in choice.delta.tool_calls or ():
                 seen["names"] += [(call.id, call.function.name)] * bool(call.id)
                 seen["arguments"][call.index] += call.function.arguments
-    return {"reward": chunk.usage.total_tokens, "info": seen}
+    return chunk.usage.total_tokens, True, seen
 
 
 def test_a_stream_has_text_tool_calls_and_usage():
@@ -98,28 +84,24 @@ def test_a_stream_has_text_tool_calls_and_usage():
     response = ChatResponse("hm ü", made, "tool_calls", prompt_tokens=5, completion_tokens=6)
     _, end = play(streaming, [response.to_action()])
     names, arguments = [("call_1", "add"), ("call_2", "add")], ['{"a": 1}', "{not json"]
-    assert end.info == {"text": "hm ü", "arguments": arguments, "names": names, "ends": ["tool_calls"]}
-    assert end.reward == 11.0
+    streamed = {"text": "hm ü", "arguments": arguments, "names": names, "ends": ["tool_calls"]}
+    assert (end.reward, end.info) == (11.0, {"success": True, **streamed})
 
 
-def returning(value):
-    return play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])[1]
+def result_of(value):
+    return validate_step(play(lambda task, client: ask_plainly(client, "x") and value, [says("y")])[1], "step")
 
 
 @pytest.mark.parametrize(
     ("value", "reward", "info"),
     [
-        (2, 2.0, {}),
-        (True, 1.0, {}),
-        (np.bool_(True), 1.0, {}),
-        (np.float32(0.5), 0.5, {}),
+        *((value, 1.0, {}) for value in (1, True, np.bool_(True), np.float32(1), {"reward": 1, "info": None})),
         ((0.5, False), 0.5, {"success": False}),
         ([1, np.bool_(True), {"score": 3}], 1.0, {"score": 3, "success": True}),
-        ({"reward": 1, "info": None}, 1.0, {}),
     ],
 )
 def test_what_an_agent_may_return(value, reward, info):
-    end = validate_step(returning(value), "step")
+    end = result_of(value)
     assert (end.reward, end.info) == (reward, info)
 
 
@@ -129,7 +111,7 @@ FORMS = [None, "won", (1,), (1, 2, {}), (1, True, "good"), {"reward": 1, "sucess
 @pytest.mark.parametrize("value", [*FORMS, np.zeros(2), [10**5000, True]])
 def test_what_an_agent_may_not_return(value):
     with pytest.raises(EnvironmentContractError):
-        validate_step(returning(value), "step")
+        result_of(value)
 
 
 def test_a_request_of_any_length_is_observed():
@@ -148,34 +130,45 @@ def raising(error, cause=None, asks=True):
     return agent
 
 
-def test_an_agent_that_ends_before_its_first_request():
-    for agent, kind in (
+def refused_alone(task, client):
+    with contextlib.suppress(Exception):
+        ask(client, "x", n=2)
+
+
+CLOSED = ConnectionResetError("the shop is closed")
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind"),
+    [
         (raising(KeyError("a bug"), asks=False), KeyError),
         (raising(SystemExit(3), asks=False), RuntimeError),
         (lambda task, client: 1.0, EnvironmentContractError),
-        (lambda task, client: suppress_all(partial(ask, n=2), client, "x"), EnvironmentContractError),
-    ):
-        with pytest.raises(kind):
-            play(agent, [])
-
-
-def test_an_agent_that_raises():
-    for error, reason in (
-        (TypeError("no\nway"), "agent error: TypeError: no"),
-        (SystemExit(2), "agent error: SystemExit: 2"),
-        (asyncio.CancelledError(), "agent error: CancelledError"),
-    ):
-        _, end = play(raising(error), [says("y")])
-        assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
-        assert end.info["failure_reason"] == reason and "in agent\n    raise error" in end.info["traceback"]
-    closed = ConnectionResetError("the shop is closed")
-    for agent, kind in (
-        (raising(RuntimeError("tool failed"), closed), RuntimeError),
-        (raising(ExceptionGroup("tasks", [ValueError(), closed])), ExceptionGroup),
+        (refused_alone, EnvironmentContractError),
+        (raising(RuntimeError("tool failed"), CLOSED), RuntimeError),
+        (raising(ExceptionGroup("tasks", [ValueError(), CLOSED])), ExceptionGroup),
         (raising(BrokenEnvironmentError("in pieces")), BrokenEnvironmentError),
-    ):
-        with pytest.raises(kind):
-            play(agent, [says("y")])
+    ],
+)
+def test_what_is_no_failure_of_the_model_is_raised(agent, kind):
+    """What happens before the first request, and what environments raise."""
+    with pytest.raises(kind):
+        play(agent, [says("y")])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TypeError("no\nway"), "TypeError: no"),
+        (SystemExit(2), "SystemExit: 2"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+)
+def test_an_agent_that_raises(error, reason):
+    _, end = play(raising(error), [says("y")])
+    assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
+    assert end.info["failure_reason"] == f"agent error: {reason}"
+    assert "in agent\n    raise error" in end.info["traceback"]
 
 
 def impatient(task, client):
@@ -189,11 +182,6 @@ def impatient(task, client):
         if task["then"] == "raises":
             raise
         return 0.0
-
-
-async def waiting(task, client):
-    await asking(client, "x")
-    return await asyncio.wait_for(asking(client, "y"), 1)
 
 
 async def gathering(task, client):
@@ -219,7 +207,7 @@ def left(agent, **task):
         environment.close()
 
 
-@pytest.mark.parametrize(("agent", "task"), [(impatient, {"then": "raises"}), (waiting, {}), (gathering, {})])
+@pytest.mark.parametrize(("agent", "task"), [(impatient, {"then": "raises"}), (gathering, {})])
 def test_an_agent_that_gives_a_request_up_and_returns_no_reward_is_an_error(agent, task):
     with pytest.raises(EnvironmentContractError):
         left(agent, **task)
@@ -246,7 +234,7 @@ def test_an_async_client_that_episodes_share():
         assert (end.reward, end.info) == (2.0, {})
 
 
-def careless(task, client):
+def asks_for_ever(task, client):
     while ask(client, "more"):
         pass
 
@@ -262,7 +250,7 @@ def careful(task, client):
 
 
 def test_the_turn_limit():
-    _, end = play(careless, [says("")] * 3, max_turns=3)
+    _, end = play(asks_for_ever, [says("")] * 3, max_turns=3)
     assert (end.truncated, end.terminated, end.reward, end.info["out_of_turns"]) == (True, False, 0, True)
     _, end = play(careful, [says("")] * 3, max_turns=3)
     assert (end.terminated, end.reward, end.info) == (True, 3.0, {"success": True, "out_of_turns": True})
@@ -273,13 +261,14 @@ def test_the_turn_limit():
 def test_an_agent_that_asks_for_ever_after_its_last_turn(monkeypatch):
     over = threading.Event()
 
-    def deaf(task, client):
+    def agent(task, client):
         while not over.is_set():
-            suppress_all(ask_plainly, client, "more")
+            with contextlib.suppress(Exception):
+                ask_plainly(client, "more")
 
     monkeypatch.setattr(session, "MAX_REFUSALS", 5)
     monkeypatch.setattr(agent_module, "END_SECONDS", 0.1)
-    _, end = play(deaf, [says("")] * 2, max_turns=2)
+    _, end = play(agent, [says("")] * 2, max_turns=2)
     over.set()
     assert end.truncated and end.info["out_of_turns"]
 
@@ -307,32 +296,25 @@ def test_state_keys_of_ones_own():
     environment.state_key = lambda messages: {"b", "a", "c", "d", "e"}  # in another order in each process
     assert environment.reset().state_key == '["a", "b", "c", "d", "e"]'
     environment.state_key = lambda messages: None
-    for field, call in (
-        ("state_key", environment.reset),
-        ("agent", partial(AgentEnvironment, 5, 5)),
-        ("max_turns", partial(AgentEnvironment, stubborn, 0)),
-    ):
+    invalid = partial(AgentEnvironment, 5, 5), partial(AgentEnvironment, stubborn, 0)
+    for field, call in zip(("state_key", "agent", "max_turns"), (environment.reset, *invalid)):
         with refused(field):
             call()
     environment.close()
 
 
 def stubborn(task, client):
-    """Asks for ever; may hang, leave, raise, or return what the task says, where the model says so."""
+    """Asks until the model says the end; dies where it says so."""
     for turn in range(1000):
         said = ask_plainly(client, f"{task['name']} {turn}")
-        if said == "hang":
-            time.sleep(60)
         if said == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if said == "raise":
-            raise TypeError("no such tool\nat all")
         if said == "end":
             return turn
 
 
-def agent_pool(agent, max_turns=20, **limits):
-    return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), PoolLimits(1, **limits))
+def agent_pool(agent):
+    return EnvironmentPool(partial(AgentEnvironment, agent, 20), PoolLimits(1))
 
 
 def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_path):
@@ -347,16 +329,6 @@ def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_
         pool.end([0, 2])
         wait_until(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"])
         assert pool.step({1: says("1")})[1].reward == 1 and (tmp_path / "b").exists()
-
-
-def test_in_the_pool_one_agent_hangs_and_the_others_go_on():
-    with agent_pool(stubborn, environment_step_timeout=6) as pool:
-        pool.reset([{"name": name} for name in "abc"])
-        pool.step(dict.fromkeys(range(3), says("go")))
-        results = pool.step({0: says("go"), 1: says("hang"), 2: says("raise")})
-        assert results[0].observation.text == "user: a 2" and results[1].kind == "timeout"
-        assert results[2].info["failure_reason"] == "agent error: TypeError: no such tool"
-        assert pool.step({0: says("end")})[0].reward == 2.0 and pool.replayed == 2
 
 
 def test_in_the_pool_a_killed_worker_costs_no_episode():
@@ -423,13 +395,9 @@ def stock_clients(task, client):
 
 
 def test_proxies_of_the_environment_are_not_asked(monkeypatch):
-    for name, value in {
-        "HTTP_PROXY": "http://127.0.0.1:9",
-        "http_proxy": "http://127.0.0.1:9",
-        "no_proxy": "",
-    }.items():
+    proxy = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:9")
+    for name, value in {**proxy, "no_proxy": "", "NO_PROXY": "example.org"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("NO_PROXY", "example.org")
     fresh = endpoint.Endpoint()  # as in a new process
     monkeypatch.setattr(endpoint, "_endpoint_of", lambda process: fresh)
     assert play(stock_clients, [says("y"), says("z")])[1].reward == 1.0

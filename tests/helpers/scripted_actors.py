@@ -4,11 +4,15 @@ import random
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from g2po_trl import PromptTemplate
+from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.prompts.template import parse_plain
+from g2po_trl.rollout.actor import PromptActor
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
+WITH_ACTIONS = PromptTemplate(
+    "{task}|{observation}|{actions}", "{task}|{history}|{observation}|{actions}", parse_completion=parse_plain
+)
 
 
 class ScriptedEngine(Engine):
@@ -95,6 +99,24 @@ class LettersEngine(ScriptedStream):
         words = chosen.choice("amnopqz") + "go" * chosen.randint(0, 2)
         ids = self.tokenizer(words)["input_ids"]
         return Completion(ids, [-5.0 - chosen.random() / 10 for _ in ids])
+
+
+def play_scripted(engine, encode, tasks, environment, write, max_turns=4, **options):
+    """Play by an engine of this class that writes `write(prompt's text)`, without its end if it is cut off.
+
+    Returns trajectories, statistics, and the prompts of each call of the engine.
+    """
+    calls = []
+
+    def generate(prompts):
+        calls.append(prompts)
+        texts = [write(encode.tokenizer.decode(prompt)) for prompt in prompts]
+        return [Completion(encode.tokenizer(text)["input_ids"], complete="<|im_end|>" in text) for text in texts]
+
+    with EnvironmentPool(environment, PoolLimits(1)) as pool:
+        actor = PromptActor(engine(encode.tokenizer, generate), encode, **{"template": WITH_ACTIONS, **options})
+        trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
+    return trajectories, stats, calls
 
 
 @dataclass

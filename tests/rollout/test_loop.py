@@ -7,25 +7,13 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from conftest import build_tokenizer
 from refusals import refused
-from scripted_actors import TEMPLATE, ScriptedEngine, ScriptedStream
+from scripted_actors import TEMPLATE, WITH_ACTIONS, ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
-from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
+from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits
 from g2po_trl.engines.base import Completion
-from g2po_trl.environments.episode_limits import EpisodeLimits
-from g2po_trl.prompts.template import parse_plain
-from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.player import Player
-
-WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
-
-
-@pytest.fixture(scope="module")
-def encode():
-    return ChatEncoder(build_tokenizer())
 
 
 def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options):
@@ -40,14 +28,10 @@ def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options
 
 
 def play_watched(pool, actor, tasks, groups=None):
+    """Return what is played, its statistics, the numbers of episodes as they end, and each turn's state."""
     ended, progress = [], []
-    trajectories, stats = Player(pool, actor, EpisodeLimits(4)).play(
-        tasks,
-        groups=groups,
-        on_turn=lambda *state: progress.append(state),
-        on_end=lambda episode: ended.append(episode.number),
-    )
-    return trajectories, stats, ended, progress
+    watch = {"on_turn": lambda *state: progress.append(state), "on_end": lambda episode: ended.append(episode.number)}
+    return *Player(pool, actor, EpisodeLimits(4)).play(tasks, groups=groups, **watch), ended, progress
 
 
 @pytest.mark.parametrize("turns", [(1, 3, 2, 9, 4), (2,), (1, 1), ()])
@@ -58,9 +42,8 @@ def test_the_same_episodes_as_in_turns(encode, turns):
         for order in range(3):
             found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
             assert found == wanted
-            assert (stats.turns, stats.num_steps, stats.generated_tokens) == (
-                *(cost.turns, cost.num_steps, cost.generated_tokens),
-            )
+            for name in ("turns", "num_steps", "generated_tokens"):
+                assert getattr(stats, name) == getattr(cost, name)
             assert sorted(ended) == list(range(len(turns)))
             assert not progress or progress[-1] == (min(4, max(turns)), 0)
 
@@ -143,14 +126,15 @@ def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(enco
 
 def test_seeds_follow_from_the_episode_and_its_turn(encode):
     """Those that are given, or that are drawn once a rollout: not from who is asked first."""
-    seeds = []
+    tasks, seeds = [{"turns": n} for n in (3, 5)], []
     with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         for order in (1, 2):
             actor = make_actor(encode, order=order)
-            Player(pool, actor, EpisodeLimits(4)).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
+            player = Player(pool, actor, EpisodeLimits(4))
+            player.play(tasks, seeds=[7, 8])
             for short in ({"seeds": [7]}, {"groups": [0]}):
                 with refused(next(iter(short))):
-                    Player(pool, actor, EpisodeLimits(4)).play([{"turns": n} for n in (3, 5)], **short)
+                    player.play(tasks, **short)
             seeds.append(actor.engine.seeds)
     assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == len(seeds[0])
 
@@ -166,9 +150,7 @@ def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
             (tmp_path / f"asked-1-{len(asked)}").touch()
 
     with EnvironmentPool(partial(Waiting, tmp_path), PoolLimits(2)) as pool:
-        trajectories, _ = Player(pool, make_actor(encode, watch=watch), EpisodeLimits(4)).play(
-            [{"number": 0}, {"number": 1}]
-        )
+        trajectories, *_ = play_watched(pool, make_actor(encode, watch=watch), [{"number": 0}, {"number": 1}])
     assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
 
 

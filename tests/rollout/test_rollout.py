@@ -2,53 +2,26 @@
 
 import pytest
 from conftest import build_tokenizer
-from scripted_actors import ScriptedEngine, ScriptedStream
+from scripted_actors import TEMPLATE, ScriptedEngine, ScriptedStream, play_scripted
 from toy_environments import Countdown, Overwhelming
 
-from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, StepResult, Trajectory
+from g2po_trl import EnvironmentPool, EpisodeLimits, Player, PoolLimits, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.environments.episode_limits import EpisodeLimits
 from g2po_trl.evaluation.chat_models import EngineChat
 from g2po_trl.prompts.conversation import ChatRequest
-from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.metrics import summarize
-
-TEMPLATE = PromptTemplate(
-    first="{task}|{observation}|{actions}",
-    later="{task}|{history}|{observation}|{actions}",
-    parse_completion=parse_plain,
-)
-
-
-@pytest.fixture(scope="module")
-def encode():
-    return ChatEncoder(build_tokenizer())
 
 
 @pytest.fixture(params=[ScriptedEngine, ScriptedStream], ids=["turns", "streams"])
 def play(request, encode):
     """Plays with an engine that is asked once a turn, and with one that is asked one by one."""
 
-    def play(
-        tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, completion="go<|im_end|>"
-    ):
-        calls = []
-
-        def generate(prompts):
-            calls.append(prompts)
-            ids = encode.tokenizer(completion)["input_ids"]
-            return [Completion(list(ids), complete=completion.endswith("<|im_end|>")) for _ in prompts]
-
-        with EnvironmentPool(environment, PoolLimits(2)) as pool:
-            engine = request.param(encode.tokenizer, generate)
-            actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
-            trajectories, stats = Player(pool, actor, EpisodeLimits(max_turns)).play(tasks)
-        return trajectories, stats, calls
+    def play(tasks, environment=Countdown, **options):
+        return play_scripted(request.param, encode, tasks, environment, lambda prompt: "go<|im_end|>", **options)
 
     return play
 
@@ -91,23 +64,23 @@ def test_an_engine_that_returns_another_number_of_completions_is_named(encode, n
             Player(pool, PromptActor(engine, encode, TEMPLATE), EpisodeLimits(4)).play([{"turns": 2}] * 3)
 
 
-def test_who_says_what_success_is(play):
-    trajectories, _, _ = play(
-        [
-            {"turns": 1, "reward": 0.0},
-            {"turns": 1, "reward": 0.5},
-            {"turns": 1, "reward": 0.5, "success": False},
-            {"turns": 1, "reward": 0.0, "success": True},
-            {"turns": 1, "reward": 1.0, "truncates": True},
-            {"turns": 1, "reward": 0.5, "success": False, "failure_reason": "own loop: 100 s"},
-            {"turns": 1, "reward": 0.0, "failure_reason": "own loop: 100 s", "truncates": True},
-        ]
-    )
-    assert [t.outcome for t in trajectories] == [
-        *("failure", "success", "failure", "success", "truncated", "failure", "truncated")
-    ]
-    assert [t.failure_reason for t in trajectories] == [None] * 5 + ["own loop: 100 s"] * 2
-    assert [t.reward for t in trajectories[5:]] == [0.5, 0.0]
+@pytest.mark.parametrize(
+    ("reward", "facts", "outcome"),
+    [
+        (0.0, {}, "failure"),
+        (0.5, {}, "success"),
+        (0.5, {"success": False}, "failure"),
+        (0.0, {"success": True}, "success"),
+        (1.0, {"truncates": True}, "truncated"),
+        (1.0, {"truncates": True, "success": True}, "truncated"),
+        (0.5, {"success": False, "failure_reason": "own loop: 100 s"}, "failure"),
+        (0.0, {"failure_reason": "own loop: 100 s", "truncates": True}, "truncated"),
+    ],
+)
+def test_who_says_what_success_is(play, reward, facts, outcome):
+    ((trajectory,), _, _) = play([{"turns": 1, "reward": reward, **facts}])
+    assert (trajectory.outcome, trajectory.reward) == (outcome, reward)
+    assert trajectory.failure_reason == facts.get("failure_reason")
 
 
 def test_steps_hold_what_the_engine_read_and_wrote(play, encode):
@@ -134,14 +107,12 @@ def test_prompts_over_the_limit_are_cut_and_counted(play, encode):
 def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(play):
     """It stays in the denominator: half the tasks unplayable are a success rate of one half, not of one."""
     tasks = [{"actions": 1}, {"actions": 2}, {"actions": 100}, {"actions": 1}]
-    limit = 150
-    trajectories, _, calls = play(tasks, Overwhelming, max_turns=1, max_prompt_length=limit)
-    assert [(t.outcome, len(t.steps)) for t in trajectories] == [
-        *(("truncated", 1), ("truncated", 1), ("failure", 0), ("truncated", 1))
-    ]
-    failed = trajectories[2]
+    trajectories, _, calls = play(tasks, Overwhelming, max_turns=1, max_prompt_length=150)
+    failed, *others = trajectories[2], *trajectories[:2], trajectories[3]
+    assert (failed.outcome, failed.steps) == ("failure", [])
+    assert [(t.outcome, len(t.steps)) for t in others] == [("truncated", 1)] * 3
     assert failed.error is None and failed.failure_reason.startswith("prompt too long: ")
-    assert all(len(prompt) <= limit for prompts in calls for prompt in prompts)
+    assert all(len(prompt) <= 150 for prompts in calls for prompt in prompts)
     summary = summarize([*trajectories[:3], Trajectory("x", [], 1.0, "success")])
     assert summary["success_rate"] == 0.25 and summary["error_rate"] == 0 and summary["episodes"] == 4
     assert summary["failure_reasons"] == {"prompt too long": 1}
@@ -168,8 +139,6 @@ def test_facts_of_the_last_step_count_where_the_turn_limit_ends_the_episode(play
     assert [t.info["score"] for t in trajectories] == [10, 5]
     assert [t.outcome for t in trajectories] == ["success", "truncated"]
     assert summarize(trajectories)["score"] == 7.5
-    truncated, _, _ = play([{"turns": 2, "truncates": True, "success": True}])
-    assert truncated[0].outcome == "truncated", "truncated is not terminated, whatever `success` says"
 
 
 def test_the_active_fraction_of_a_rollout_in_parts():
