@@ -3,13 +3,14 @@
 import itertools
 import random
 import tempfile
+from contextlib import closing, nullcontext
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
-from letter_environment import LETTER_PROMPT, LetterEnvironment
-from letter_trainer import TASKS, make_config
+from letter_trainer import make_letter_trainer
 from peft import (
     IA3Config,
     LoHaConfig,
@@ -23,9 +24,16 @@ from peft import (
     VeraConfig,
     get_peft_model,
 )
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from g2po_trl import G2POError, G2POTrainer
+from g2po_trl import G2POError
 from g2po_trl.engines import adapter_weights
 from g2po_trl.evaluation.checkpoints import load_model
 
@@ -70,32 +78,21 @@ class Cell:
         return f"{self.kind}, {self.start}, {self.name}, {ties}, {self.module or 'no module'}, {self.dtype}"
 
 
-@dataclass
-class Outcome:
-    """`refused`: why, if it was; `trains`: trained parameters; `engine`: what it gets; `wrong`: what is not right."""
-
-    refused: str | None = None
-    trains: int = 0
-    engine: str = ""
-    wrong: tuple[str, ...] = ()
-
-
-def few() -> list[Cell]:
-    """Return cells that were wrong, or are refused, each in its own way."""
-    return [
-        *(
-            Cell("PiSSA"),
-            Cell("LoRA and biases", dtype="bfloat16"),
-            Cell("LoRA", "continued", "policy", module="norm"),
-        ),
-        *(Cell("VeRA", "continued", tied=False, module="lm_head"), Cell("LoRA", "frozen", "policy")),
-        *(Cell("prefix tuning"), Cell("LoRA", tied=False, module="lm_head", dtype="4 bit")),
-    ]
+# Cells that were wrong, or are refused, each in its own way.
+FEW = (
+    Cell("PiSSA"),
+    Cell("LoRA and biases", dtype="bfloat16"),
+    Cell("LoRA", "continued", "policy", module="norm"),
+    Cell("VeRA", "continued", tied=False, module="lm_head"),
+    Cell("LoRA", "frozen", "policy"),
+    Cell("prefix tuning"),
+    Cell("LoRA", tied=False, module="lm_head", dtype="4 bit"),
+)
 
 
-def all_cells() -> list[Cell]:
+def all_cells(dtypes=DTYPES) -> list[Cell]:
     """Return the whole matrix."""
-    return [Cell(*one) for one in itertools.product(KINDS, STARTS, NAMES, (True, False), MODULES, DTYPES)]
+    return [Cell(*one) for one in itertools.product(KINDS, STARTS, NAMES, (True, False), MODULES, dtypes)]
 
 
 def pairs() -> list[Cell]:
@@ -112,27 +109,13 @@ def pairs() -> list[Cell]:
 
 
 @cache
-def base_folder(tied: bool, tokenizer_folder: str) -> str:
+def base_folder(tied: bool, tiny_model: Path) -> str:
     """Return the folder of a model whose logits have a spread, as a trained one's."""
-    from transformers import AutoTokenizer
-
-    folder, tokenizer = tempfile.mkdtemp(prefix="adapter-matrix-"), AutoTokenizer.from_pretrained(tokenizer_folder)
+    folder, config = tempfile.mkdtemp(prefix="adapter-matrix-"), AutoConfig.from_pretrained(tiny_model)
+    config.tie_word_embeddings, config.initializer_range = tied, 0.1
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
     return folder
 
 
@@ -146,8 +129,7 @@ def load_options(dtype: str) -> dict:
 
 def adapter_config(cell: Cell):
     make, options = KINDS[cell.kind]
-    modules = {"modules_to_save": [cell.module]} if cell.module else {}
-    return make(task_type="CAUSAL_LM", **options, **modules)
+    return make(task_type="CAUSAL_LM", modules_to_save=[cell.module] if cell.module else None, **options)
 
 
 def trainable_on_cpus(model: torch.nn.Module) -> torch.nn.Module:
@@ -162,17 +144,19 @@ def model_of(cell: Cell, base: str, folder: Path):
     """Return what is passed as `model`, and `peft_config`."""
     if cell.start == "fresh" and cell.name == "default" and cell.dtype == "float32":
         return base, adapter_config(cell)
+
+    def load():
+        return trainable_on_cpus(AutoModelForCausalLM.from_pretrained(base, **load_options(cell.dtype)))
+
     torch.manual_seed(0)
-    model = trainable_on_cpus(AutoModelForCausalLM.from_pretrained(base, **load_options(cell.dtype)))
-    model = get_peft_model(model, adapter_config(cell), adapter_name=cell.name)
+    model = get_peft_model(load(), adapter_config(cell), adapter_name=cell.name)
     if cell.start == "fresh":
         return model, None
     move(model)
     model.save_pretrained(folder / "earlier")
     saved = folder / "earlier" / ("" if cell.name == "default" else cell.name)
-    model = trainable_on_cpus(AutoModelForCausalLM.from_pretrained(base, **load_options(cell.dtype)))
     options = {"adapter_name": cell.name, "is_trainable": True} if cell.start == "continued" else {}
-    return PeftModel.from_pretrained(model, saved, **options), None
+    return PeftModel.from_pretrained(load(), saved, **options), None
 
 
 def move(model: torch.nn.Module, size: float = 0.02) -> None:
@@ -190,74 +174,51 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return found
 
 
-def walk(cell: Cell, tokenizer_folder: str, folder: Path) -> Outcome:
-    """Train a cell for one step and return what was seen."""
-    base = base_folder(cell.tied, tokenizer_folder)
-    trainer, wrong = None, []
+def off(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    return float((logits(one) - logits(other)).abs().mean())
+
+
+def walk(cell: Cell, tiny_model: Path, folder: Path) -> str | None:
+    """Train a cell for one step, and compare; return why it is refused, if it is."""
+    base = base_folder(cell.tied, tiny_model)
+    options = {"beta": 0.1, "max_steps": 1, "learning_rate": 1e-2, "max_turns": 2, "disable_tqdm": True}
+    options["processing_class"] = AutoTokenizer.from_pretrained(base)
     try:
         model, config = model_of(cell, base, folder)
-        trainer = G2POTrainer(
-            model,
-            make_config(folder / "out", beta=0.1, max_steps=1, learning_rate=1e-2, max_turns=2, disable_tqdm=True),
-            TASKS,
-            environment_factory=LetterEnvironment,
-            prompt_template=LETTER_PROMPT,
-            processing_class=tokenizer_of(base),
-            peft_config=config,
-        )
+        trainer = make_letter_trainer(model, folder / "out", peft_config=config, **options)
     except Exception as error:  # PEFT refuses kinds for 4 bits by errors of several classes
-        return Outcome(refused=f"{type(error).__name__}: {error}")
-    try:
+        return f"{type(error).__name__}: {error}"
+    with closing(trainer):
         model = trainable_on_cpus(trainer.model)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        trainer.train()
+        try:
+            trainer.train()
+        except G2POError as error:
+            assert trainer.state.global_step == 0 and not trainer._metrics["train"], "the start check refuses it"
+            return f"{type(error).__name__}: {error}"
         moved = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
-        if not moved & trained:
-            wrong.append("nothing moved")
-        if moved - trained:
-            wrong.append("the base moved")
+        assert moved and moved <= trained, "the base moved"
         (kl,) = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
-        if abs(kl) > 1e-6:
-            wrong.append("KL of the first rollout")
+        assert abs(kl) <= 1e-6
         move(model)  # what is compared below is then far from the start
-        engine = engine_gets(cell, model)
+        check_engine(cell, model)
         trainer.save_model()
-        again = load_model(str(folder / "out"), **load_options(cell.dtype))
-        off = float((logits(trainable_on_cpus(again)) - logits(model)).abs().mean())
-        if off > ROUNDING[cell.dtype] / 10:
-            wrong.append(f"saved is not reloaded: {off:.2g}")
-        if engine.startswith("wrong"):
-            wrong.append(engine)
-        return Outcome(None, len(trained), engine, tuple(wrong))
-    except Exception as error:
-        if isinstance(error, G2POError) and trainer.state.global_step == 0 and not trainer._metrics["train"]:
-            return Outcome(refused=f"{type(error).__name__}: {error}")  # by the start check
-        return Outcome(wrong=(f"late {type(error).__name__}: {error}",))
-    finally:
-        trainer.close()
+        again = trainable_on_cpus(load_model(str(folder / "out"), **load_options(cell.dtype)))
+        assert off(again, model) <= ROUNDING[cell.dtype] / 10
 
 
-def engine_gets(cell: Cell, model: PeftModel) -> str:
-    """Return whether an engine's copy of the base computes what the model does, with the weights that it is sent."""
+def check_engine(cell: Cell, model: PeftModel) -> None:
+    """Check that an engine's copy of the base computes what the model does, with the weights that it is sent."""
     if cell.dtype == "4 bit":
-        return "refused"  # by check_arguments and WeightSync.check
-    try:
-        getattr(adapter_weights, "check_mergeable", lambda model: None)(model)
-    except ValueError:
-        return "refused"
-    config = model.config.get_text_config()
-    theirs = Qwen2ForCausalLM(Qwen2Config(**config.to_dict())).to(getattr(torch, cell.dtype))
+        return  # refused by check_arguments and WeightSync.check
+    apart = cell.tied and cell.module in ("embed_tokens", "lm_head")
+    with pytest.raises(ValueError) if apart else nullcontext():
+        adapter_weights.check_mergeable(model)
+    if apart:
+        return
+    theirs = Qwen2ForCausalLM(Qwen2Config(**model.config.to_dict())).to(getattr(torch, cell.dtype))
     sent = {name: value.clone() for name, value in adapter_weights.merged_parameters(model)}
-    if sent.keys() != dict(theirs.named_parameters()).keys():
-        return "wrong names for an engine"
+    assert sent.keys() == dict(theirs.named_parameters()).keys()
     theirs.load_state_dict(sent, strict=False)
-    off = float((logits(theirs) - logits(model)).abs().mean())
-    return "right" if off < ROUNDING[cell.dtype] else "wrong numbers for an engine"
-
-
-@cache
-def tokenizer_of(folder: str):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+    assert off(theirs, model) < ROUNDING[cell.dtype]
